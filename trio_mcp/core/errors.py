@@ -1,0 +1,108 @@
+"""Who is to blame.
+
+Every exception that leaves this package says whose mistake it was: our caller's (`LocalProtocolError`), the peer's
+(`RemoteProtocolError`), nobody's (`RequestError`: the peer answered, and the answer is an error), or the link's
+(`SessionClosed`).  They share one base, so that `except McpError` catches all of them and nothing else.
+
+The numbers are the error codes of JSON-RPC and of the five revisions.  Which revision may emit which is in `revisions`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trio_mcp.core.jsonrpc import Error
+
+__all__ = [
+    "HEADER_MISMATCH",
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "METHOD_NOT_FOUND",
+    "MISSING_CLIENT_CAPABILITY",
+    "PARSE_ERROR",
+    "RESOURCE_NOT_FOUND",
+    "UNSUPPORTED_VERSION",
+    "URL_ELICITATION_REQUIRED",
+    "LocalProtocolError",
+    "McpError",
+    "NotDeclared",
+    "NotInThisRevision",
+    "RemoteProtocolError",
+    "RequestError",
+    "SessionClosed",
+]
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+RESOURCE_NOT_FOUND = -32002
+HEADER_MISMATCH = -32020
+MISSING_CLIENT_CAPABILITY = -32021
+UNSUPPORTED_VERSION = -32022
+URL_ELICITATION_REQUIRED = -32042
+
+
+class McpError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+
+class LocalProtocolError(McpError):
+    """Our side asked for something the protocol forbids.  Nothing was sent and nothing changed."""
+
+
+class NotInThisRevision(LocalProtocolError):
+    """Our side tried to send what the agreed revision cannot carry.
+
+    `method` is what was tried, `revision` the revision in force, `use` what to do instead (empty if nothing).
+    """
+
+    def __init__(self, method: str, revision: str, use: str = "") -> None:
+        super().__init__(f"{method} does not exist in {revision}" + (f"; use {use}" if use else ""))
+        self.method = method
+        self.revision = revision
+        self.use = use
+
+
+class NotDeclared(LocalProtocolError):
+    """Our side tried to use a capability that its owner did not declare.
+
+    `capability` is the missing path, such as ``("elicitation", "url")``.
+    """
+
+    def __init__(self, method: str, owner: str, capability: tuple[str, ...]) -> None:
+        super().__init__(f"{method} needs the {owner} capability {'.'.join(capability)}, which was not declared")
+        self.method = method
+        self.owner = owner
+        self.capability = capability
+
+
+class RemoteProtocolError(McpError):
+    """The peer broke the protocol.  `reply` is the error it is owed, or None where no answer is possible."""
+
+    def __init__(self, why: str, reply: Error | None = None) -> None:
+        super().__init__(why)
+        self.reply = reply
+
+
+class RequestError(McpError):
+    """A request ended with a JSON-RPC error.
+
+    Raised at the caller when the peer answered with one; raised by a handler to answer with one.
+    """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code})"
+
+
+class SessionClosed(McpError):
+    """The link went away before the request was answered; the cause, where there is one, is chained."""

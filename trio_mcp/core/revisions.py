@@ -1,0 +1,359 @@
+"""The five revisions of the protocol, as data.
+
+Everything that differs between revisions and can be said as a table is said here, and read from here: which methods
+and notifications exist, who may send them, which capability they stand on, what a result must carry, which codes may
+leave, how a request is cancelled, what HTTP looks like.  The rest of the core asks a `Revision`; it does not compare
+names.  (The *fields* of the protocol's objects differ too; those stand on the fields themselves, in `models`.)
+
+A new revision is one more row at the end of this file.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from trio_mcp.core import errors
+
+__all__ = [
+    "LATEST",
+    "LATEST_LEGACY",
+    "LEGACY",
+    "META_CLIENT_CAPABILITIES",
+    "META_CLIENT_INFO",
+    "META_LOG_LEVEL",
+    "META_SERVER_INFO",
+    "META_SUBSCRIPTION_ID",
+    "META_VERSION",
+    "MODERN",
+    "REVISIONS",
+    "Capability",
+    "HttpRules",
+    "Method",
+    "Revision",
+    "Role",
+    "declares",
+    "missing_capabilities",
+]
+
+META_VERSION = "io.modelcontextprotocol/protocolVersion"
+META_CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+META_CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
+META_SERVER_INFO = "io.modelcontextprotocol/serverInfo"
+META_LOG_LEVEL = "io.modelcontextprotocol/logLevel"
+META_SUBSCRIPTION_ID = "io.modelcontextprotocol/subscriptionId"
+
+
+class Role(enum.Enum):
+    CLIENT = "client"
+    SERVER = "server"
+
+    @property
+    def other(self) -> Role:
+        return Role.SERVER if self is Role.CLIENT else Role.CLIENT
+
+
+CLIENT, SERVER = Role.CLIENT, Role.SERVER
+
+Capability = tuple[str, ...]
+"""A path into a capabilities object, such as ``("resources", "subscribe")``."""
+
+
+@attrs.frozen
+class Method:
+    """One request or notification as one revision has it.
+
+    `needs` is the capability it stands on.  A request stands on what its receiver declared, a notification on what
+    its sender declared; `owner` says which of the two that is.
+    """
+
+    name: str
+    owner: Role
+    needs: Capability = ()
+    early: bool = False  # may be sent before the handshake has ended
+
+
+@attrs.frozen
+class HttpRules:
+    """What a revision says about Streamable HTTP."""
+
+    methods: tuple[str, ...]  # that the one endpoint may answer; anything else is 405 with Allow
+    sessions: bool  # Mcp-Session-Id, GET streams, DELETE, resumption by Last-Event-ID
+    version_header: bool  # MCP-Protocol-Version is required (after initialize, where there is one)
+    standard_headers: bool  # Mcp-Method, Mcp-Name and Mcp-Param-* are required
+    priming_event: bool  # a stream opens with an id and empty data, and may be closed early for polling
+    disconnect_cancels: bool  # closing the response stream is the cancellation, and no notification is posted
+    statuses: Mapping[int, int]  # JSON-RPC error code -> HTTP status; anything else is 200
+    sse_fallback: frozenset[int]  # statuses of the first POST after which HTTP+SSE is tried
+
+
+@attrs.frozen(eq=False)
+class Revision:
+    """One revision.  Compared by identity: there is exactly one object for each name."""
+
+    name: str
+    handshake: bool  # opens with initialize; otherwise every request carries its terms in _meta
+    requests: Mapping[Role, Mapping[str, Method]]  # by sender
+    notifications: Mapping[Role, Mapping[str, Method]]  # by sender
+    input_requests: Mapping[str, Method]  # asked for inside an input-required result
+    input_required: frozenset[str]  # methods that may be answered so
+    batches: bool  # JSON arrays of messages
+    unreadable_id_is_null: bool  # else the id is left out of an error whose request could not be read
+    result_type: bool  # every result has a resultType
+    cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
+    required_meta: tuple[str, ...]  # what every client request carries in params._meta
+    teardown: frozenset[str]  # *their* requests that a server may end by notifications/cancelled
+    uncancellable: frozenset[str]
+    resource_not_found: int
+    invalid_arguments_are_results: bool  # a tool's bad arguments give isError, not a JSON-RPC error
+    codes: frozenset[int]  # of the range -32000..-32099, what may be sent
+    conditional_needs: tuple[ConditionalNeed, ...]
+    http: HttpRules | None  # None: this revision knows only HTTP+SSE
+
+    def __str__(self) -> str:
+        return self.name
+
+    def request(self, sender: Role, name: str) -> Method | None:
+        return self.requests[sender].get(name)
+
+    def notification(self, sender: Role, name: str) -> Method | None:
+        return self.notifications[sender].get(name)
+
+
+@attrs.frozen
+class ConditionalNeed:
+    """A parameter that stands on a capability of its own: `param` present (and one of `values`, if given)."""
+
+    method: str
+    param: str
+    values: frozenset[str]
+    needs: Capability
+
+    def applies(self, method: str, params: Mapping[str, Any]) -> bool:
+        if method != self.method or self.param not in params:
+            return False
+        return not self.values or params[self.param] in self.values
+
+
+def declares(capabilities: Mapping[str, Any], needs: Capability) -> bool:
+    """Whether a capabilities object, as it came from the wire, has what `needs` names.
+
+    A capability is on when it is there and not false or null: `{}` is on.  Elicitation alone means form mode, so
+    ``("elicitation", "form")`` holds for an empty object too, but not beside another mode.
+    """
+    at: Any = capabilities
+    for step in needs:
+        if needs == ("elicitation", "form") and at == {} and at is not capabilities:
+            return True
+        at = at.get(step) if isinstance(at, Mapping) else None
+        if at is None or at is False:
+            return False
+    return True
+
+
+def missing_capabilities(
+    revision: Revision, method: Method, params: Mapping[str, Any], declared: Mapping[str, Any]
+) -> list[Capability]:
+    """What `declared` lacks for this request: the method's own capability, and those of its parameters."""
+    needs = [method.needs] if method.needs else []
+    needs += [need.needs for need in revision.conditional_needs if need.applies(method.name, params)]
+    return [need for need in needs if not declares(declared, need)]
+
+
+# What exists, by first revision.  Requests stand on what the receiver declared.
+
+
+def _requests(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, Method]:
+    return MappingProxyType({name: Method(name, sender.other, needs, name in early) for name, needs in rows.items()})
+
+
+def _notifications(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, Method]:
+    return MappingProxyType({name: Method(name, sender, needs, name in early) for name, needs in rows.items()})
+
+
+_FEATURES: dict[str, Capability] = {
+    "tools/list": ("tools",),
+    "tools/call": ("tools",),
+    "prompts/list": ("prompts",),
+    "prompts/get": ("prompts",),
+    "resources/list": ("resources",),
+    "resources/templates/list": ("resources",),
+    "resources/read": ("resources",),
+    "completion/complete": ("completions",),
+}
+_LEGACY_CLIENT: dict[str, Capability] = {
+    "initialize": (),
+    "ping": (),
+    **_FEATURES,
+    "resources/subscribe": ("resources", "subscribe"),
+    "resources/unsubscribe": ("resources", "subscribe"),
+    "logging/setLevel": ("logging",),
+}
+_LEGACY_SERVER: dict[str, Capability] = {
+    "ping": (),
+    "sampling/createMessage": ("sampling",),
+    "roots/list": ("roots",),
+}
+_ELICITATION: dict[str, Capability] = {"elicitation/create": ("elicitation",)}
+_CHANGES: dict[str, Capability] = {
+    "notifications/tools/list_changed": ("tools", "listChanged"),
+    "notifications/prompts/list_changed": ("prompts", "listChanged"),
+    "notifications/resources/list_changed": ("resources", "listChanged"),
+    "notifications/resources/updated": ("resources", "subscribe"),
+}
+_BOTH_WAYS: dict[str, Capability] = {"notifications/cancelled": (), "notifications/progress": ()}
+_LOGGING: dict[str, Capability] = {"notifications/message": ("logging",)}
+
+# "The client SHOULD NOT send requests other than pings before the server has responded to the initialize request";
+# the server, before `initialized`, none but pings, and no notifications but logging.  Cancelling and reporting the
+# progress of what may be sent early is early too.
+_EARLY = frozenset({"initialize", "ping", "notifications/initialized", *_BOTH_WAYS, *_LOGGING})
+
+
+def _legacy_notifications(server_adds: Mapping[str, Capability]) -> Mapping[Role, Mapping[str, Method]]:
+    client = {
+        "notifications/initialized": (),
+        **_BOTH_WAYS,
+        "notifications/roots/list_changed": ("roots", "listChanged"),
+    }
+    server = {**_BOTH_WAYS, **_LOGGING, **_CHANGES, **server_adds}
+    return MappingProxyType(
+        {CLIENT: _notifications(CLIENT, client, _EARLY), SERVER: _notifications(SERVER, server, _EARLY)}
+    )
+
+
+def _legacy_requests(
+    client: Mapping[str, Capability], server_adds: Mapping[str, Capability]
+) -> Mapping[Role, Mapping[str, Method]]:
+    server = {**_LEGACY_SERVER, **server_adds}
+    return MappingProxyType({CLIENT: _requests(CLIENT, client, _EARLY), SERVER: _requests(SERVER, server, _EARLY)})
+
+
+_LIST_METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+_URL_MODE = ConditionalNeed("elicitation/create", "mode", frozenset({"url"}), ("elicitation", "url"))
+_SAMPLING_NEEDS = (
+    ConditionalNeed("sampling/createMessage", "tools", frozenset(), ("sampling", "tools")),
+    ConditionalNeed("sampling/createMessage", "toolChoice", frozenset(), ("sampling", "tools")),
+)
+_FORM_MODE = ConditionalNeed("elicitation/create", "requestedSchema", frozenset(), ("elicitation", "form"))
+
+_HTTP_B = HttpRules(
+    methods=("GET", "POST", "DELETE"),
+    sessions=True,
+    version_header=False,
+    standard_headers=False,
+    priming_event=False,
+    disconnect_cancels=False,
+    statuses=MappingProxyType({}),
+    sse_fallback=frozenset(range(400, 500)),
+)
+_HTTP_C = attrs.evolve(_HTTP_B, version_header=True)
+_HTTP_D = attrs.evolve(_HTTP_C, priming_event=True, sse_fallback=frozenset({400, 404, 405}))
+_HTTP_E = HttpRules(
+    methods=("POST",),
+    sessions=False,
+    version_header=True,
+    standard_headers=True,
+    priming_event=False,
+    disconnect_cancels=True,
+    statuses=MappingProxyType(
+        {
+            errors.PARSE_ERROR: 400,
+            errors.INVALID_REQUEST: 400,
+            errors.METHOD_NOT_FOUND: 404,
+            errors.HEADER_MISMATCH: 400,
+            errors.MISSING_CLIENT_CAPABILITY: 400,
+            errors.UNSUPPORTED_VERSION: 400,
+        }
+    ),
+    sse_fallback=_HTTP_D.sse_fallback,
+)
+
+_A = Revision(
+    name="2024-11-05",
+    handshake=True,
+    # Completion exists here, but the capability that would declare it does not.
+    requests=_legacy_requests({**_LEGACY_CLIENT, "completion/complete": ()}, {}),
+    notifications=_legacy_notifications({}),
+    input_requests=MappingProxyType({}),
+    input_required=frozenset(),
+    batches=False,
+    unreadable_id_is_null=True,
+    result_type=False,
+    cacheable=frozenset(),
+    required_meta=(),
+    teardown=frozenset(),
+    uncancellable=frozenset({"initialize"}),
+    resource_not_found=errors.RESOURCE_NOT_FOUND,
+    invalid_arguments_are_results=False,
+    codes=frozenset({errors.RESOURCE_NOT_FOUND}),
+    conditional_needs=(),
+    http=None,
+)
+_B = attrs.evolve(
+    _A,
+    name="2025-03-26",
+    requests=_legacy_requests(_LEGACY_CLIENT, {}),
+    batches=True,
+    http=_HTTP_B,
+)
+_C = attrs.evolve(
+    _B,
+    name="2025-06-18",
+    requests=_legacy_requests(_LEGACY_CLIENT, _ELICITATION),
+    batches=False,
+    http=_HTTP_C,
+)
+_D = attrs.evolve(
+    _C,
+    name="2025-11-25",
+    notifications=_legacy_notifications({"notifications/elicitation/complete": ()}),
+    unreadable_id_is_null=False,
+    invalid_arguments_are_results=True,
+    codes=frozenset({errors.RESOURCE_NOT_FOUND, errors.URL_ELICITATION_REQUIRED}),
+    conditional_needs=(_URL_MODE, _FORM_MODE, *_SAMPLING_NEEDS),
+    http=_HTTP_D,
+)
+_E = attrs.evolve(
+    _D,
+    name="2026-07-28",
+    handshake=False,
+    requests=MappingProxyType(
+        {
+            CLIENT: _requests(CLIENT, {"server/discover": (), **_FEATURES, "subscriptions/listen": ()}),
+            SERVER: MappingProxyType({}),
+        }
+    ),
+    notifications=MappingProxyType(
+        {
+            CLIENT: _notifications(CLIENT, {"notifications/cancelled": ()}),
+            SERVER: _notifications(
+                SERVER, {**_BOTH_WAYS, **_LOGGING, **_CHANGES, "notifications/subscriptions/acknowledged": ()}
+            ),
+        }
+    ),
+    input_requests=_requests(
+        SERVER, {"sampling/createMessage": ("sampling",), "roots/list": ("roots",), **_ELICITATION}
+    ),
+    input_required=frozenset({"tools/call", "prompts/get", "resources/read"}),
+    result_type=True,
+    cacheable=frozenset({"server/discover", *_LIST_METHODS, "resources/read"}),
+    required_meta=(META_VERSION, META_CLIENT_CAPABILITIES),
+    teardown=frozenset({"subscriptions/listen"}),
+    uncancellable=frozenset(),
+    resource_not_found=errors.INVALID_PARAMS,
+    codes=frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION}),
+    http=_HTTP_E,
+)
+
+REVISIONS: Mapping[str, Revision] = MappingProxyType({each.name: each for each in (_A, _B, _C, _D, _E)})
+"""Every revision by name, oldest first."""
+
+LEGACY = tuple(each for each in REVISIONS.values() if each.handshake)
+MODERN = tuple(each for each in REVISIONS.values() if not each.handshake)
+LATEST_LEGACY = LEGACY[-1]
+LATEST = MODERN[-1]
