@@ -106,8 +106,9 @@ class Revision:
     result_type: bool  # every result has a resultType
     cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
     required_meta: tuple[str, ...]  # what every client request carries in params._meta
-    teardown: frozenset[str]  # *their* requests that a server may end by notifications/cancelled
+    teardown: frozenset[str]  # the client's requests that a server may end by notifications/cancelled
     uncancellable: frozenset[str]
+    progress_message: bool  # notifications/progress may carry a message
     resource_not_found: int
     invalid_arguments_are_results: bool  # a tool's bad arguments give isError, not a JSON-RPC error
     codes: frozenset[int]  # of the range -32000..-32099, what may be sent
@@ -288,6 +289,7 @@ _A = Revision(
     required_meta=(),
     teardown=frozenset(),
     uncancellable=frozenset({"initialize"}),
+    progress_message=False,
     resource_not_found=errors.RESOURCE_NOT_FOUND,
     invalid_arguments_are_results=False,
     codes=frozenset({errors.RESOURCE_NOT_FOUND}),
@@ -299,6 +301,7 @@ _B = attrs.evolve(
     name="2025-03-26",
     requests=_legacy_requests(_LEGACY_CLIENT, {}),
     batches=True,
+    progress_message=True,
     http=_HTTP_B,
 )
 _C = attrs.evolve(
@@ -344,7 +347,8 @@ _E = attrs.evolve(
     cacheable=frozenset({"server/discover", *_LIST_METHODS, "resources/read"}),
     required_meta=(META_VERSION, META_CLIENT_CAPABILITIES),
     teardown=frozenset({"subscriptions/listen"}),
-    uncancellable=frozenset(),
+    # The probe may reach a legacy server, which must see nothing before initialize; it is never cancelled either.
+    uncancellable=frozenset({"server/discover"}),
     resource_not_found=errors.INVALID_PARAMS,
     codes=frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION}),
     http=_HTTP_E,

@@ -1,0 +1,590 @@
+"""Requests we made, requests we serve, progress, cancellation, deadlines.
+
+A `Peer` is one end of a link.  Messages go in by `receive`, which changes all state before it returns and reports what
+happened; what is to be sent comes out of `outgoing`.  It keeps the promises that hold for every request of every
+revision, whichever side we are:
+
+- A request has exactly one outcome: answered, refused, garbled, timed out, lost, torn down, or cancelled by us.
+- Nothing is sent for a request of theirs once its cancellation was seen, and nothing but the answer ends it.
+- Our ids only grow.  So an unexpected answer to an id below the next one is late and vanishes, any other is the peer's
+  mistake and is reported; nothing about finished requests has to be remembered.
+- What was due by the time a message arrives has happened before that message.
+
+Which method may be sent when, and under which terms, is the business of `session`; bytes are that of `jsonrpc`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias, TypeGuard
+
+import attrs
+
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    Batch,
+    Error,
+    Id,
+    Invalid,
+    JsonObject,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+)
+from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, step
+from trio_mcp.core.terms import Terms
+
+__all__ = [
+    "Answered",
+    "Complained",
+    "Event",
+    "Garbled",
+    "Lost",
+    "Outcome",
+    "Outgoing",
+    "Peer",
+    "PeerMistake",
+    "ProgressReported",
+    "Refused",
+    "RequestCancelled",
+    "TimedOut",
+    "TornDown",
+]
+
+
+@attrs.frozen
+class Answered:
+    """A request of ours has its result."""
+
+    id: Id
+    method: str
+    result: JsonObject
+
+
+@attrs.frozen
+class Refused:
+    """A request of ours was answered with an error."""
+
+    id: Id
+    method: str
+    error: Error
+
+
+@attrs.frozen
+class Garbled:
+    """A request of ours was answered with something that is no valid answer."""
+
+    id: Id
+    method: str
+    why: str
+
+
+@attrs.frozen
+class TimedOut:
+    """The deadline of a request of ours has passed.  The peer was told, where it may be."""
+
+    id: Id
+    method: str
+
+
+@attrs.frozen
+class Lost:
+    """The stream or link that a request of ours needs is gone; it may or may not have been carried out."""
+
+    id: Id
+    method: str
+    why: str
+
+
+@attrs.frozen
+class TornDown:
+    """A subscription of ours was ended by the server without a result."""
+
+    id: Id
+    method: str
+    reason: str
+
+
+@attrs.frozen
+class ProgressReported:
+    """Progress of a request of ours."""
+
+    id: Id
+    progress: float
+    total: float | None
+    message: str | None
+
+
+@attrs.frozen
+class RequestCancelled:
+    """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere."""
+
+    id: Id
+    method: str
+    reason: str
+
+
+@attrs.frozen
+class Complained:
+    """The peer sent an error without an id: it could not read something that we sent."""
+
+    error: Error
+
+
+@attrs.frozen
+class PeerMistake:
+    """Something off the protocol that cost nothing: it was refused, ignored or put right."""
+
+    why: str
+
+
+Outcome: TypeAlias = Answered | Refused | Garbled | TimedOut | Lost | TornDown
+Event: TypeAlias = Request | Notification | Outcome | ProgressReported | RequestCancelled | Complained | PeerMistake
+Outgoing: TypeAlias = tuple[Message, Id | None]
+"""A message, and the request it belongs to: the peer's id, or None if it belongs to none."""
+
+_PROGRESS = "notifications/progress"
+_CANCELLED = "notifications/cancelled"
+# Where the state of a new request differs from OPEN.  The methods differ by era, so one table serves all revisions.
+_FIRST_STATE = {
+    **{method: State.STANDING for each in REVISIONS.values() for method in each.teardown},
+    **{method: State.FIXED for each in REVISIONS.values() for method in each.uncancellable},
+}
+
+
+def _is_id(value: object) -> TypeGuard[Id]:
+    return type(value) in (int, str)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float)
+
+
+@attrs.define(eq=False)
+class _Calling:
+    """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
+
+    id: int
+    method: str
+    state: State
+    about: Id | None
+    progress: float | None
+    deadline: float | None
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """Answers that leave together, once all members are received and none is awaited any more."""
+
+    first: Id | None = None
+    receiving: bool = True
+    waiting: set[Id] = attrs.field(factory=set)
+    answers: list[Result | Error] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class _Serving:
+    """A request that we serve.  `token`: the name they want progress under; `progress`: the last value sent."""
+
+    method: str
+    state: State
+    token: Id | None
+    batch: _Batch | None
+    progress: float = -math.inf
+    terms: Terms | None = None
+
+
+class Peer:
+    """One end of a link; see the head of this file.
+
+    `terms` are those of the whole link, once agreed (None before, and where each request brings its own).  Not to be
+    used from several threads; every method is atomic.
+    """
+
+    def __init__(
+        self, role: Role, *, link: Link = Link.DUPLEX, limits: Limits | None = None, first_id: int = 1
+    ) -> None:
+        self.role = role
+        self.link = link
+        self.limits = limits if limits is not None else Limits()
+        self.terms: Terms | None = None
+        self.closed = False
+        self._first_id = self._next_id = first_id
+        self._calling: dict[Id, _Calling] = {}
+        self._serving: dict[Id, _Serving] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._outgoing: list[Outgoing] = []
+
+    # What we do.
+
+    def request(
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        deadline: float | None = None,
+        progress: bool = False,
+        about: Id | None = None,
+    ) -> int:
+        """Queue a request and return its id, which comes back in exactly one outcome.
+
+        `deadline` is a time as `tick` gets it; `progress` asks for progress reports; `about` is the request of theirs
+        in whose course this one is made.  Raises `SessionClosed` when the link is lost and `LocalProtocolError` when
+        `about` is over or too many requests are open.
+        """
+        if self.closed:
+            raise SessionClosed(f"{method} was not sent: the link is closed")
+        if len(self._calling) >= self.limits.requests:
+            raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
+        if about is not None and not self.serves(about):
+            raise LocalProtocolError(f"{method} was not sent: request {about!r}, which it belongs to, is over")
+        id = self._next_id
+        self._next_id += 1
+        params = params or {}
+        if progress:  # The id is unique among our requests for ever, so it is a unique token too.
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
+        self._calling[id] = _Calling(
+            id, method, _FIRST_STATE.get(method, State.OPEN), about, -math.inf if progress else None, deadline
+        )
+        if deadline is not None:
+            self._schedule(deadline, id)
+        self._outgoing.append((Request(id, method, params), about))
+        return id
+
+    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
+        """Queue a notification.  False if the link, or the request that it belongs to, is over: nothing was sent."""
+        if self.closed or (about is not None and not self._note(about)):
+            return False
+        self._outgoing.append((Notification(method, params or {}), about))
+        return True
+
+    def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
+        """Report progress of a request that we serve.  False if nobody wants it (any more): nothing was sent.
+
+        Raises `LocalProtocolError` when `progress` is not above the last value: "The progress value MUST increase".
+        """
+        serving = self._serving.get(id)
+        if serving is None or serving.token is None:
+            return False
+        if not serving.progress < progress < math.inf:
+            raise LocalProtocolError(
+                f"progress of request {id!r} went from {serving.progress} to {progress}; it must rise"
+            )
+        if not self._note(id):
+            return False
+        serving.progress = progress
+        params: JsonObject = {"progressToken": serving.token, "progress": progress}
+        if total is not None:
+            params["total"] = total
+        terms = serving.terms or self.terms
+        if message is not None and (terms is None or terms.revision.progress_message):
+            params["message"] = message
+        self._outgoing.append((Notification(_PROGRESS, params), id))
+        return True
+
+    def answer(self, id: Id, result: JsonObject) -> bool:
+        """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent."""
+        return self._finish(id, Result(id, result), Seen.ANSWER)
+
+    def refuse(self, id: Id, error: RequestError) -> bool:
+        """Answer a request that we serve with an error.  False as in `answer`."""
+        data = ABSENT if error.data is None else error.data
+        return self._finish(id, Error(id, error.code, error.message, data), Seen.ERROR)
+
+    def cancel(self, id: Id, reason: str = "") -> bool:
+        """Give up a request of ours, telling the peer where the link wants that.  False if it had already ended."""
+        calling = self._calling.get(id)
+        if calling is None:
+            return False
+        if self._call_step(calling, Seen.CANCEL) is Deed.SEND_CANCEL:
+            self._send_cancelled(calling.id, reason, calling.about)
+        return True
+
+    def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
+        """The link is gone, or (with `about`) the stream that carries the client's request with this id.
+
+        Losing the link again changes nothing.  Raises `LocalProtocolError` for a stream on a link that has none.
+        """
+        if about is not None:
+            return self._lose_stream(about, why)
+        self.closed = True
+        self._outgoing.clear()
+        events: list[Event] = []
+        for calling in list(self._calling.values()):
+            self._call_step(calling, Seen.LINK_LOST)
+            events.append(Lost(calling.id, calling.method, why))
+        for id, serving in self._serving.items():
+            if self._serve_step(id, serving, Seen.LINK_LOST) is Deed.STOP_HANDLER:
+                events.append(RequestCancelled(id, serving.method, why))
+        return events
+
+    def serves(self, id: Id) -> bool:
+        """Whether a request of theirs still waits for its answer."""
+        serving = self._serving.get(id)
+        return serving is not None and serving.state is not State.CANCELLED
+
+    def terms_of(self, id: Id) -> Terms | None:
+        """The terms that a request of theirs is served under, while it is."""
+        serving = self._serving.get(id)
+        return None if serving is None else serving.terms or self.terms
+
+    @property
+    def waiting(self) -> int:
+        """How many requests of ours have no outcome yet."""
+        return len(self._calling)
+
+    @property
+    def serving(self) -> int:
+        """How many of their requests have a handler that has not ended."""
+        return len(self._serving)
+
+    def outgoing(self) -> list[Outgoing]:
+        """What is to be sent, in order; each message is handed out once."""
+        out, self._outgoing = self._outgoing, []
+        return out
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called next, if nothing else happens."""
+        while self._deadlines and self._deadlines[0][1] not in self._calling:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def tick(self, now: float) -> list[Event]:
+        """Let everything happen that is due by `now`."""
+        events: list[Event] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            calling = self._calling.get(heapq.heappop(self._deadlines)[1])
+            if calling is not None:
+                if self._call_step(calling, Seen.EXPIRE) is Deed.SEND_CANCEL_AND_REPORT:
+                    self._send_cancelled(calling.id, "timed out", calling.about)
+                events.append(TimedOut(calling.id, calling.method))
+        return events
+
+    def _schedule(self, deadline: float, id: int) -> None:
+        heapq.heappush(self._deadlines, (deadline, id))
+        # Answered requests leave their entry behind; sweep when those outnumber the live ones.
+        if len(self._deadlines) > 2 * len(self._calling) + 16:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._calling]
+            heapq.heapify(self._deadlines)
+
+    # What the peer does.
+
+    def receive(self, message: Message, now: float) -> list[Event]:
+        """Take one message in.  Never raises for what the peer did: mistakes are answered, reported, or both."""
+        events = self.tick(now) if self._deadlines else []
+        if not self.closed:
+            self._RECEIVERS[type(message)](self, message, events, None)
+        return events
+
+    def _receive_request(self, request: Request, events: list[Event], batch: _Batch | None) -> None:
+        id = request.id
+        meta = request.params.get("_meta", {})
+        token = meta.get("progressToken") if type(meta) is dict else None
+        if id in self._serving:
+            # An error under this id would be taken for the answer to the request that is still running.
+            why = f"id {id!r} belongs to a request that is still being served"
+            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, batch)
+        elif len(self._serving) >= self.limits.requests:
+            why = f"{self.limits.requests} requests are being served, which is the limit; try again later"
+            self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, batch)
+        elif type(meta) is not dict or not (token is None or type(token) in (int, str)):
+            why = "params._meta must be an object, and its progressToken a string or an integer"
+            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, batch)
+        else:
+            state = _FIRST_STATE.get(request.method, State.OPEN)
+            self._serving[id] = _Serving(request.method, state, token, batch)
+            if batch is not None:
+                batch.first = id if batch.first is None else batch.first
+                batch.waiting.add(id)
+            events.append(request)
+
+    def _receive_notification(self, note: Notification, events: list[Event], batch: _Batch | None) -> None:
+        if note.method == _CANCELLED:
+            self._cancelled(note.params, events)
+        elif note.method == _PROGRESS:
+            self._progressed(note.params, events)
+        else:
+            events.append(note)
+
+    def _receive_result(self, message: Result, events: list[Event], batch: _Batch | None) -> None:
+        if (calling := self._find(message.id, events)) is not None:
+            self._call_step(calling, Seen.ANSWER)
+            events.append(Answered(calling.id, calling.method, message.result))
+
+    def _receive_error(self, message: Error, events: list[Event], batch: _Batch | None) -> None:
+        id = message.id
+        if id is None and self.link is Link.EXCHANGE and len(self._calling) == 1:
+            (id,) = self._calling  # an exchange is about one request: there is nothing else this can mean
+        if id is None:
+            events.append(Complained(message))
+        elif (calling := self._find(id, events)) is not None:
+            self._call_step(calling, Seen.ERROR)
+            events.append(Refused(calling.id, calling.method, message))
+
+    def _receive_invalid(self, message: Invalid, events: list[Event], batch: _Batch | None) -> None:
+        if message.reply is not None:
+            self._refuse_at_once(message.reply, events, batch)
+        elif message.answers is not None:
+            self._garble(message.answers, message.why, events)
+        else:
+            events.append(PeerMistake(message.why))
+
+    def _receive_batch(self, message: Batch, events: list[Event], batch: _Batch | None) -> None:
+        why = self._why_no_batch(message)
+        if why:
+            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, None)
+            for item in message.items:
+                id = (
+                    item.answers if isinstance(item, Invalid) else item.id if isinstance(item, Result | Error) else None
+                )
+                if id is not None:  # whoever waits for this answer is told, rather than left waiting
+                    self._garble(id, why, events)
+            return
+        together = _Batch()
+        for item in message.items:
+            self._RECEIVERS[type(item)](self, item, events, together)
+        together.receiving = False
+        self._settle(together)
+
+    _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Batch | None], None]]] = {
+        Request: _receive_request,
+        Notification: _receive_notification,
+        Result: _receive_result,
+        Error: _receive_error,
+        Invalid: _receive_invalid,
+        Batch: _receive_batch,
+    }
+
+    def _why_no_batch(self, message: Batch) -> str:
+        if self.terms is None or not self.terms.revision.batches:
+            agreed = self.terms.revision if self.terms else "no revision agreed yet"
+            return f"a JSON array is a message in 2025-03-26 only (here: {agreed}); send its members one by one"
+        if any(isinstance(item, Request) and item.method == "initialize" for item in message.items):
+            return "initialize must not be part of a batch"
+        return ""
+
+    def _cancelled(self, params: JsonObject, events: list[Event]) -> None:
+        # cancel-08: "Receivers MAY ignore": what is unknown, finished or malformed costs nothing.
+        id = params.get("requestId")
+        reason = params.get("reason")
+        reason = reason if isinstance(reason, str) else ""
+        if not _is_id(id):
+            events.append(PeerMistake("notifications/cancelled without a requestId"))
+        elif (serving := self._serving.get(id)) is not None:
+            if self._serve_step(id, serving, Seen.CANCEL) is Deed.STOP_HANDLER:
+                events.append(RequestCancelled(id, serving.method, reason))
+        elif (calling := self._calling.get(id)) and self._call_step(calling, Seen.TEARDOWN) is Deed.REPORT:
+            events.append(TornDown(calling.id, calling.method, reason))
+
+    def _progressed(self, params: JsonObject, events: list[Event]) -> None:
+        token, progress = params.get("progressToken"), params.get("progress")
+        total, message = params.get("total"), params.get("message")
+        if not _is_id(token) or not _is_number(progress):
+            events.append(PeerMistake("notifications/progress without a token and a number"))
+        elif (calling := self._find(token, events)) is None:
+            return
+        elif calling.progress is None or progress <= calling.progress:
+            events.append(PeerMistake(f"progress of request {calling.id} was not asked for, or did not rise"))
+        else:
+            self._call_step(calling, Seen.NOTE)
+            calling.progress = progress
+            total = total if _is_number(total) else None
+            message = message if isinstance(message, str) else None
+            events.append(ProgressReported(calling.id, progress, total, message))
+
+    # Shared by both halves.
+
+    def _find(self, id: Id, events: list[Event]) -> _Calling | None:
+        """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
+        calling = self._calling.get(id)
+        if calling is None and isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
+            # Some peers echo our integer as a string.  Put right, and reported.
+            calling = self._calling.get(int(id))
+            if calling is not None:
+                events.append(PeerMistake(f"id {int(id)} came back as the string {id!r}"))
+        if calling is None and not (isinstance(id, int) and self._first_id <= id < self._next_id):
+            events.append(PeerMistake(f"no request of ours has the id {id!r}"))
+        return calling
+
+    def _garble(self, id: Id, why: str, events: list[Event]) -> None:
+        if (calling := self._find(id, events)) is not None:
+            self._call_step(calling, Seen.GARBLED)
+            events.append(Garbled(calling.id, calling.method, why))
+
+    def _call_step(self, calling: _Calling, seen: Seen) -> Deed:
+        calling.state, deed = step(CALLING[self.link], calling.state, seen)
+        if calling.state is State.GONE:
+            del self._calling[calling.id]
+        return deed
+
+    def _serve_step(self, id: Id, serving: _Serving, seen: Seen) -> Deed:
+        serving.state, deed = step(SERVING[self.link], serving.state, seen)
+        if deed is Deed.STOP_HANDLER and serving.batch is not None:
+            # The others of its batch do not wait for a handler that is winding down.
+            serving.batch.waiting.discard(id)
+            self._settle(serving.batch)
+            serving.batch = None
+        return deed
+
+    def _note(self, about: Id) -> bool:
+        """Whether something that belongs to this request of theirs may still be sent."""
+        serving = self._serving.get(about)
+        return serving is not None and self._serve_step(about, serving, Seen.NOTE) is Deed.WRITE
+
+    def _finish(self, id: Id, message: Result | Error, seen: Seen) -> bool:
+        serving = self._serving.get(id)
+        if serving is None:
+            return False
+        deed = self._serve_step(id, serving, seen)
+        if serving.state is State.GONE:
+            del self._serving[id]
+        if deed is Deed.DROP:
+            return False
+        if serving.batch is not None:
+            serving.batch.answers.append(message)
+            serving.batch.waiting.discard(id)
+            self._settle(serving.batch)
+        else:
+            self._outgoing.append((message, id))
+        if deed is Deed.WRITE_AND_TEAR_DOWN:
+            self._send_cancelled(id, "", id)
+        return True
+
+    def _settle(self, batch: _Batch) -> None:
+        if batch.answers and not batch.waiting and not batch.receiving:
+            self._outgoing.append((Batch(tuple(batch.answers)), batch.first))
+            batch.answers = []
+
+    def _refuse_at_once(self, error: Error, events: list[Event], batch: _Batch | None) -> None:
+        events.append(PeerMistake(error.message))
+        if batch is not None:
+            batch.answers.append(error)
+        else:
+            self._outgoing.append((error, error.id))
+
+    def _send_cancelled(self, id: Id, reason: str, about: Id | None) -> None:
+        params: JsonObject = {"requestId": id}
+        if reason:
+            params["reason"] = reason
+        self._outgoing.append((Notification(_CANCELLED, params), about))
+
+    def _lose_stream(self, about: Id, why: str) -> list[Event]:
+        """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
+        if self.role is Role.CLIENT:
+            calling = self._calling.get(about)
+            if calling is not None and self._call_step(calling, Seen.STREAM_LOST) is Deed.REPORT:
+                return [Lost(calling.id, calling.method, why)]
+        else:
+            serving = self._serving.get(about)
+            if serving is not None and self._serve_step(about, serving, Seen.STREAM_LOST) is Deed.STOP_HANDLER:
+                return [RequestCancelled(about, serving.method, why)]
+        return []

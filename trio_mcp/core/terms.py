@@ -1,0 +1,51 @@
+"""What one message is spoken under.
+
+A legacy link agrees its terms once, in the handshake; a modern request brings its own.  Either way whoever has to
+decide something is handed a `Terms` and need not ask which era it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from trio_mcp.core.revisions import Capability, Revision, declares
+
+__all__ = ["LOG_LEVELS", "Terms"]
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""From the least to the most severe, as in RFC 5424."""
+
+
+@attrs.frozen
+class Terms:
+    """`capabilities` and `identity` are the other side's, as they came from the wire.
+
+    The identity is for display and logs: nothing may depend on it (meta-14).  `principal` and `headers` are those of
+    the request at hand, never those of the one that opened the session.
+    """
+
+    revision: Revision
+    capabilities: Mapping[str, Any] = NOTHING
+    identity: Mapping[str, Any] | None = None
+    log_level: str | None = None
+    principal: Any = None
+    headers: Mapping[str, str] = NOTHING
+
+    def declares(self, *capability: str) -> bool:
+        return declares(self.capabilities, Capability(capability))
+
+    def wants_log(self, level: str) -> bool:
+        """Whether the other side asked for log messages of this level.
+
+        In the modern era none are sent unasked; in the legacy one the server may choose what to send until a level is
+        set, and we choose everything.
+        """
+        if self.log_level is None:
+            return self.revision.handshake
+        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
