@@ -25,6 +25,7 @@ __all__ = [
     "RESOURCE_NOT_FOUND",
     "UNSUPPORTED_VERSION",
     "URL_ELICITATION_REQUIRED",
+    "InputNotGiven",
     "LocalProtocolError",
     "McpError",
     "NotDeclared",
@@ -102,6 +103,18 @@ class RequestError(McpError):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.code})"
+
+
+class InputNotGiven(McpError):
+    """A request of ours was not completed: the peer wanted input first, and our side gave none.
+
+    `method` is the request's, `key` names the input.  Nobody broke a rule; the reason, where there is one, is chained.
+    """
+
+    def __init__(self, method: str, key: str) -> None:
+        super().__init__(f"{method} was not completed: the server asked for input {key!r}, and none was given")
+        self.method = method
+        self.key = key
 
 
 class SessionClosed(McpError):

@@ -20,6 +20,7 @@ import attrs
 from trio_mcp.core import errors
 
 __all__ = [
+    "INSTEAD",
     "LATEST",
     "LATEST_LEGACY",
     "LEGACY",
@@ -32,10 +33,13 @@ __all__ = [
     "MODERN",
     "REVISIONS",
     "Capability",
+    "CapabilityRule",
+    "ConditionalNeed",
     "HttpRules",
     "Method",
     "Revision",
     "Role",
+    "capability_object",
     "declares",
     "missing_capabilities",
 ]
@@ -99,11 +103,14 @@ class Revision:
     handshake: bool  # opens with initialize; otherwise every request carries its terms in _meta
     requests: Mapping[Role, Mapping[str, Method]]  # by sender
     notifications: Mapping[Role, Mapping[str, Method]]  # by sender
+    capabilities: Mapping[Role, Mapping[str, CapabilityRule]]  # that each side may declare
+    info_fields: frozenset[str]  # of Implementation
     input_requests: Mapping[str, Method]  # asked for inside an input-required result
     input_required: frozenset[str]  # methods that may be answered so
     batches: bool  # JSON arrays of messages
     unreadable_id_is_null: bool  # else the id is left out of an error whose request could not be read
     result_type: bool  # every result has a resultType
+    on_subscriptions: frozenset[str]  # notifications that travel on subscriptions only, and nothing else does there
     cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
     required_meta: tuple[str, ...]  # what every client request carries in params._meta
     teardown: frozenset[str]  # the client's requests that a server may end by notifications/cancelled
@@ -111,7 +118,7 @@ class Revision:
     progress_message: bool  # notifications/progress may carry a message
     resource_not_found: int
     invalid_arguments_are_results: bool  # a tool's bad arguments give isError, not a JSON-RPC error
-    codes: frozenset[int]  # of the range -32000..-32099, what may be sent
+    forbidden_codes: frozenset[int]  # error codes that must not be sent
     conditional_needs: tuple[ConditionalNeed, ...]
     http: HttpRules | None  # None: this revision knows only HTTP+SSE
 
@@ -124,6 +131,40 @@ class Revision:
     def notification(self, sender: Role, name: str) -> Method | None:
         return self.notifications[sender].get(name)
 
+    def declarable(self, role: Role, capabilities: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of `capabilities` that this revision knows how to declare."""
+        declared: dict[str, Any] = {}
+        for name, rule in self.capabilities[role].items():
+            value = capabilities.get(name)
+            if value is None or (rule.only_with and not declares(capabilities, rule.only_with)):
+                continue
+            keep = rule.keys
+            declared[name] = value if keep is None else {key: each for key, each in value.items() if key in keep}
+        return declared
+
+    def error_code(self, code: int) -> int:
+        """The code to send for an error, which may have been raised without this revision in mind."""
+        if code == errors.RESOURCE_NOT_FOUND:
+            return self.resource_not_found
+        return errors.INTERNAL_ERROR if code in self.forbidden_codes else code
+
+    def result_defaults(self, method: str) -> dict[str, Any]:
+        """What every complete result of this method has, beside what the method says."""
+        hints = {"ttlMs": 0, "cacheScope": "private"} if method in self.cacheable else {}
+        return {"resultType": "complete", **hints} if self.result_type else hints
+
+
+@attrs.frozen
+class CapabilityRule:
+    """How a capability is declared in one revision.
+
+    `keys`: the members it may have (None: anything).  `only_with`: declared only if this path is, because in this
+    revision the bare capability already promises it.
+    """
+
+    keys: frozenset[str] | None = None
+    only_with: Capability = ()
+
 
 @attrs.frozen
 class ConditionalNeed:
@@ -131,7 +172,7 @@ class ConditionalNeed:
 
     method: str
     param: str
-    values: frozenset[str]
+    values: tuple[str, ...]  # no set: what the peer sends need not be hashable
     needs: Capability
 
     def applies(self, method: str, params: Mapping[str, Any]) -> bool:
@@ -163,6 +204,16 @@ def missing_capabilities(
     needs = [method.needs] if method.needs else []
     needs += [need.needs for need in revision.conditional_needs if need.applies(method.name, params)]
     return [need for need in needs if not declares(declared, need)]
+
+
+def capability_object(needs: Iterable[Capability]) -> dict[str, Any]:
+    """The smallest capabilities object that declares all of `needs`, as an error says what it is about."""
+    whole: dict[str, Any] = {}
+    for need in needs:
+        at = whole
+        for step in need:
+            at = at.setdefault(step, {})
+    return whole
 
 
 # What exists, by first revision.  Requests stand on what the receiver declared.
@@ -235,12 +286,32 @@ def _legacy_requests(
 
 
 _LIST_METHODS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
-_URL_MODE = ConditionalNeed("elicitation/create", "mode", frozenset({"url"}), ("elicitation", "url"))
+_URL_MODE = ConditionalNeed("elicitation/create", "mode", ("url",), ("elicitation", "url"))
 _SAMPLING_NEEDS = (
-    ConditionalNeed("sampling/createMessage", "tools", frozenset(), ("sampling", "tools")),
-    ConditionalNeed("sampling/createMessage", "toolChoice", frozenset(), ("sampling", "tools")),
+    ConditionalNeed("sampling/createMessage", "tools", (), ("sampling", "tools")),
+    ConditionalNeed("sampling/createMessage", "toolChoice", (), ("sampling", "tools")),
 )
-_FORM_MODE = ConditionalNeed("elicitation/create", "requestedSchema", frozenset(), ("elicitation", "form"))
+_FORM_MODE = ConditionalNeed("elicitation/create", "requestedSchema", (), ("elicitation", "form"))
+
+_ANY = CapabilityRule()
+_FLAG = CapabilityRule(frozenset())
+_LISTS = CapabilityRule(frozenset({"listChanged"}))
+_SERVER_A = {
+    "experimental": _ANY,
+    "logging": _FLAG,
+    "prompts": _LISTS,
+    "resources": CapabilityRule(frozenset({"subscribe", "listChanged"})),
+    "tools": _LISTS,
+}
+_SERVER_B = {**_SERVER_A, "completions": _FLAG}
+_CLIENT_A = {"experimental": _ANY, "roots": _LISTS, "sampling": _FLAG}
+# Before there were modes, elicitation meant a form: who offers only urls must not declare it there.
+_CLIENT_C = {**_CLIENT_A, "elicitation": CapabilityRule(frozenset(), only_with=("elicitation", "form"))}
+_CLIENT_D = {
+    **_CLIENT_A,
+    "elicitation": CapabilityRule(frozenset({"form", "url"})),
+    "sampling": CapabilityRule(frozenset({"context", "tools"})),
+}
 
 _HTTP_B = HttpRules(
     methods=("GET", "POST", "DELETE"),
@@ -280,11 +351,14 @@ _A = Revision(
     # Completion exists here, but the capability that would declare it does not.
     requests=_legacy_requests({**_LEGACY_CLIENT, "completion/complete": ()}, {}),
     notifications=_legacy_notifications({}),
+    capabilities=MappingProxyType({CLIENT: _CLIENT_A, SERVER: _SERVER_A}),
+    info_fields=frozenset({"name", "version"}),
     input_requests=MappingProxyType({}),
     input_required=frozenset(),
     batches=False,
     unreadable_id_is_null=True,
     result_type=False,
+    on_subscriptions=frozenset(),
     cacheable=frozenset(),
     required_meta=(),
     teardown=frozenset(),
@@ -292,13 +366,14 @@ _A = Revision(
     progress_message=False,
     resource_not_found=errors.RESOURCE_NOT_FOUND,
     invalid_arguments_are_results=False,
-    codes=frozenset({errors.RESOURCE_NOT_FOUND}),
+    forbidden_codes=frozenset({errors.URL_ELICITATION_REQUIRED}),
     conditional_needs=(),
     http=None,
 )
 _B = attrs.evolve(
     _A,
     name="2025-03-26",
+    capabilities=MappingProxyType({CLIENT: _CLIENT_A, SERVER: _SERVER_B}),
     requests=_legacy_requests(_LEGACY_CLIENT, {}),
     batches=True,
     progress_message=True,
@@ -307,6 +382,8 @@ _B = attrs.evolve(
 _C = attrs.evolve(
     _B,
     name="2025-06-18",
+    capabilities=MappingProxyType({CLIENT: _CLIENT_C, SERVER: _SERVER_B}),
+    info_fields=frozenset({"name", "version", "title"}),
     requests=_legacy_requests(_LEGACY_CLIENT, _ELICITATION),
     batches=False,
     http=_HTTP_C,
@@ -314,10 +391,12 @@ _C = attrs.evolve(
 _D = attrs.evolve(
     _C,
     name="2025-11-25",
+    capabilities=MappingProxyType({CLIENT: _CLIENT_D, SERVER: _SERVER_B}),
+    info_fields=frozenset({"name", "version", "title", "icons", "description", "websiteUrl"}),
     notifications=_legacy_notifications({"notifications/elicitation/complete": ()}),
     unreadable_id_is_null=False,
     invalid_arguments_are_results=True,
-    codes=frozenset({errors.RESOURCE_NOT_FOUND, errors.URL_ELICITATION_REQUIRED}),
+    forbidden_codes=frozenset(),
     conditional_needs=(_URL_MODE, _FORM_MODE, *_SAMPLING_NEEDS),
     http=_HTTP_D,
 )
@@ -325,6 +404,9 @@ _E = attrs.evolve(
     _D,
     name="2026-07-28",
     handshake=False,
+    capabilities=MappingProxyType(
+        {CLIENT: {**_CLIENT_D, "roots": _FLAG, "extensions": _ANY}, SERVER: {**_SERVER_B, "extensions": _ANY}}
+    ),
     requests=MappingProxyType(
         {
             CLIENT: _requests(CLIENT, {"server/discover": (), **_FEATURES, "subscriptions/listen": ()}),
@@ -344,15 +426,34 @@ _E = attrs.evolve(
     ),
     input_required=frozenset({"tools/call", "prompts/get", "resources/read"}),
     result_type=True,
+    on_subscriptions=frozenset({*_CHANGES, "notifications/subscriptions/acknowledged"}),
     cacheable=frozenset({"server/discover", *_LIST_METHODS, "resources/read"}),
     required_meta=(META_VERSION, META_CLIENT_CAPABILITIES),
     teardown=frozenset({"subscriptions/listen"}),
     # The probe may reach a legacy server, which must see nothing before initialize; it is never cancelled either.
     uncancellable=frozenset({"server/discover"}),
     resource_not_found=errors.INVALID_PARAMS,
-    codes=frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION}),
+    # core-20..24: the old server range is not to be used any more, and of the reserved one only these three.
+    forbidden_codes=frozenset(range(-32099, -31999))
+    - {errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION},
     http=_HTTP_E,
 )
+
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "initialize": "server/discover, or nothing",
+        "ping": "any other request",
+        "logging/setLevel": f"_meta {META_LOG_LEVEL} on each request",
+        "resources/subscribe": "subscriptions/listen",
+        "resources/unsubscribe": "the end of subscriptions/listen",
+        "subscriptions/listen": "resources/subscribe and the list_changed notifications",
+        "server/discover": "initialize",
+        "sampling/createMessage": "an input request in an input-required result",
+        "roots/list": "an input request in an input-required result",
+        "elicitation/create": "an input request in an input-required result",
+    }
+)
+"""What to use where a revision lacks a method."""
 
 REVISIONS: Mapping[str, Revision] = MappingProxyType({each.name: each for each in (_A, _B, _C, _D, _E)})
 """Every revision by name, oldest first."""
