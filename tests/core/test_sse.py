@@ -1,0 +1,267 @@
+"""Event streams: what is written can be read, in any chunks, and what others write is read as the format says."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Limits, Notification, decode, encode
+from trio_mcp.core.sse import (
+    KEEP_ALIVE,
+    Event,
+    EventReader,
+    Oversized,
+    encode_event,
+    encode_message,
+    priming_event,
+)
+
+
+def read(data: bytes, limit: int = 1000) -> list[Event | Oversized]:
+    return EventReader(limit).feed(data)
+
+
+# Writing.
+
+
+@req("sse-07")
+def test_a_message_is_a_message_event_whose_data_is_the_json() -> None:
+    assert encode_message(b'{"jsonrpc":"2.0"}') == b'event: message\ndata: {"jsonrpc":"2.0"}\n\n'
+
+
+def test_a_message_without_an_id_writes_no_id_field_and_one_with_an_id_does() -> None:
+    assert b"id:" not in encode_message(b"{}")
+    assert encode_message(b"{}", "s/7") == b"event: message\nid: s/7\ndata: {}\n\n"
+
+
+def test_a_priming_event_is_an_id_with_empty_data() -> None:
+    assert priming_event("s/0") == b"event: message\nid: s/0\ndata: \n\n"
+    assert priming_event("s/0", 500) == b"event: message\nid: s/0\nretry: 500\ndata: \n\n"
+
+
+def test_every_other_event_has_its_own_name() -> None:
+    assert encode_event(Event(b"/messages?s=1", "endpoint")) == b"event: endpoint\ndata: /messages?s=1\n\n"
+
+
+@pytest.mark.parametrize("text", ["a\u0085b", "a\u2028b", "a\u2029b", "\u2028\u2029\u0085", "ä€😀\u2028"])
+def test_characters_that_old_clients_split_lines_at_are_escaped(text: str) -> None:
+    message = Notification("notifications/message", {"data": text})
+    written = encode_message(encode(message))
+    assert len(written.decode().rstrip("\n").splitlines()) == 2  # str.splitlines(), the mistake of those clients
+    (event,) = read(written)
+    assert isinstance(event, Event)
+    assert decode(event.data, Limits()) == message
+
+
+@given(st.text())
+@settings(max_examples=60)
+def test_escaping_changes_no_other_character(text: str) -> None:
+    message = Notification("m", {"text": text.encode("utf-8", "ignore").decode()})
+    (event,) = read(encode_message(encode(message)), 100_000)
+    assert isinstance(event, Event)
+    assert decode(event.data, Limits()) == message
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (Event(b"", id="a\nb"), "an event id"),
+        (Event(b"", id="a\rb"), "an event id"),
+        (Event(b"", id="a\0b"), "an event id"),
+        (Event(b"", event="a\nb"), "an event name"),
+        (Event(b"", event="a\rb"), "an event name"),
+        (Event(b"", event=""), "an event name"),
+        (Event(b"", retry=-1), "retry"),
+    ],
+)
+def test_what_a_reader_would_not_read_back_is_not_written(event: Event, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        encode_event(event)
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=8)
+ids = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=8)
+events = st.builds(
+    Event,
+    data=st.binary(max_size=30).map(lambda data: data.replace(b"\r", b"")),
+    event=names,
+    id=st.none() | ids,
+    retry=st.none() | st.integers(0, 10**15 - 1),
+)
+
+
+@given(st.lists(events, max_size=5), st.data())
+@settings(max_examples=100)
+def test_what_is_written_is_read_back_in_any_chunks(written: list[Event], data: st.DataObject) -> None:
+    stream = KEEP_ALIVE.join(map(encode_event, written))
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
+    reader = EventReader(1000)
+    found: list[Event | Oversized] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += reader.feed(stream[start:end])
+    assert found == written
+
+
+def test_line_ends_of_any_kind_in_data_come_back_as_lf() -> None:
+    assert read(encode_event(Event(b"a\r\nb\rc\nd\n"))) == [Event(b"a\nb\nc\nd\n")]
+
+
+# Reading what others write.
+
+STREAMS: list[tuple[bytes, list[Event]]] = [
+    (b"data: x\n\n", [Event(b"x")]),
+    (b"data: x\r\n\r\n", [Event(b"x")]),
+    (b"data: x\r\r", [Event(b"x")]),
+    (b"data: x\r\n\r", [Event(b"x")]),
+    (b"data: x\n\rdata: y\r\n\n", [Event(b"x"), Event(b"y")]),
+    (b"data: 1\rdata: 2\ndata: 3\r\n\r\n", [Event(b"1\n2\n3")]),
+    (b"\xef\xbb\xbfdata: x\n\n", [Event(b"x")]),
+    (b"\xef\xbb\xbf: comment\ndata: x\n\n", [Event(b"x")]),
+    (b"\xef\xbb\xbf\xef\xbb\xbfdata: x\n\n", []),  # only one mark is taken off
+    (b"data: x\n\n\xef\xbb\xbfdata: y\n\n", [Event(b"x")]),  # and only at the start
+    (b"data:x\n\ndata: x\n\ndata:  x\n\n", [Event(b"x"), Event(b"x"), Event(b" x")]),
+    (b"data\n\ndata\ndata\n\ndata:\n\n", [Event(b""), Event(b"\n"), Event(b"")]),
+    (b"event: ping\ndata: x\n\ndata: y\n\n", [Event(b"x", "ping"), Event(b"y")]),
+    (b"event: a\nevent: b\ndata: x\n\n", [Event(b"x", "b")]),
+    (b"event: a\nevent\ndata: x\n\n", [Event(b"x")]),
+    (b"event: ping\n\ndata: x\n\n", [Event(b"x")]),  # no data, no event: the name is forgotten with it
+    (b"id: 1\nid: 2\ndata: x\n\n", [Event(b"x", id="2")]),
+    (b"id\ndata: x\n\n", [Event(b"x", id="")]),
+    (b"id: 1\nid: a\0b\ndata: x\n\n", [Event(b"x", id="1")]),
+    (b"Data: x\ndata : x\nfoo: x\nnonsense\n:data: x\n\n", []),  # names are exact
+    (b"data: a:b: c\n\n", [Event(b"a:b: c")]),
+    (b"data: a\x0bb\x0c\x1c\x85\xe2\x80\xa8c\n\n", [Event(b"a\x0bb\x0c\x1c\x85\xe2\x80\xa8c")]),
+    (b"data: x\n", []),
+    (b"data: x\n\ndata: y", [Event(b"x")]),
+    (b"\n\n\n", []),
+    (b"retry: 7\nretry: x\ndata: x\n\n", [Event(b"x", retry=7)]),
+]
+
+
+@pytest.mark.parametrize(("stream", "expected"), STREAMS)
+def test_streams_are_read_by_the_rules_of_the_format(stream: bytes, expected: list[Event]) -> None:
+    assert read(stream) == expected
+
+
+@pytest.mark.parametrize(("stream", "expected"), STREAMS)
+def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, expected: list[Event]) -> None:
+    for cut in range(len(stream) + 1):
+        reader = EventReader(1000)
+        assert reader.feed(stream[:cut]) + reader.feed(b"") + reader.feed(stream[cut:]) == expected
+    reader = EventReader(1000)
+    assert [event for at in range(len(stream)) for event in reader.feed(stream[at : at + 1])] == expected
+
+
+@req("http-112")
+@pytest.mark.parametrize("comment", [b":", b": keep-alive", b":data: no", b":" + b"x" * 5000, b": \xff"])
+def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: bytes) -> None:
+    stream = comment + b"\n\n" + comment + b"\ndata: 1\n" + comment + b"\r\ndata: 2\n\n" + comment + b"\n"
+    expected = [Event(b"1\n2")]
+    assert read(stream, limit=100) == expected
+    reader = EventReader(100)
+    assert [event for at in range(len(stream)) for event in reader.feed(stream[at : at + 1])] == expected
+
+
+def test_bytes_that_are_no_utf8_are_handed_on_and_refused_where_messages_are_read() -> None:
+    (event,) = read(b'data: {"x": "\xff\xfe"}\n\n')
+    assert event == Event(b'{"x": "\xff\xfe"}')
+    assert isinstance(event, Event)
+    assert "not UTF-8" in getattr(decode(event.data, Limits()), "why", "")
+
+
+def test_ids_and_names_that_are_no_utf8_are_replaced() -> None:
+    assert read(b"event: \xff\nid: \xff\ndata: x\n\n") == [Event(b"x", "\ufffd", "\ufffd")]
+
+
+@given(st.lists(st.sampled_from([b"data", b"id", b"event", b"retry", b": ", b":", b"\r", b"\n", b"\0", b"\xff", b"1"])))
+@settings(max_examples=150)
+def test_any_bytes_give_the_same_in_one_piece_and_byte_by_byte(pieces: list[bytes]) -> None:
+    stream = b"".join(pieces)
+    whole, single = EventReader(10), EventReader(10)
+    assert whole.feed(stream) == [event for at in range(len(stream)) for event in single.feed(stream[at : at + 1])]
+    assert (whole.last_event_id, whole.retry) == (single.last_event_id, single.retry)
+
+
+# Resuming.
+
+
+def test_the_last_event_id_starts_empty_and_survives_events_without_one() -> None:
+    reader = EventReader(1000)
+    assert reader.last_event_id == ""
+    reader.feed(b"id: 1\ndata: x\n\n")
+    reader.feed(b"data: y\n\n: comment\n\n")
+    assert reader.last_event_id == "1"
+    reader.feed(b"id\ndata: z\n\n")
+    assert reader.last_event_id == ""
+
+
+def test_an_id_counts_without_data_and_with_empty_data() -> None:
+    reader = EventReader(1000)
+    assert reader.feed(b"id: 1\n\n") == []
+    assert reader.last_event_id == "1"
+    assert reader.feed(priming_event("2")) == [Event(b"", id="2")]
+    assert reader.last_event_id == "2"
+
+
+def test_an_id_does_not_count_before_its_event_has_ended() -> None:
+    stream = b"id: 1\ndata: x\n\nid: 2\ndata: y\n\n"
+    for cut in range(len(stream)):
+        reader = EventReader(1000)
+        seen = reader.feed(stream[:cut])
+        assert reader.last_event_id == ("", "1", "2")[len(seen)]
+
+
+def test_retry_is_surfaced_with_and_without_data() -> None:
+    reader = EventReader(1000)
+    assert reader.retry is None
+    assert reader.feed(b"retry: 500\n\n") == []
+    assert reader.retry == 500
+    assert reader.feed(b"retry: 0\ndata: x\n\n") == [Event(b"x", retry=0)]
+    reader.feed(b"data: y\n\n")
+    assert reader.retry == 0
+
+
+@pytest.mark.parametrize("value", [b"", b"5s", b"-5", b"1.5", b" 5", "٣".encode(), b"9" * 16, b"9" * 5000])
+def test_retry_that_is_no_plain_number_is_ignored(value: bytes) -> None:
+    reader = EventReader(10_000)
+    reader.feed(b"retry: 5\nretry: " + value + b"\n\n")
+    assert reader.retry == 5
+
+
+# Limits.
+
+
+def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[Event | Oversized]]:
+    reader = EventReader(limit)
+    return reader, [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "long",
+    [
+        b"data: " + b"x" * 11,
+        b"data: 12345\ndata: 123456",
+        b"id: " + b"x" * 100,
+        b"nonsense" * 3,
+        b"data\n" * 19 + b"data",
+    ],
+)
+def test_an_event_beyond_the_limit_is_skipped_and_reported_once_and_the_stream_goes_on(size: int, long: bytes) -> None:
+    stream = b"data: 1\n\nid: 7\n" + long + b"\n: comment\ndata: more\n" + long + b"\n\ndata: 2\n\n"
+    reader, found = chunked(stream, size, limit=10)
+    assert found == [Event(b"1"), Oversized(10), Event(b"2")]
+    assert reader.last_event_id == "7"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_event_of_just_the_limit_passes(size: int) -> None:
+    stream = encode_event(Event(b"0123456789"))
+    assert chunked(stream, size, limit=10)[1] == [Event(b"0123456789")]
+
+
+def test_the_id_after_an_oversized_line_counts_too() -> None:
+    reader, found = chunked(b"data: 01234567890\nid: 8\n\n", 3, limit=10)
+    assert found == [Oversized(10)]
+    assert reader.last_event_id == "8"
