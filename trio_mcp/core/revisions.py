@@ -95,7 +95,7 @@ class HttpRules:
     sse_fallback: frozenset[int]  # statuses of the first POST after which HTTP+SSE is tried
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Revision:
     """One revision.  Compared by identity: there is exactly one object for each name."""
 
@@ -124,6 +124,9 @@ class Revision:
 
     def __str__(self) -> str:
         return self.name
+
+    def __repr__(self) -> str:
+        return f"<Revision {self.name}>"
 
     def request(self, sender: Role, name: str) -> Method | None:
         return self.requests[sender].get(name)

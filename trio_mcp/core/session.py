@@ -1,0 +1,454 @@
+"""Which terms a message is under, and whether it may be sent or served under them.
+
+A session is a `Peer` that knows the protocol: what a side says about itself (`Offer`), the legacy handshake, the modern
+per-request terms, and which methods and notifications are open to whom.  What it can answer by itself it does: `ping`,
+`initialize`, `server/discover`, `logging/setLevel`, unknown methods, undeclared capabilities, unserved versions.  Every
+request and notification that is left is handed out with its terms, as `Call` and `Notice`.
+
+This file has what both roles share and the server's side; the client's, which has to find out what it is talking to,
+is in `opening`.  One server session serves both eras on one link: `initialize` agrees the terms of the link, a request
+with modern `_meta` brings its own, and neither looks at the other (ver-08, ver-09).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError
+from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request
+from trio_mcp.core.peer import Peer, PeerMistake
+from trio_mcp.core.revisions import (
+    INSTEAD,
+    META_CLIENT_CAPABILITIES,
+    META_CLIENT_INFO,
+    META_LOG_LEVEL,
+    META_SERVER_INFO,
+    META_VERSION,
+    REVISIONS,
+    Method,
+    Revision,
+    Role,
+    declares,
+    missing_capabilities,
+)
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
+
+__all__ = ["Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
+
+
+@attrs.frozen
+class Call(Event):
+    """A request to serve, under these terms.  It waits for `answer` or `refuse`."""
+
+    request: Request
+    terms: Terms
+
+
+@attrs.frozen
+class Notice(Event):
+    """A notification, under these terms."""
+
+    notification: Notification
+    terms: Terms
+
+
+@attrs.frozen
+class Opened(Event):
+    """The link is open for everything the terms allow."""
+
+    terms: Terms
+
+
+def _is_info(info: object) -> bool:
+    return isinstance(info, Mapping) and all(isinstance(info.get(name), str) for name in ("name", "version"))
+
+
+@attrs.frozen
+class Offer:
+    """What our side says about itself: identity, capabilities, and the revisions it speaks.
+
+    All in wire form and for the newest revision; each revision is told the part it knows.  `revisions` may be given in
+    any order.  Raises `LocalProtocolError` for an identity without name and version, and for no revision at all.
+    """
+
+    info: Mapping[str, Any]
+    capabilities: Mapping[str, Any] = NOTHING
+    revisions: tuple[Revision, ...] = tuple(REVISIONS.values())
+    instructions: str | None = None  # a server's advice on how to use it
+    # Worked out once, because a modern request lives for microseconds and its session is born with it.
+    _infos: dict[Revision, JsonObject] = attrs.field(init=False, repr=False, eq=False)
+    _declared: dict[tuple[Role, Revision], JsonObject] = attrs.field(init=False, repr=False, eq=False)
+
+    @_infos.default
+    def _(self) -> dict[Revision, JsonObject]:
+        if not _is_info(self.info):
+            raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
+        if not self.revisions:
+            raise LocalProtocolError("an offer names at least one revision")
+        return {
+            revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
+            for revision in self.revisions
+        }
+
+    @_declared.default
+    def _(self) -> dict[tuple[Role, Revision], JsonObject]:
+        return {
+            (role, revision): revision.declarable(role, self.capabilities)
+            for revision in self.revisions
+            for role in Role
+        }
+
+    @property
+    def legacy(self) -> Revision | None:
+        """The newest revision of the legacy era that is offered."""
+        return self._newest(handshake=True)
+
+    @property
+    def modern(self) -> Revision | None:
+        """The newest revision of the modern era that is offered."""
+        return self._newest(handshake=False)
+
+    def _newest(self, *, handshake: bool) -> Revision | None:
+        return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
+
+    @property
+    def versions(self) -> list[str]:
+        """The names of the revisions, newest first."""
+        return sorted(map(str, self.revisions), reverse=True)
+
+    def find(self, version: object, *, handshake: bool) -> Revision | None:
+        """The offered revision of this name, if it is of that era."""
+        found = (each for each in self.revisions if each.name == version and each.handshake is handshake)
+        return next(found, None)
+
+    def info_in(self, revision: Revision) -> JsonObject:
+        """Our identity as this revision describes it."""
+        return self._infos[revision]
+
+    def declared(self, role: Role, revision: Revision) -> JsonObject:
+        """Our capabilities as this revision declares them."""
+        return self._declared[role, revision]
+
+
+class Session(Peer):
+    """What both roles share; see the head of this file."""
+
+    def __init__(
+        self,
+        role: Role,
+        offer: Offer,
+        *,
+        link: Link = Link.DUPLEX,
+        limits: Limits | None = None,
+        first_id: int = 1,
+        terms: Terms | None = None,
+    ) -> None:
+        super().__init__(role, link=link, limits=limits, first_id=first_id)
+        self.offer = offer
+        self.terms = terms
+        self.opened = terms is not None
+        """Whether everything may be sent that the terms allow, not only what may precede the end of the handshake."""
+
+    def declared(self, revision: Revision) -> JsonObject:
+        """Our capabilities as this revision declares them."""
+        return self.offer.declared(self.role, revision)
+
+    @property
+    def unreadable_id_is_null(self) -> bool:
+        """How to encode an error for something whose id could not be read: with a null id, or without one."""
+        revision = self.terms.revision if self.terms else self.offer.legacy or self.offer.modern
+        return revision is not None and revision.unreadable_id_is_null
+
+    # What we send.
+
+    def request(
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        deadline: float | None = None,
+        progress: bool = False,
+        about: Id | None = None,
+    ) -> int:
+        """As `Peer.request`, if the terms allow it.
+
+        Raises `NotInThisRevision` for a method that the revision lacks and `NotDeclared` for one that stands on a
+        capability which the other side did not declare; nothing is sent then.
+        """
+        terms = self._terms_for(method, about)
+        row = terms.revision.request(self.role, method)
+        if row is None:
+            raise NotInThisRevision(method, terms.revision.name, INSTEAD.get(method, ""))
+        self._check_early(row)
+        missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
+        if missing:
+            raise NotDeclared(method, row.owner.value, missing[0])
+        return super().request(method, params, deadline=deadline, progress=progress, about=about)
+
+    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
+        """As `Peer.notify`, if the terms allow it.  Raises as `request`; here the capability is our own."""
+        if self.closed or (about is not None and not self.serves(about)):
+            return False
+        terms = self._terms_for(method, about)
+        row = terms.revision.notification(self.role, method)
+        if row is None:
+            raise NotInThisRevision(method, terms.revision.name)
+        self._check_early(row)
+        if row.needs and not declares(self.declared(terms.revision), row.needs):
+            raise NotDeclared(method, row.owner.value, row.needs)
+        return super().notify(method, params, about=about)
+
+    def _terms_for(self, method: str, about: Id | None) -> Terms:
+        terms = self.terms if about is None else self.terms_of(about)
+        if terms is None:
+            raise LocalProtocolError(f"{method} was not sent: no revision has been agreed on this link")
+        return terms
+
+    def _check_early(self, row: Method) -> None:
+        if not self.opened and not row.early:
+            raise LocalProtocolError(f"{row.name} was not sent: the handshake has not ended")
+
+    def refuse(self, id: Id, error: RequestError) -> bool:
+        """As `Peer.refuse`.  A code that the request's revision forbids is replaced by the one it has for the case."""
+        terms = self.terms_of(id)
+        if terms is not None and (code := terms.revision.error_code(error.code)) != error.code:
+            error = RequestError(code, error.message, error.data)
+        return super().refuse(id, error)
+
+    # What the other side sends.
+
+    def receive(
+        self, message: Message, now: float, *, principal: Any = None, headers: Mapping[str, str] = NOTHING
+    ) -> list[Event]:
+        """As `Peer.receive`; requests and notifications come out as `Call` and `Notice`, or not at all.
+
+        `principal` and `headers` are those of this message; they end up in its terms.
+        """
+        events: list[Event] = []
+        for event in super().receive(message, now):
+            if isinstance(event, Request):
+                events += self._judge_request(event, principal, headers)
+            elif isinstance(event, Notification):
+                events += self._judge_notification(event, principal, headers)
+            else:
+                events += self._judge_outcome(event)
+        return events
+
+    def _judge_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+        terms = self.terms
+        if terms is None and (legacy := self.offer.legacy) is not None:
+            row = legacy.request(self.role.other, request.method)
+            if row is not None and row.early:  # the same in every revision, so any will do before one is agreed
+                terms = Terms(legacy)
+        if terms is None:
+            return self._without_terms(request)
+        return self._serve(request, self._with(terms, principal, headers))
+
+    def _without_terms(self, request: Request) -> list[Event]:
+        return self._refuse_call(request, errors.INVALID_REQUEST, f"{request.method} before the end of initialize")
+
+    def _judge_outcome(self, event: Event) -> list[Event]:
+        return [event]
+
+    def _judge_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+        """Hand on what the terms of the link know; "unknown notifications are ignored", and reported."""
+        if self.terms is None or self.terms.revision.notification(self.role.other, note.method) is None:
+            return [PeerMistake(f"{note.method} is no notification for the {self.role.value} here; ignored")]
+        return [Notice(note, self._with(self.terms, principal, headers))]
+
+    def _serve(self, request: Request, terms: Terms) -> list[Event]:
+        """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
+        row = terms.revision.request(self.role.other, request.method)
+        if row is None:
+            return self._unknown(request, f"{request.method} does not exist in {terms.revision}")
+        declared = self.declared(terms.revision)
+        missing = missing_capabilities(terms.revision, row, request.params, declared)
+        if not missing:
+            own = self._OWN.get(request.method)
+            return [Call(request, terms)] if own is None else own(self, request, terms)
+        why = f"{request.method} needs the {self.role.value} capability {'.'.join(missing[0])}, which was not declared"
+        # core-32: without its capability the method does not exist; a mode that was not declared is a wrong parameter.
+        code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
+        return self._refuse_call(request, code, why)
+
+    def _unknown(self, request: Request, why: str) -> list[Event]:
+        return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
+
+    def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
+        super().refuse(request.id, RequestError(code, why, data))
+        return [PeerMistake(why)]
+
+    def _pong(self, request: Request, terms: Terms) -> list[Event]:
+        super().answer(request.id, {})
+        return []
+
+    _OWN: ClassVar[Mapping[str, Callable[[Any, Request, Terms], list[Event]]]] = {"ping": _pong}
+    """What is answered here."""
+
+    @staticmethod
+    def _with(terms: Terms, principal: Any, headers: Mapping[str, str]) -> Terms:
+        if principal is None and not headers:
+            return terms
+        return attrs.evolve(terms, principal=principal, headers=headers)
+
+
+class ServerSession(Session):
+    """The server's end of a link, in both eras at once.
+
+    With `terms` the link starts out open under them: that is how one request of a session kept elsewhere, or of none,
+    is served.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        *,
+        link: Link = Link.DUPLEX,
+        limits: Limits | None = None,
+        first_id: int = 1,
+        terms: Terms | None = None,
+    ) -> None:
+        super().__init__(Role.SERVER, offer, link=link, limits=limits, first_id=first_id, terms=terms)
+
+    # What we send.
+
+    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
+        """As `Session.notify`.  Log messages that the client did not ask for are not sent: False.
+
+        In the modern era everything belongs to a request: raises `LocalProtocolError` for a change notice that is not
+        about a subscription, and for anything else that is.
+        """
+        terms = self.terms_of(about) if about is not None else self.terms
+        if terms is not None:
+            if method == "notifications/message" and not terms.wants_log((params or {}).get("level", "")):
+                return False
+            self._check_stream(method, terms.revision, about)
+        return super().notify(method, params, about=about)
+
+    def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
+        """As `Peer.progress`; never on a subscription (http-116)."""
+        if (terms := self.terms_of(id)) is not None:
+            self._check_stream("notifications/progress", terms.revision, id)
+        return super().progress(id, progress, total, message)
+
+    def _check_stream(self, method: str, revision: Revision, about: Id | None) -> None:
+        subscribed = about is not None and self.method_of(about) in revision.teardown
+        if subscribed is not (method in revision.on_subscriptions):
+            where = "only" if not subscribed else "never"
+            raise LocalProtocolError(f"in {revision}, {method} is {where} sent on a subscription")
+
+    def answer(self, id: Id, result: JsonObject) -> bool:
+        """As `Peer.answer`.  A modern result gets what every result of its method must have, where it lacks it.
+
+        Raises `LocalProtocolError` for an input-required result that this method or revision cannot have.
+        """
+        terms, method = self.terms_of(id), self.method_of(id)
+        if terms is None or method is None:
+            return False
+        kind = result.get("resultType", "complete")
+        if kind == "input_required" and method not in terms.revision.input_required:
+            raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {terms.revision}")
+        if terms.revision.result_type:
+            meta = {META_SERVER_INFO: self.offer.info_in(terms.revision), **result.get("_meta", {})}
+            # cache-26: hints belong to complete results only.
+            defaults = terms.revision.result_defaults(method) if kind == "complete" else {}
+            result = {**defaults, **result, "_meta": meta}
+        return super().answer(id, result)
+
+    # What the client sends.
+
+    def _judge_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+        meta = request.params.get("_meta", NOTHING)
+        if META_VERSION in meta:
+            return self._modern(request, meta, principal, headers)
+        return super()._judge_request(request, principal, headers)
+
+    def _without_terms(self, request: Request) -> list[Event]:
+        """A request with neither a handshake before it nor a version in it."""
+        modern = self.offer.modern
+        if modern is None:
+            return super()._without_terms(request)
+        if request.method == "initialize":
+            # ver-12: name the versions served; a legacy client has nothing else to show its user.
+            return self._unsupported(request, request.params.get("protocolVersion"))
+        if modern.request(Role.CLIENT, request.method) is None:
+            return self._unknown(request, f"{request.method} does not exist in {modern}")
+        how = "" if self.offer.legacy is None else ", unless the connection was opened by initialize"
+        return self._refuse_call(request, errors.INVALID_PARAMS, f"params._meta must have {META_VERSION}{how}")
+
+    def _modern(
+        self, request: Request, meta: Mapping[str, Any], principal: Any, headers: Mapping[str, str]
+    ) -> list[Event]:
+        """state-01: a request is judged by its own `_meta`, whatever came before it on this link."""
+        revision = self.offer.find(meta[META_VERSION], handshake=False)
+        if revision is None:
+            return self._unsupported(request, meta[META_VERSION])
+        capabilities, level = meta.get(META_CLIENT_CAPABILITIES), meta.get(META_LOG_LEVEL)
+        if not isinstance(capabilities, dict):
+            why = f"params._meta must have {META_CLIENT_CAPABILITIES}, an object"
+            return self._refuse_call(request, errors.INVALID_PARAMS, why)
+        if level is not None and level not in LOG_LEVELS:
+            return self._refuse_call(request, errors.INVALID_PARAMS, f"{META_LOG_LEVEL} must be one of {LOG_LEVELS}")
+        terms = Terms(revision, capabilities, meta.get(META_CLIENT_INFO), level, principal, headers)
+        self._agree(request.id, terms)
+        return self._serve(request, terms)
+
+    def _unsupported(self, request: Request, requested: object) -> list[Event]:
+        if not isinstance(requested, str):
+            return self._refuse_call(request, errors.INVALID_PARAMS, "the protocol version must be a string")
+        supported = self.offer.versions
+        why = f"protocol version {requested[:40]!r} is not served here; served: {', '.join(supported)}"
+        data = {"supported": supported, "requested": requested}
+        return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, data)
+
+    def _discover(self, request: Request, terms: Terms) -> list[Event]:
+        self._introduce(request, terms.revision, {"supportedVersions": self.offer.versions})
+        return []
+
+    def _initialize(self, request: Request, terms: Terms) -> list[Event]:
+        params = request.params
+        version, capabilities, info = (params.get(name) for name in ("protocolVersion", "capabilities", "clientInfo"))
+        if self.terms is not None:
+            return self._refuse_call(request, errors.INVALID_REQUEST, "initialize may be sent once only")
+        if not isinstance(version, str) or not isinstance(capabilities, dict) or not _is_info(info):
+            why = "initialize needs protocolVersion (a string), capabilities (an object) and clientInfo (name, version)"
+            return self._refuse_call(request, errors.INVALID_PARAMS, why)
+        # life-09..11: the same version if we serve it, else the latest that a handshake can agree.
+        revision = self.offer.find(version, handshake=True) or terms.revision
+        self.terms = attrs.evolve(terms, revision=revision, capabilities=capabilities, identity=info)
+        who = {"protocolVersion": revision.name, "serverInfo": self.offer.info_in(revision)}
+        self._introduce(request, revision, who)
+        return []
+
+    def _introduce(self, request: Request, revision: Revision, result: JsonObject) -> None:
+        result["capabilities"] = self.declared(revision)
+        if self.offer.instructions is not None:
+            result["instructions"] = self.offer.instructions
+        self.answer(request.id, result)
+
+    def _set_level(self, request: Request, terms: Terms) -> list[Event]:
+        level = request.params.get("level")
+        if level not in LOG_LEVELS:
+            return self._refuse_call(request, errors.INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+        if self.terms is not None:
+            self.terms = attrs.evolve(self.terms, log_level=level)
+        self.answer(request.id, {})
+        return []
+
+    _OWN: ClassVar[Mapping[str, Callable[[Any, Request, Terms], list[Event]]]] = {
+        **Session._OWN,
+        "initialize": _initialize,
+        "server/discover": _discover,
+        "logging/setLevel": _set_level,
+    }
+
+    def _judge_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
+        if note.method == "notifications/initialized" and self.terms is not None and not self.opened:
+            self.opened = True
+            return [Opened(self.terms)]
+        return super()._judge_notification(note, principal, headers)
