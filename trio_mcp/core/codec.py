@@ -1,0 +1,445 @@
+"""Models to and from JSON, per revision.
+
+`from_json` reads what a peer sent, `to_json` writes what we send; `REQUESTS` and `NOTIFICATIONS` say which classes
+belong to which method.  JSON here means dicts, lists and scalars: bytes are `jsonrpc`'s.
+
+Reading is the same for every revision.  Scalars are taken exactly (`True` is no integer, `"1"` no number; an integer
+may stand where a number may), null counts as absence unless it is a value there, unknown members are no error and stay
+in `raw`.  What does not fit is `Malformed` inside a list or a map of objects, so that one bad tool does not hide the
+others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Contents
+are not repeated in errors, as they may be secret.
+
+Writing is for one revision.  What it does not know is left out or refused as the marks on classes and fields say; what
+it wants said differently stands in `_SAID_DIFFERENTLY`.  The unknown members of a received object go out again.
+
+The annotations of the models drive both.  cattrs turns each class into a function, on its first use in a direction and
+revision, as most programs meet a few classes in one revision; cattrs itself is imported then, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    overload,
+)
+
+import attrs
+
+from trio_mcp.core import forms, models
+from trio_mcp.core.content import A, B, C, D, E, Malformed, Model, ToolResultContent, Unknown
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
+from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.revisions import Revision
+
+if TYPE_CHECKING:
+    from cattrs.errors import ClassValidationError
+
+__all__ = ["NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
+
+M = TypeVar("M", bound=Model)
+Shape: TypeAlias = type[Model] | UnionType
+Write: TypeAlias = Callable[[Any], Json]
+
+
+@overload
+def from_json(shape: type[M], data: Json, *, strict: bool = False) -> M: ...
+@overload
+def from_json(shape: UnionType, data: Json, *, strict: bool = False) -> Model: ...
+def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
+    """An object of `shape`, which is a model or a union of models.  Raises `RemoteProtocolError` if it is none."""
+    try:
+        found: Model = _readers(strict)[shape](data)
+    except _Misfit as misfit:
+        wanted = " or ".join(member.__name__ for member in _members(shape))
+        raise RemoteProtocolError(f"{wanted}: {misfit}") from None
+    return found
+
+
+def to_json(value: Model, revision: Revision) -> JsonObject:
+    """`value` as `revision` has it.  Raises `NotInThisRevision` if that would lose the meaning."""
+    written: JsonObject = _writers(revision.name)[type(value)](value)
+    return written
+
+
+class Shapes(NamedTuple):
+    params: Shape
+    result: Shape
+
+
+REQUESTS: Mapping[str, Shapes] = MappingProxyType(
+    {
+        "initialize": Shapes(models.InitializeParams, models.InitializeResult),
+        "server/discover": Shapes(models.Params, models.DiscoverResult),
+        "ping": Shapes(models.Params, models.Result),
+        "tools/list": Shapes(models.PaginatedParams, models.ListToolsResult),
+        "tools/call": Shapes(models.CallToolParams, models.InputRequiredResult | models.CallToolResult),
+        "prompts/list": Shapes(models.PaginatedParams, models.ListPromptsResult),
+        "prompts/get": Shapes(models.GetPromptParams, models.InputRequiredResult | models.GetPromptResult),
+        "resources/list": Shapes(models.PaginatedParams, models.ListResourcesResult),
+        "resources/templates/list": Shapes(models.PaginatedParams, models.ListResourceTemplatesResult),
+        "resources/read": Shapes(models.ReadResourceParams, models.InputRequiredResult | models.ReadResourceResult),
+        "resources/subscribe": Shapes(models.SubscribeParams, models.Result),
+        "resources/unsubscribe": Shapes(models.SubscribeParams, models.Result),
+        "completion/complete": Shapes(models.CompleteParams, models.CompleteResult),
+        "logging/setLevel": Shapes(models.SetLevelParams, models.Result),
+        "subscriptions/listen": Shapes(models.ListenParams, models.Result),
+        "sampling/createMessage": Shapes(models.CreateMessageParams, models.CreateMessageResult),
+        "roots/list": Shapes(models.Params, models.ListRootsResult),
+        "elicitation/create": Shapes(forms.ElicitParams, forms.ElicitResult),
+    }
+)
+
+NOTIFICATIONS: Mapping[str, type[Model]] = MappingProxyType(
+    {
+        "notifications/initialized": models.Params,
+        "notifications/cancelled": models.CancelledParams,
+        "notifications/progress": models.ProgressParams,
+        "notifications/message": models.LoggingMessageParams,
+        "notifications/tools/list_changed": models.Params,
+        "notifications/prompts/list_changed": models.Params,
+        "notifications/resources/list_changed": models.Params,
+        "notifications/resources/updated": models.ResourceUpdatedParams,
+        "notifications/roots/list_changed": models.Params,
+        "notifications/elicitation/complete": forms.ElicitationCompleteParams,
+        "notifications/subscriptions/acknowledged": models.AcknowledgedParams,
+    }
+)
+
+
+def _wire(name: str) -> str:
+    """The one rule for names: `_meta`, and all others in camel case."""
+    first, *rest = name.split("_")
+    return "_meta" if name == "meta" else first + "".join(part.capitalize() for part in rest)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _same(value: Any, _: object = None) -> Any:
+    return value
+
+
+@functools.cache
+def _converter() -> Any:
+    from cattrs import BaseConverter
+
+    return BaseConverter()
+
+
+# Reading
+
+_JSON_NAMES = {
+    dict: "object", list: "array", str: "string", float: "number", int: "integer", bool: "boolean", NoneType: "null",
+}  # fmt: skip
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
+}  # fmt: skip
+# The codec hands the whole mapping to `raw` under a name of its own, which overrides a peer's.
+_RAW = "\0raw"
+
+
+class _Misfit(Exception):
+    """Something is not as the protocol says; `steps` lead to it."""
+
+    def __init__(self, why: str, *steps: str | int) -> None:
+        super().__init__(why)
+        self.why = why
+        self.steps = steps
+
+    def within(self, step: str | int) -> _Misfit:
+        return _Misfit(self.why, step, *self.steps)
+
+    def __str__(self) -> str:
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps)
+        return f"{path.lstrip('.')}: {self.why}" if path else self.why
+
+
+class _Readers(dict[Any, Callable[..., Any]]):
+    """A function for each shape, made when it is first asked for."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+
+    def __missing__(self, shape: Any) -> Callable[..., Any]:
+        read = self[shape] = self.model(shape) if isinstance(shape, type) else self.of(shape)
+        return read
+
+    def model(self, cls: type[Model]) -> Callable[..., Any]:
+        from cattrs.errors import ClassValidationError
+        from cattrs.gen import make_dict_structure_fn, override
+
+        fields = attrs.fields(attrs.resolve_types(cls))[1:]
+        hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same)}
+        for field in fields:
+            hooks[field.name] = override(rename=_wire(field.name), struct_hook=self.of(field.type))
+        build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=True, **hooks)
+        constants = [(key, constant) for key, constant in cls.MARKS.items() if constant]
+
+        def read(data: Json) -> Any:
+            if type(data) is not dict:
+                raise _unlike("object", data)
+            for key, constant in constants:
+                if data.get(key) != constant:
+                    raise _Misfit(f'expected "{constant}"', key)
+            try:
+                return build({**data, _RAW: data}, cls)
+            except ClassValidationError as group:
+                raise _first(group) from None
+
+        return read
+
+    def of(self, annotation: Any) -> Callable[..., Any]:
+        """What to do with a field: for each kind of JSON value that may stand there, a function that takes it."""
+        members = _members(annotation)
+        if Any in members:
+            return _same
+        takes: dict[type, Callable[[Any], Any]] = {}
+        for member in members:
+            takes |= dict.fromkeys(_SCALARS.get(member, ()), _same)
+            match get_origin(member):
+                case None if member is bytes:
+                    takes[str] = _bytes_from_base64
+                case origin if origin is Literal:
+                    takes[str] = functools.partial(_one_of, get_args(member))
+                case origin if origin is Sequence:
+                    takes[list] = self.array(get_args(member)[0])
+                case origin if origin is Mapping:
+                    takes[dict] = self.map(get_args(member)[1])
+        shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
+        if shapes:
+            takes[dict] = self.object(shapes, Unknown in members)
+        expected = " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
+
+        def read(value: Json, _: object = None) -> Any:
+            take = takes.get(type(value))
+            if take is None:
+                raise _unlike(expected, value)
+            return take(value)
+
+        return read
+
+    def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
+        read = self.of(annotation)
+        lenient = Malformed in _members(annotation) and not self.strict
+
+        def element(step: str | int, value: Json) -> Any:
+            try:
+                return read(value)
+            except _Misfit as misfit:
+                if lenient:
+                    return Malformed(value, str(misfit))
+                raise misfit.within(step) from None
+
+        return element
+
+    def array(self, annotation: Any) -> Callable[[list[Json]], list[Any]]:
+        element = self.element(annotation)
+        return lambda value: [element(index, item) for index, item in enumerate(value)]
+
+    def map(self, annotation: Any) -> Callable[[JsonObject], Mapping[str, Any]]:
+        element = self.element(annotation)
+        return _same if annotation is Any else lambda value: {key: element(key, item) for key, item in value.items()}
+
+    def object(self, shapes: Sequence[type[Model]], open_ended: bool) -> Callable[[JsonObject], Any]:
+        if len(shapes) == 1:
+            return lambda value: self[shapes[0]](value)
+        marked = [(cls, tuple(cls.MARKS.items())) for cls in shapes]
+
+        def pick(value: JsonObject) -> Any:
+            for cls, marks in marked:
+                if all(key in value and constant in (None, value[key]) for key, constant in marks):
+                    return self[cls](value)
+            if open_ended and isinstance(value.get("type", value.get("method")), str):
+                return Unknown(value)
+            raise _Misfit("fits none of " + ", ".join(cls.__name__ for cls in shapes))
+
+        return pick
+
+
+def _unlike(expected: str, value: Json) -> _Misfit:
+    return _Misfit(f"expected {expected}, got {_JSON_NAMES.get(type(value), type(value).__name__)}")
+
+
+def _first(group: ClassValidationError) -> _Misfit:
+    """The first of what cattrs gathered.  One that is not ours is a member that it did not find."""
+    (error, note), *_ = group.group_exceptions()[0]
+    name = _wire(note.name)
+    return error.within(name) if isinstance(error, _Misfit) else _Misfit("missing", name)
+
+
+def _one_of(values: tuple[str, ...], value: str) -> str:
+    if value not in values:
+        raise _Misfit("expected one of " + ", ".join(values))
+    return value
+
+
+def _bytes_from_base64(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        raise _Misfit("expected base64") from None
+
+
+_readers = functools.cache(_Readers)
+
+
+# Writing
+
+
+class _Writers(dict[type, Write]):
+    """A function for each class, made when it is first asked for."""
+
+    def __init__(self, revision: str) -> None:
+        self.revision = revision
+
+    def __missing__(self, cls: type) -> Write:
+        if issubclass(cls, Model):
+            write = self.model(cls) if cls.SINCE <= self.revision <= cls.UNTIL else self.refuse
+            where, say = _SAID_DIFFERENTLY.get(cls, ((), None))
+            if say is not None and self.revision in where:
+                write = self.differently(cls, write, say)
+        elif cls in (Unknown, Malformed):
+            write = attrgetter("raw")
+        else:
+            raise LocalProtocolError(f"{cls.__name__} is no object of the protocol")
+        self[cls] = write
+        return write
+
+    def refuse(self, value: Model) -> NoReturn:
+        raise NotInThisRevision(type(value).__name__, self.revision)
+
+    def differently(self, cls: type[Model], write: Write, say: Callable[[Any, str], Model]) -> Write:
+        def differently(value: Model) -> Json:
+            value = say(value, self.revision)
+            return write(value) if type(value) is cls else self[type(value)](value)
+
+        return differently
+
+    def model(self, cls: type[Model]) -> Write:
+        from cattrs.gen import make_dict_unstructure_fn, override
+
+        hooks: dict[str, Any] = {"raw": override(omit=True)}
+        vital = []
+        known = {*cls.MARKS}
+        for field in attrs.fields(attrs.resolve_types(cls))[1:]:
+            wire = _wire(field.name)
+            known.add(wire)
+            if field.metadata.get("since", A) <= self.revision <= field.metadata.get("until", E):
+                optional = field.default is None or field.default is ABSENT
+                hooks[field.name] = override(rename=wire, unstruct_hook=self.of(field.type), omit_if_default=optional)
+            else:
+                hooks[field.name] = override(omit=True)
+                vital += [field.name] * ("vital" in field.metadata)
+        members = make_dict_unstructure_fn(cls, _converter(), **hooks)
+        constants = {key: constant for key, constant in cls.MARKS.items() if constant}
+
+        def write(value: Model) -> JsonObject:
+            for name in vital:
+                if getattr(value, name) is not None:
+                    raise NotInThisRevision(f"{cls.__name__}.{name}", self.revision)
+            written = {**constants, **members(value)}
+            if value.raw is not None:
+                written.update((key, item) for key, item in value.raw.items() if key not in known)
+            return written
+
+        return write
+
+    def of(self, annotation: Any) -> Write:
+        """What to do with a field.  cattrs reads past a field whose function is its own `identity`."""
+        from cattrs.fns import identity
+
+        members = _members(annotation)
+        if bytes in members:
+            return lambda value: b64encode(value).decode()
+        inside = [get_args(member)[-1] for member in members if get_origin(member) in (Sequence, Mapping)]
+        nested = self.of(inside[0]) if inside else identity
+        allowed = frozenset(m for m in members if isinstance(m, type) and issubclass(m, Model | Unknown | Malformed))
+        if nested is identity and not allowed:
+            return identity
+
+        def write(value: Any) -> Json:
+            if type(value) in allowed:
+                return self[type(value)](value)
+            if inside and isinstance(value, Sequence):
+                return [nested(item) for item in value]
+            if inside and isinstance(value, Mapping):
+                return {key: nested(item) for key, item in value.items()}
+            wanted = re.sub(r"[\w.]+\.", "", str(annotation))
+            raise LocalProtocolError(f"{type(value).__name__} cannot stand where {wanted} is wanted")
+
+        return write
+
+
+_writers = functools.cache(_Writers)
+
+
+# What some revisions want said differently, or cannot be told
+
+
+def _with_object_output(tool: models.Tool, _: str) -> models.Tool:
+    """The root of an output schema was an object (tool-36).  Another one is left out: it only helps to validate."""
+    if tool.output_schema is None or tool.output_schema.get("type") == "object":
+        return tool
+    return attrs.evolve(tool, output_schema=None)
+
+
+def _with_object_or_text(result: Any, revision: str) -> Model:
+    """Structured content was an object (tool-34), and before that did not exist, when a text had to say it all."""
+    structured = result.structured_content
+    if revision < C:
+        if structured is not ABSENT and not result.content:
+            raise NotInThisRevision("structuredContent", revision, "a text block with the same JSON")
+    elif structured is not ABSENT and not isinstance(structured, Mapping):
+        raise NotInThisRevision("structuredContent that is no object", revision, "an object that holds it")
+    return result  # type: ignore[no-any-return]
+
+
+def _with_one_block(said: Any, revision: str) -> Model:
+    if len(said.blocks) != 1:
+        raise NotInThisRevision("sampling content of several blocks", revision, "several messages")  # type-11
+    return attrs.evolve(said, content=said.blocks[0])  # type: ignore[no-any-return]
+
+
+def _with_plain_answers(result: forms.ElicitResult, revision: str) -> forms.ElicitResult:
+    if any(isinstance(value, list | tuple) for value in (result.content or {}).values()):
+        raise NotInThisRevision("an answer of several values", revision)  # type-17
+    return result
+
+
+def _with_enum_names(titled: forms.TitledEnumSchema, _: str) -> forms.EnumSchema:
+    values, names = zip(*titled.choices, strict=True) if titled.one_of else ((), ())
+    return forms.EnumSchema(list(values), list(names), title=titled.title, description=titled.description)
+
+
+def _with_id(params: forms.ElicitUrlParams, revision: str) -> forms.ElicitUrlParams:
+    if params.elicitation_id is None:
+        raise LocalProtocolError(f"ElicitUrlParams.elicitation_id is required in {revision}")  # elic-18
+    return params
+
+
+_SAID_DIFFERENTLY: Mapping[type, tuple[tuple[str, ...], Callable[[Any, str], Model]]] = {
+    models.Tool: ((C, D), _with_object_output),
+    models.CallToolResult: ((A, B, C, D), _with_object_or_text),
+    ToolResultContent: ((D,), _with_object_or_text),
+    models.SamplingMessage: ((A, B, C), _with_one_block),
+    models.CreateMessageResult: ((A, B, C), _with_one_block),
+    forms.ElicitResult: ((C,), _with_plain_answers),
+    forms.TitledEnumSchema: ((C,), _with_enum_names),
+    forms.ElicitUrlParams: ((D,), _with_id),
+}

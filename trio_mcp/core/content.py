@@ -1,0 +1,249 @@
+"""What every object of the protocol has in common, and the content they carry.
+
+Here stand the base class, the mark that says in which revisions a field or a class exists, the two stand-ins for what
+could not be read, and everything that is shown to people or models: text, pictures, sound, resources, icons.
+
+Conventions, for all models:
+
+- None means absent.  Only where the protocol gives null a meaning of its own is absence `ABSENT`.
+- Binary data is `bytes`; base64 exists on the wire only.
+- What a peer sent keeps its original mapping in `raw`, so that no field is lost on us; what we built has None there.
+- A list that came from a peer may hold `Malformed` where an element could not be read; `well_formed` leaves those out.
+- What we build is checked where the protocol draws a line that types cannot; what a peer built is delivered as it came.
+
+Nothing here knows how an object is written on the wire: that is the codec's business.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+import attrs
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import ABSENT, Absent, Json
+from trio_mcp.core.revisions import REVISIONS
+
+if TYPE_CHECKING:
+    from attrs import frozen as model
+else:
+    # `Model` has one `==` and one repr for all: generated ones would double the time it takes to import the classes.
+    model = functools.partial(attrs.frozen, eq=False, repr=False)
+
+__all__ = [
+    "VITAL", "Annotations", "AudioContent", "BlobResourceContents", "ContentBlock", "Described", "EmbeddedResource",
+    "Icon", "ImageContent", "Malformed", "Meta", "Model", "Named", "Resource", "ResourceContents", "ResourceLink",
+    "SamplingContent", "Speaker", "TextContent", "TextResourceContents", "ToolResultContent", "ToolUseContent",
+    "Unknown", "model", "ours", "share", "since", "until", "well_formed",
+]  # fmt: skip
+
+A, B, C, D, E = REVISIONS  # their names, oldest first
+T = TypeVar("T")
+Marks: TypeAlias = Mapping[str, str | None]
+Meta: TypeAlias = Mapping[str, Json]
+Speaker: TypeAlias = Literal["user", "assistant"]
+
+# What a field's metadata may say.  Without a mark it is in every revision.  Towards a revision that does not know it, a
+# field is left out: it decorates.  A field that is VITAL is refused there, as the message would mean something else.
+VITAL: dict[str, Any] = {"vital": True}
+
+
+def since(revision: str) -> dict[str, Any]:
+    return {"since": revision}
+
+
+def until(revision: str) -> dict[str, Any]:
+    return {"until": revision}
+
+
+def ours(must: str, check: Callable[[Any], bool]) -> Callable[[Model, attrs.Attribute[Any], Any], None]:
+    """A validator for what we build."""
+
+    def validate(instance: Model, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and instance.raw is None and not check(value):
+            raise LocalProtocolError(f"{type(instance).__name__}.{attribute.name} must be {must}")
+
+    return validate
+
+
+share = ours("between 0 and 1", lambda value: 0 <= value <= 1)
+
+
+@model
+class Model:
+    """The base of all.  Frozen, compared by value (`raw` apart), and, as it may hold dicts and lists, not hashable."""
+
+    SINCE: ClassVar[str] = A
+    UNTIL: ClassVar[str] = E
+    MARKS: ClassVar[Marks] = {}
+
+    raw: Mapping[str, Json] | None = attrs.field(default=None, kw_only=True, eq=False)
+
+    def __init_subclass__(
+        cls, *, since: str | None = None, until: str | None = None, has: str | None = None, **marks: str
+    ) -> None:
+        """The revisions that know the class, and what tells it from others in its place: members with one value
+        (`type="text"`), or the one that `has` to be there."""
+        cls.SINCE = since or cls.SINCE
+        cls.UNTIL = until or cls.UNTIL
+        cls.MARKS = {**cls.MARKS, **marks, **({has: None} if has else {})}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        # All but `raw`, which is the first.
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in attrs.fields(type(self))[1:])
+
+    def __repr__(self) -> str:
+        held = [(field.name, getattr(self, field.name)) for field in attrs.fields(type(self))[1:]]
+        shown = [f"{name}={_shown(value)}" for name, value in held if value is not None and value is not ABSENT]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(value: object) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else repr(value)  # a picture would fill the log
+
+
+@attrs.frozen
+class Unknown:
+    """A kind of content, form field or question that we do not know.  It is kept as it is, and can be sent on."""
+
+    raw: Mapping[str, Json]
+
+
+@attrs.frozen
+class Malformed:
+    """An element that is not what the protocol says, in the place where it stood; `why` says where and what."""
+
+    raw: Json
+    why: str
+
+
+def well_formed(items: Iterable[T | Malformed]) -> list[T]:
+    """The elements that could be read."""
+    return [item for item in items if not isinstance(item, Malformed)]
+
+
+@model
+class Annotations(Model):
+    audience: Sequence[Speaker] | None = None
+    priority: float | None = attrs.field(default=None, validator=share)
+    last_modified: str | None = attrs.field(default=None, metadata=since(C))  # ISO 8601
+
+
+@model
+class Icon(Model, since=D):
+    """An icon of ours is https: or data:.  A peer's may be anything: judge `src` before fetching it."""
+
+    src: str = attrs.field(
+        validator=ours("an https: or data: URI", lambda src: src.lower().startswith(("https:", "data:")))
+    )
+    mime_type: str | None = None
+    sizes: Sequence[str] | None = None  # "48x48" or "any"; None: usable at any size
+    theme: Literal["light", "dark"] | None = None
+
+
+@model
+class Named(Model):
+    name: str
+    title: str | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+
+    @property
+    def display_name(self) -> str:
+        """What to show people; `name` is for programs."""
+        return self.title or self.name
+
+
+@model
+class Described(Named):
+    """What servers list."""
+
+    description: str | None = attrs.field(default=None, kw_only=True)
+    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, kw_only=True, metadata=since(D))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+
+
+@model
+class Resource(Described):
+    uri: str
+    mime_type: str | None = None
+    size: int | None = None
+    annotations: Annotations | None = None
+
+
+@model
+class _ResourceContents(Model):
+    uri: str
+    mime_type: str | None = attrs.field(default=None, kw_only=True)
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+
+
+@model
+class TextResourceContents(_ResourceContents, has="text"):
+    text: str
+
+
+@model
+class BlobResourceContents(_ResourceContents, has="blob"):
+    blob: bytes
+
+
+ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
+
+
+@model
+class _Block(Model):
+    annotations: Annotations | None = attrs.field(default=None, kw_only=True)
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+
+
+@model
+class TextContent(_Block, type="text"):
+    text: str
+
+
+@model
+class ImageContent(_Block, type="image"):
+    data: bytes
+    mime_type: str
+
+
+@model
+class AudioContent(_Block, since=B, type="audio"):
+    data: bytes
+    mime_type: str
+
+
+@model
+class EmbeddedResource(_Block, type="resource"):
+    resource: ResourceContents
+
+
+@model
+class ResourceLink(Resource, since=C, type="resource_link"):
+    """A resource by its address; it need not be in any list."""
+
+
+ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource | Unknown
+
+
+@model
+class ToolUseContent(Model, since=D, type="tool_use"):
+    id: str
+    name: str
+    input: Mapping[str, Json]
+    meta: Meta | None = None
+
+
+@model
+class ToolResultContent(Model, since=D, type="tool_result"):
+    tool_use_id: str
+    content: Sequence[ContentBlock | Malformed]
+    structured_content: Json | Absent = ABSENT
+    is_error: bool | None = None
+    meta: Meta | None = None
+
+
+SamplingContent: TypeAlias = TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent | Unknown
