@@ -1,0 +1,1015 @@
+"""What a server answers to which HTTP request: the rules of all revisions, as a table.
+
+Nothing here runs anything, so that the same rows can be put to the decisions and to a real server.  A row that needs a
+session names its revision in `session`; wherever ``{session}`` stands in its path or headers, that session's id is
+meant.  Where the server has a choice (JSON or a stream), `answer` says what is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.requirements import req
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.revisions import LEGACY, MODERN, REVISIONS
+
+A, B, C, D, E = REVISIONS
+NONE: Mapping[str, Any] = MappingProxyType({})
+UNPROVEN = req()
+
+# A tool whose schema asks for mirrored arguments, and has some that are not.
+TOOL = "execute_sql"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "region": {"type": "string", "x-mcp-header": "Region"},
+        "limit": {"type": "integer", "x-mcp-header": "Limit"},
+        "dry": {"type": "boolean", "x-mcp-header": "Dry"},
+        "where": {"type": "object", "properties": {"zone": {"type": "string", "x-mcp-header": "Zone"}}},
+        "query": {"type": "string"},
+    },
+}
+
+BASE = {
+    "Host": "127.0.0.1:3000",
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+}
+
+
+@attrs.frozen
+class Rule:
+    about: str
+    status: int
+    code: int | None = None  # of the JSON-RPC error in the body
+    says: tuple[str, ...] = ()  # parts of its message
+    proves: pytest.MarkDecorator = UNPROVEN
+    method: str = "POST"
+    path: str = "/mcp"
+    headers: Mapping[str, str | None] = NONE  # beside BASE; None takes one of those away
+    body: object = None  # bytes, or something to be sent as JSON; None: nothing
+    session: str | None = None
+    principal: str | None = None  # who asks; sessions belong to nobody in particular unless a row says otherwise
+    policy: Mapping[str, Any] = NONE  # what is set otherwise than by default
+    answer: str = "EITHER"  # of 200: JSON, STREAM or EITHER
+    reply: Mapping[str, str | None] = NONE  # headers that the reply has, or has not
+    id: object = None  # the id in the error
+
+    @property
+    def content(self) -> bytes:
+        if self.body is None or isinstance(self.body, bytes):
+            return self.body or b""
+        return json.dumps(self.body).encode()
+
+    def fields(self, session: str) -> list[tuple[str, str]]:
+        merged = {**BASE, **self.headers}
+        return [(name, value.replace("{session}", session)) for name, value in merged.items() if value is not None]
+
+
+def request(method: str, params: object = None, id: object = 1) -> dict[str, Any]:
+    message = {"jsonrpc": "2.0", "id": id, "method": method}
+    return message if params is None else {**message, "params": params}
+
+
+def notification(method: str, params: object = None) -> dict[str, Any]:
+    message = {"jsonrpc": "2.0", "method": method}
+    return message if params is None else {**message, "params": params}
+
+
+def meta(version: object = E, **more: object) -> dict[str, Any]:
+    prefix = "io.modelcontextprotocol/"
+    return {f"{prefix}protocolVersion": version, f"{prefix}clientCapabilities": {}, **more}
+
+
+def modern(about: str, status: int, method: str = "tools/list", *, headers: Any = NONE, **row: Any) -> Rule:
+    """A modern request that is right but for what the row says."""
+    params = {"_meta": meta(), **row.pop("params", {})}
+    body = row.setdefault("body", request(method, params))
+    named = body.get("method", method) if isinstance(body, dict) else method
+    standard = {"MCP-Protocol-Version": E, "Mcp-Method": named, **headers}
+    if status >= 400:
+        row.setdefault("id", 1)
+    return Rule(about, status, headers=standard, **row)
+
+
+def call(about: str, status: int, arguments: object, headers: Any = NONE, **row: Any) -> Rule:
+    """A modern call of TOOL with these arguments and mirrored headers."""
+    headers = {"Mcp-Name": TOOL, **{f"Mcp-Param-{name}": value for name, value in headers.items()}}
+    if status == 400:
+        row.setdefault("code", -32020)
+    return modern(about, status, "tools/call", params={"name": TOOL, "arguments": arguments}, headers=headers, **row)
+
+
+def in_session(about: str, status: int, *, session: str = D, headers: Any = NONE, **row: Any) -> Rule:
+    """A request in a session of that revision."""
+    row.setdefault("body", request("tools/list") if row.get("method", "POST") == "POST" else None)
+    return Rule(about, status, session=session, headers={"Mcp-Session-Id": "{session}", **headers}, **row)
+
+
+INITIALIZE = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+SSE = {"sse_path": "/sse", "message_path": "/messages"}
+MODERN_ONLY = {"revisions": MODERN}
+LEGACY_ONLY = {"revisions": LEGACY}
+DISCOVER = request("server/discover", {"_meta": meta()})
+
+PLACES = [
+    Rule("another path", 404, -32600, says=("/other", "/mcp"), path="/other", body=DISCOVER),
+    Rule("a path that only begins like ours", 404, -32600, path="/mcp/more", body=DISCOVER),
+    modern("the path with a slash", 200, path="/mcp/"),
+    modern("the path with a query", 200, path="/mcp?x=1"),
+    modern("the root as the endpoint", 200, path="/", policy={"path": "/"}),
+    modern("a target with scheme and host", 200, path="http://localhost:3000/mcp", headers={"Host": "evil.example"}),
+    modern("a target with another host", 421, path="http://evil.example/mcp", code=-32600, id=None),
+    Rule("a target that is no path", 404, -32600, method="OPTIONS", path="*"),
+    Rule(
+        "PUT",
+        405,
+        -32600,
+        ("'PUT'",),
+        req("http-01", "http-120", "draft-02"),
+        method="PUT",
+        reply={"Allow": "GET, POST, DELETE, OPTIONS"},
+    ),
+    Rule("HEAD has no body", 405, method="HEAD", reply={"Allow": "GET, POST, DELETE, OPTIONS"}),
+    Rule("OPTIONS", 204, method="OPTIONS", reply={"Allow": "GET, POST, DELETE, OPTIONS", "Content-Length": None}),
+    *(
+        Rule(
+            f"{method} where only 2026-07-28 is served",
+            405,
+            -32600,
+            proves=req("http-02", "http-110", "http-111", "http-120", "draft-02"),
+            method=method,
+            headers={"Mcp-Session-Id": "x", "Last-Event-ID": "1-1"},
+            policy=MODERN_ONLY,
+            reply={"Allow": "POST, OPTIONS"},
+        )
+        for method in ("GET", "DELETE")
+    ),
+    *(
+        in_session(
+            f"{method} under the header of 2026-07-28",
+            405,
+            code=-32600,
+            proves=req("http-117"),
+            method=method,
+            headers={"MCP-Protocol-Version": E},
+            reply={"Allow": "POST, OPTIONS"},
+        )
+        for method in ("GET", "DELETE")
+    ),
+    *(
+        Rule(
+            f"{method} without sessions",
+            405,
+            -32600,
+            proves=req("http-33", "http-60"),
+            method=method,
+            policy={"sessions": False},
+            reply={"Allow": "POST, OPTIONS"},
+        )
+        for method in ("GET", "DELETE")
+    ),
+    Rule(
+        "GET where all is JSON",
+        405,
+        -32600,
+        proves=req("http-33"),
+        method="GET",
+        policy={"json_only": True},
+        reply={"Allow": "POST, DELETE, OPTIONS"},
+    ),
+]
+
+EVIL = "http://evil.example"
+SITES = [
+    Rule(
+        "an origin that is not allowed",
+        403,
+        -32600,
+        (EVIL, "allowed_origins"),
+        req("http-03", "http-04", "http-05"),
+        headers={"Origin": EVIL},
+        body=DISCOVER,
+        reply={"Access-Control-Allow-Origin": None},
+    ),
+    *(
+        Rule(
+            f"{method} {path} from an origin that is not allowed",
+            403,
+            -32600,
+            proves=req("http-03", "http-04", "sse-01"),
+            method=method,
+            path=path,
+            headers={"Origin": EVIL},
+            policy=SSE,
+        )
+        for method, path in [
+            ("GET", "/mcp"),
+            ("DELETE", "/mcp"),
+            ("OPTIONS", "/mcp"),
+            ("GET", "/sse"),
+            ("POST", "/messages"),
+        ]
+    ),
+    *(
+        Rule(f"the origin {origin!r}", 403, -32600, headers={"Origin": origin}, body=DISCOVER)
+        for origin in (
+            "null",
+            "",
+            "http://127.0.0.1.evil.example",
+            "file://",
+            "http://localhost:x",
+            "localhost",
+            "http://[::2]",
+        )
+    ),
+    *(
+        modern(
+            f"the origin {origin!r}",
+            200,
+            proves=req("http-03"),
+            headers={"Origin": origin},
+            reply={"Access-Control-Allow-Origin": origin, "Vary": "Origin"},
+        )
+        for origin in ("http://localhost:5173", "https://127.0.0.1", "http://[::1]:8080", "HTTP://LOCALHOST:1")
+    ),
+    modern("the origin null, allowed", 200, headers={"Origin": "null"}, policy={"allowed_origins": ["null"]}),
+    modern("any origin, allowed", 200, headers={"Origin": EVIL}, policy={"allowed_origins": ["*"]}),
+    modern(
+        "an origin with its default port written out",
+        200,
+        headers={"Origin": "https://app.example:443"},
+        policy={"allowed_origins": ["https://app.example"]},
+    ),
+    modern(
+        "an allowed origin with another port",
+        403,
+        code=-32600,
+        id=None,
+        headers={"Origin": "https://app.example:8443"},
+        policy={"allowed_origins": ["https://app.example"]},
+    ),
+    Rule(
+        "a host that is not served",
+        421,
+        -32600,
+        ("evil.example", "allowed_hosts"),
+        req("http-03"),
+        headers={"Host": "evil.example"},
+        body=DISCOVER,
+    ),
+    Rule(
+        "a bad host and a bad origin",
+        403,
+        -32600,
+        proves=req("http-04"),
+        headers={"Host": "evil.example", "Origin": EVIL},
+        body=DISCOVER,
+    ),
+    *(
+        modern(f"the host {host!r}", 200, headers={"Host": host})
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:65535", "[::1]", "[::1]:3000", None)
+    ),
+    *(
+        modern(f"the host {host!r}", 421, code=-32600, id=None, headers={"Host": host})
+        for host in (
+            "",
+            "localhost:",
+            "localhost:*",
+            "a@localhost",
+            "localhost, localhost2",
+            "[::1",
+            "127.0.0.1.evil.example",
+        )
+    ),
+    modern(
+        "a host with the port that is served",
+        200,
+        headers={"Host": "a.example:81"},
+        policy={"allowed_hosts": ["a.example:81"]},
+    ),
+    modern(
+        "a host with another port",
+        421,
+        code=-32600,
+        id=None,
+        headers={"Host": "a.example"},
+        policy={"allowed_hosts": ["a.example:81"]},
+    ),
+    modern("any host", 200, headers={"Host": "whatever.example"}, policy={"allowed_hosts": ["*"]}),
+    Rule(
+        "a preflight",
+        204,
+        method="OPTIONS",
+        headers={
+            "Origin": "http://localhost:5173",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "content-type, mcp-param-region, x: y",
+        },
+        reply={
+            "Access-Control-Allow-Origin": "http://localhost:5173",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            "Access-Control-Allow-Headers": "Mcp-Session-Id, MCP-Protocol-Version, Mcp-Method, Mcp-Name, "
+            "Last-Event-ID, Accept, Authorization, Content-Type, DPoP, DPoP-Nonce, WWW-Authenticate, content-type, "
+            "mcp-param-region",
+            "Access-Control-Max-Age": "7200",
+        },
+    ),
+    Rule(
+        "a refusal can be read by the page it is for",
+        404,
+        -32600,
+        path="/other",
+        headers={"Origin": "http://localhost:5173"},
+        reply={"Access-Control-Allow-Origin": "http://localhost:5173"},
+    ),
+]
+
+LITTLE = Limits(message_bytes=200)
+CONTENT = [
+    *(
+        modern(f"the content type {kind!r}", 200, headers={"Content-Type": kind})
+        for kind in ("application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"')
+    ),
+    *(
+        modern(
+            f"the content type {kind!r}",
+            415,
+            code=-32600,
+            says=("application/json",),
+            id=None,
+            headers={"Content-Type": kind},
+        )
+        for kind in (
+            None,
+            "text/plain",
+            "application/json; charset=latin-1",
+            "application/x-www-form-urlencoded",
+            "json",
+        )
+    ),
+    *(
+        modern(f"{accept!r} is accepted", 200, headers={"Accept": accept}, answer=answer, proves=req("http-18"))
+        for accept, answer in [
+            ("application/json, text/event-stream", "EITHER"),
+            ("text/event-stream, application/json", "EITHER"),
+            ("Application/JSON, Text/Event-Stream", "EITHER"),
+            (None, "EITHER"),
+            ("", "EITHER"),
+            ("*/*", "EITHER"),
+            ("application/*, text/*", "EITHER"),
+            ("application/json;q=0.5, text/event-stream;q=0.1", "EITHER"),
+            ("application/json", "JSON"),
+            ("application/*", "JSON"),
+            ("*/*, text/event-stream;q=0", "JSON"),
+            ("text/event-stream;q=0.000, */*;q=0.1", "JSON"),
+            ("text/event-stream", "STREAM"),
+            ("text/*;q=0.1", "STREAM"),
+            ("*/*;q=0, text/event-stream", "STREAM"),
+            ("application/json;q=0, */*", "STREAM"),
+            ("application/json;q=high, text/html", "JSON"),
+            ("application/json; version=2, text/html", "JSON"),
+        ]
+    ),
+    *(
+        modern(
+            f"{accept!r} is accepted",
+            406,
+            code=-32600,
+            says=("Accept", "text/event-stream"),
+            id=None,
+            headers={"Accept": accept},
+        )
+        for accept in ("text/html", "*/*;q=0", "application/json;q=0, text/event-stream;q=0.0", "nonsense")
+    ),
+    modern("only JSON, and the client takes it", 200, answer="JSON", policy={"json_only": True}),
+    modern(
+        "only JSON, and the client takes streams only",
+        406,
+        code=-32600,
+        id=None,
+        headers={"Accept": "text/event-stream"},
+        policy={"json_only": True},
+    ),
+    in_session("a GET that takes no stream", 406, code=-32600, method="GET", headers={"Accept": "application/json"}),
+    Rule(
+        "a body that says it is too long",
+        413,
+        -32600,
+        ("201", "200", "Limits.message_bytes"),
+        headers={"Content-Length": "201"},
+        policy={"limits": LITTLE},
+    ),
+    Rule("a length beyond all measure", 413, -32600, headers={"Content-Length": "9" * 5000}),
+    Rule("a body that is too long", 413, -32600, ("Limits.message_bytes",), body=b" " * 201, policy={"limits": LITTLE}),
+    Rule("a body that is not JSON", 400, -32700, body=b"{"),
+    Rule("no body", 400, -32700),
+    Rule("a body that is no message", 400, -32600, proves=req("http-16"), body=[]),
+    Rule(
+        "a notification that is none",
+        400,
+        -32600,
+        proves=req("http-16", "http-17"),
+        body={"jsonrpc": "2.0", "method": "notifications/x", "params": 7},
+    ),
+]
+
+MALFORMED = {"jsonrpc": "2.0", "id": 1, "result": 7}
+MODERN_RULES = [
+    modern("a request", 200, proves=req("http-02", "http-18"), reply={"Mcp-Session-Id": None}),
+    modern("a session id is ignored", 200, proves=req("http-111"), headers={"Mcp-Session-Id": "x"}),
+    modern(
+        "a last event id is ignored", 200, proves=req("http-111"), headers={"Last-Event-ID": "1-1"}, policy=MODERN_ONLY
+    ),
+    modern(
+        "a session of the other era is left alone",
+        200,
+        proves=req("http-117"),
+        session=D,
+        headers={"Mcp-Session-Id": "{session}"},
+    ),
+    modern(
+        "names in other cases", 200, proves=req("http-100"), headers={"Mcp-Method": None, "MCP-METHOD": "tools/list"}
+    ),
+    modern(
+        "a notification", 202, body=notification("notifications/cancelled", {"requestId": 1}), proves=req("http-15")
+    ),
+    modern(
+        "a notification with the header of its method",
+        202,
+        body=notification("notifications/cancelled", {"requestId": 1}),
+        headers={"Mcp-Method": "notifications/cancelled"},
+    ),
+    modern(
+        "a notification with the header of another method",
+        400,
+        body=notification("notifications/cancelled", {"_meta": meta()}),
+        headers={"Mcp-Method": "notifications/progress"},
+        code=-32020,
+        id=None,
+        proves=req("http-17"),
+    ),
+    modern(
+        "a notification of an unserved version",
+        400,
+        body=notification("notifications/cancelled", {"_meta": meta("2099-01-01")}),
+        headers={"MCP-Protocol-Version": "2099-01-01", "Mcp-Method": None},
+        code=-32022,
+        id=None,
+        proves=req("http-17"),
+    ),
+    *(
+        modern(f"{what} is posted", 400, body=body, headers={"Mcp-Method": None}, code=-32600, id=None)
+        for what, body in [
+            ("a result", {"jsonrpc": "2.0", "id": 1, "result": {}}),
+            ("an error", {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}),
+            ("a malformed result", MALFORMED),
+            ("a batch", [DISCOVER]),
+        ]
+    ),
+    modern(
+        "no version header",
+        400,
+        code=-32020,
+        says=("MCP-Protocol-Version",),
+        proves=req("http-73", "http-102"),
+        headers={"MCP-Protocol-Version": None},
+        policy=MODERN_ONLY,
+    ),
+    modern(
+        "no version header, where older clients are served too",
+        400,
+        code=-32020,
+        proves=req("http-102"),
+        headers={"MCP-Protocol-Version": None},
+    ),
+    modern(
+        "header and body name different versions",
+        400,
+        code=-32020,
+        proves=req("http-69", "http-96", "http-102"),
+        params={"_meta": meta("2099-01-01")},
+    ),
+    modern(
+        "a served version in the header, a legacy one in the body",
+        400,
+        code=-32020,
+        proves=req("http-69"),
+        params={"_meta": meta(D)},
+    ),
+    modern(
+        "a version nobody knows",
+        400,
+        code=-32022,
+        proves=req("http-70", "ver-01"),
+        headers={"MCP-Protocol-Version": "v999.0.0"},
+        params={"_meta": meta("v999.0.0")},
+    ),
+    modern(
+        "a legacy version in `_meta`",
+        400,
+        code=-32022,
+        proves=req("http-70", "ver-01"),
+        headers={"MCP-Protocol-Version": D},
+        params={"_meta": meta(D)},
+    ),
+    modern(
+        "a modern version that is not served", 400, code=-32022, proves=req("http-70", "ver-01"), policy=LEGACY_ONLY
+    ),
+    *(
+        modern(
+            f"`_meta` is {what}",
+            400,
+            code=-32602,
+            says=("_meta",),
+            proves=req("http-105"),
+            body=request("tools/list", params),
+        )
+        for what, params in [
+            ("missing, with all params", None),
+            ("missing", {}),
+            ("empty", {"_meta": {}}),
+            ("without a version", {"_meta": {"io.modelcontextprotocol/clientCapabilities": {}}}),
+            ("without capabilities", {"_meta": {"io.modelcontextprotocol/protocolVersion": E}}),
+            (
+                "with capabilities that are none",
+                {"_meta": {**meta(), "io.modelcontextprotocol/clientCapabilities": []}},
+            ),
+        ]
+    ),
+    modern("a version in `_meta` that is no string", 400, code=-32020, params={"_meta": meta(20260728)}),
+    modern("no method header", 400, code=-32020, proves=req("http-102"), headers={"Mcp-Method": None}),
+    modern(
+        "another method", 400, code=-32020, proves=req("http-96", "http-102"), headers={"Mcp-Method": "prompts/list"}
+    ),
+    modern("the method in capitals", 400, code=-32020, proves=req("http-100"), headers={"Mcp-Method": "TOOLS/LIST"}),
+    *(
+        modern(
+            f"{method} without its name header",
+            400,
+            method,
+            code=-32020,
+            says=("Mcp-Name", source),
+            proves=req("http-102"),
+            params={source: "x"},
+        )
+        for method, source in [
+            ("tools/call", "name"),
+            ("prompts/get", "name"),
+            ("resources/read", "uri"),
+            ("tasks/get", "taskId"),
+        ]
+    ),
+    *(
+        modern(f"{method} with its name", 200, method, params={source: "x"}, headers={"Mcp-Name": "x"})
+        for method, source in [
+            ("tools/call", "name"),
+            ("prompts/get", "name"),
+            ("resources/read", "uri"),
+            ("tasks/get", "taskId"),
+        ]
+    ),
+    modern("a call without a name has none to repeat", 200, "tools/call"),
+    modern("a name between spaces", 200, "tools/call", params={"name": "x"}, headers={"Mcp-Name": "  x  "}),
+    modern(
+        "a name in Base64",
+        200,
+        "tools/call",
+        params={"name": "größe"},
+        headers={"Mcp-Name": "=?base64?Z3LDtsOfZQ==?="},
+        proves=req("http-91"),
+    ),
+    modern(
+        "another name",
+        400,
+        "tools/call",
+        code=-32020,
+        params={"name": "x"},
+        headers={"Mcp-Name": "y"},
+        proves=req("http-96"),
+    ),
+    modern(
+        "a malformed name", 400, "tools/call", code=-32020, params={"name": "x"}, headers={"Mcp-Name": "=?base64?!?="}
+    ),
+    modern("a name in the header only", 400, "tools/call", code=-32020, headers={"Mcp-Name": "y"}),
+    modern("a subscription is answered by a stream", 200, "subscriptions/listen", answer="STREAM"),
+    modern(
+        "a subscription by a client that takes none",
+        406,
+        "subscriptions/listen",
+        code=-32600,
+        headers={"Accept": "application/json"},
+    ),
+    *(
+        modern(f"{method} is left to the methods there are", 200, method, proves=req("ver-18"), policy=policy)
+        for method in ("initialize", "ping", "unknown/method")
+        for policy in (NONE, MODERN_ONLY)
+    ),
+    Rule(
+        "a handshake where only 2026-07-28 is served",
+        400,
+        -32022,
+        proves=req("ver-12", "ver-18"),
+        body=request("initialize", INITIALIZE),
+        policy=MODERN_ONLY,
+        id=1,
+    ),
+    Rule(
+        "a legacy request where only 2026-07-28 is served",
+        400,
+        -32020,
+        proves=req("http-73"),
+        body=request("tools/list"),
+        policy=MODERN_ONLY,
+        id=1,
+    ),
+]
+
+HELLO64 = "=?base64?SGVsbG8=?="
+PARAMETERS = [
+    call("nothing to mirror", 200, {"query": "x"}),
+    call("no arguments at all", 200, None),
+    call(
+        "everything mirrored",
+        200,
+        {"region": "eu", "limit": 42, "dry": True, "where": {"zone": "a"}},
+        {"Region": "eu", "Limit": "42", "Dry": "true", "Zone": "a"},
+        proves=req("http-96"),
+    ),
+    call("null and absent", 200, {"region": None, "where": None}, proves=req("http-98")),
+    call("an empty string", 200, {"region": ""}, {"Region": ""}),
+    call("no header", 400, {"region": "eu"}, says=("Mcp-Param-Region",), proves=req("http-99", "http-102")),
+    call("no header for a nested argument", 400, {"where": {"zone": "a"}}, proves=req("http-99")),
+    call("another value", 400, {"region": "eu"}, {"Region": "us"}, proves=req("http-96", "http-102")),
+    call("the value in another case", 400, {"region": "eu"}, {"Region": "EU"}, proves=req("http-100")),
+    call("a header for null", 400, {"region": None}, {"Region": "eu"}, proves=req("http-96")),
+    call("a header for nothing", 400, {}, {"Region": ""}, proves=req("http-96")),
+    call("a header that no rule knows", 200, {"query": "x"}, {"Other": "x"}),
+    call("Base64", 200, {"region": "Hello"}, {"Region": HELLO64}, proves=req("http-91")),
+    call(
+        "Base64 without its padding", 400, {"region": "Hello"}, {"Region": "=?base64?SGVsbG8?="}, proves=req("http-95")
+    ),
+    call("Base64 with junk", 400, {"region": "Hello"}, {"Region": "=?base64?SGVs!!!bG8=?="}, proves=req("http-95")),
+    call("Base64 of no UTF-8", 400, {"region": "\ufffd"}, {"Region": "=?base64?/w==?="}, proves=req("http-95")),
+    call("what only looks like Base64", 200, {"region": "SGVsbG8="}, {"Region": "SGVsbG8="}),
+    call("half a sentinel", 200, {"region": "=?base64?SGVsbG8="}, {"Region": "=?base64?SGVsbG8="}),
+    call("a sentinel in capitals", 200, {"region": "=?BASE64?SGVsbG8=?="}, {"Region": "=?BASE64?SGVsbG8=?="}),
+    call("Latin-1", 400, {"region": "gr\xf6\xdfe"}, {"Region": "gr\xf6\xdfe"}, proves=req("http-95")),
+    *(
+        call(f"{value!r} as {text!r}", 200, {"limit": value}, {"Limit": text}, proves=req("http-101"))
+        for value, text in [(42, "42.0"), (42.0, "42"), (-7, "-7"), (0, "0"), (2**53 - 1, str(2**53 - 1)), (42, "042")]
+    ),
+    *(
+        call(f"{value!r} as {text!r}", 400, {"limit": value}, {"Limit": text}, proves=req("http-96"))
+        for value, text in [
+            (42, "43"),
+            (42, "42.5"),
+            (42, "4.2e1"),
+            (42, ""),
+            (42, "0x2a"),
+            (42, "9" * 400),
+            (1, "true"),
+        ]
+    ),
+    *(
+        call(f"{value!r} is beyond the safe range", 400, {"limit": value}, {"Limit": str(value)}, proves=req("http-83"))
+        for value in (2**53, -(2**53), 10**300, 1e300)
+    ),
+    *(
+        call(f"{value!r} as {text!r}", 400, {"dry": value}, {"Dry": text}, proves=req("http-96"))
+        for value, text in [(True, "True"), (True, "1"), (False, "true"), (True, "")]
+    ),
+    call("false", 200, {"dry": False}, {"Dry": "false"}),
+    call("a value of the wrong type is for the schema to refuse", 200, {"limit": "many"}, {"Limit": "many"}),
+    call("an object cannot be mirrored", 400, {"region": {}}, {"Region": "{}"}),
+    modern(
+        "a tool that nobody knows has no rules",
+        200,
+        "tools/call",
+        params={"name": "other", "arguments": {"region": "eu"}},
+        headers={"Mcp-Name": "other", "Mcp-Param-Region": "us"},
+    ),
+    modern("a tool whose name is no string", 200, "tools/call", params={"name": 7}),
+]
+
+OLD = [each.name for each in LEGACY]
+RESPONSE = {"jsonrpc": "2.0", "id": 1, "result": {}}
+LEGACY_RULES = [
+    *(
+        Rule(
+            f"a handshake, {what}",
+            200,
+            proves=req("http-52", "ver-08"),
+            headers=headers,
+            body=request("initialize", INITIALIZE),
+        )
+        for what, headers in [
+            ("plain", {}),
+            ("with a version header", {"MCP-Protocol-Version": D}),
+            ("with the header of a version that nobody knows", {"MCP-Protocol-Version": "v999.0.0"}),
+            ("with the header of the other era", {"MCP-Protocol-Version": E}),
+            ("with an old session's id", {"Mcp-Session-Id": "ended"}),
+            ("with the draft's header", {"Mcp-Method": "initialize"}),
+        ]
+    ),
+    *(in_session("a request", 200, session=revision, proves=req("http-01", "http-18")) for revision in OLD),
+    *(
+        in_session(
+            f"{what} is posted",
+            202,
+            session=revision,
+            body=body,
+            proves=req("http-14", "http-125"),
+            reply={"Content-Length": "0"},
+        )
+        for revision in OLD
+        for what, body in [
+            ("a notification", notification("notifications/initialized")),
+            ("a result", RESPONSE),
+            ("an error", {"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}),
+        ]
+    ),
+    *(
+        in_session("its stream", 200, session=revision, method="GET", answer="STREAM", proves=req("http-01", "http-33"))
+        for revision in OLD
+    ),
+    *(in_session("its end", 204, session=revision, method="DELETE") for revision in OLD),
+    *(
+        Rule(
+            f"{method} without a session id",
+            400,
+            -32600,
+            ("Mcp-Session-Id",),
+            req("http-56"),
+            method=method,
+            body=request("tools/list") if method == "POST" else None,
+            id=1 if method == "POST" else None,
+        )
+        for method in ("GET", "POST", "DELETE")
+    ),
+    *(
+        Rule(
+            f"{method} in a session that has ended",
+            404,
+            -32600,
+            ("initialize",),
+            req("http-57"),
+            method=method,
+            headers={"Mcp-Session-Id": "ended"},
+            body=request("tools/list") if method == "POST" else None,
+            id=1 if method == "POST" else None,
+        )
+        for method in ("GET", "POST", "DELETE")
+    ),
+    *(
+        in_session(
+            f"{method} in the session of somebody else",
+            403,
+            code=-32600,
+            method=method,
+            principal="mallory",
+            id=1 if method == "POST" else None,
+        )
+        for method in ("GET", "POST", "DELETE")
+    ),
+    *(
+        in_session(
+            f"{method} with the version {version!r}",
+            400,
+            session=revision,
+            code=-32600,
+            proves=req("http-65"),
+            method=method,
+            headers={"MCP-Protocol-Version": version},
+            id=1 if method == "POST" else None,
+        )
+        for revision in (C, D)
+        for method in ("GET", "POST", "DELETE")
+        for version in ("v999.0.0", "")
+    ),
+    in_session(
+        "a version that is known and not served",
+        400,
+        code=-32600,
+        headers={"MCP-Protocol-Version": B},
+        policy={"revisions": [REVISIONS[D]]},
+        proves=req("http-65"),
+        id=1,
+    ),
+    *(
+        in_session("the header of its version", 200, session=each, headers={"MCP-Protocol-Version": each})
+        for each in OLD
+    ),
+    in_session("the header of another version", 200, headers={"MCP-Protocol-Version": C}),
+    Rule(
+        "no session and no version, without sessions",
+        200,
+        body=request("tools/list"),
+        policy={"sessions": False},
+        proves=req("http-64"),
+    ),
+    Rule(
+        "a batch, without sessions and version",
+        200,
+        body=[request("tools/list")],
+        policy={"sessions": False},
+        proves=req("http-64"),
+    ),
+    Rule(
+        "a batch under the header of another version",
+        400,
+        -32600,
+        headers={"MCP-Protocol-Version": C},
+        body=[request("tools/list")],
+        policy={"sessions": False},
+    ),
+    Rule("a handshake without sessions", 200, body=request("initialize", INITIALIZE), policy={"sessions": False}),
+    Rule(
+        "no version, where 2025-03-26 is not served",
+        400,
+        -32600,
+        body=request("tools/list"),
+        policy={"sessions": False, "revisions": [REVISIONS[D]]},
+        id=1,
+    ),
+    Rule(
+        "a response without sessions",
+        400,
+        -32600,
+        ("sessions=False",),
+        req("http-16"),
+        body=RESPONSE,
+        policy={"sessions": False},
+    ),
+    Rule(
+        "a notification without sessions",
+        202,
+        body=notification("notifications/initialized"),
+        policy={"sessions": False},
+    ),
+    in_session(
+        "a batch with a request",
+        200,
+        session=B,
+        body=[notification("notifications/x"), request("tools/list")],
+        proves=req("http-126"),
+    ),
+    in_session("a batch with nonsense is owed an error", 200, session=B, body=[1, notification("notifications/x")]),
+    in_session(
+        "a batch of notifications", 202, session=B, body=[notification("notifications/x")] * 2, proves=req("http-14")
+    ),
+    in_session("a batch of responses", 202, session=B, body=[RESPONSE, {**RESPONSE, "id": 2}], proves=req("http-14")),
+    in_session(
+        "a batch of malformed notifications",
+        400,
+        session=B,
+        code=-32600,
+        body=[{"jsonrpc": "2.0", "method": "notifications/x", "params": 7}],
+        proves=req("http-16"),
+    ),
+    in_session("a malformed response", 400, code=-32600, body=MALFORMED, proves=req("http-16")),
+    in_session("a batch of malformed responses", 202, session=B, body=[MALFORMED]),
+    Rule("a malformed response without sessions", 400, -32600, body=MALFORMED, policy={"sessions": False}),
+    in_session("a handshake in a batch", 400, session=B, code=-32600, body=[request("initialize", INITIALIZE)]),
+    *(in_session("a batch", 400, session=each, code=-32600, body=[request("tools/list")]) for each in (A, C, D)),
+    in_session(
+        "the draft's headers, right",
+        200,
+        body=request("tools/call", {"name": "x"}),
+        headers={"Mcp-Method": "tools/call", "Mcp-Name": "x"},
+    ),
+    in_session(
+        "the draft's method header, wrong",
+        400,
+        code=-32001,
+        headers={"Mcp-Method": "prompts/list"},
+        proves=req("draft-01"),
+        id=1,
+    ),
+    in_session(
+        "the draft's name header, wrong",
+        400,
+        code=-32001,
+        body=request("tools/call", {"name": "x"}),
+        headers={"Mcp-Name": "y"},
+        id=1,
+    ),
+    in_session(
+        "the draft's parameter header, wrong",
+        400,
+        code=-32001,
+        body=request("tools/call", {"name": TOOL, "arguments": {"region": "eu"}}),
+        headers={"Mcp-Param-Region": "us"},
+        id=1,
+    ),
+    in_session(
+        "the draft's parameter header, absent",
+        200,
+        body=request("tools/call", {"name": TOOL, "arguments": {"region": "eu"}}),
+    ),
+    Rule(
+        "a handshake with a wrong method header",
+        400,
+        -32001,
+        headers={"Mcp-Method": "x"},
+        body=request("initialize", INITIALIZE),
+        id=1,
+    ),
+]
+
+# HTTP+SSE; `session` is then that of a stream.
+STREAMED = [
+    Rule("the stream", 200, method="GET", path="/sse", policy=SSE, answer="STREAM", proves=req("sse-04", "sse-09")),
+    Rule("the stream, with a slash", 200, method="GET", path="/sse/", policy=SSE, answer="STREAM"),
+    Rule(
+        "the stream for somebody who takes none",
+        406,
+        -32600,
+        method="GET",
+        path="/sse",
+        headers={"Accept": "text/html"},
+        policy=SSE,
+    ),
+    Rule("a POST to the stream", 405, -32600, path="/sse", policy=SSE, reply={"Allow": "GET, OPTIONS"}),
+    Rule(
+        "a GET of the message path",
+        405,
+        -32600,
+        method="GET",
+        path="/messages",
+        policy=SSE,
+        reply={"Allow": "POST, OPTIONS"},
+    ),
+    *(
+        Rule(
+            f"{what} is posted",
+            202,
+            path="/messages?session={session}",
+            session=A,
+            body=body,
+            policy=SSE,
+            proves=req("sse-04"),
+        )
+        for what, body in [
+            ("a handshake", request("initialize", INITIALIZE)),
+            ("a request", request("tools/list")),
+            ("a notification", notification("notifications/initialized")),
+            ("a response", RESPONSE),
+        ]
+    ),
+    Rule(
+        "with other parameters",
+        202,
+        path="/messages/?a=b&session={session}&c",
+        session=A,
+        body=request("ping"),
+        policy=SSE,
+    ),
+    Rule(
+        "any Accept will do",
+        202,
+        path="/messages?session={session}",
+        session=A,
+        body=request("ping"),
+        headers={"Accept": "x/y"},
+        policy=SSE,
+    ),
+    Rule("nonsense", 400, -32700, path="/messages?session={session}", session=A, body=b"{", policy=SSE),
+    Rule(
+        "a batch is for the session to judge",
+        202,
+        path="/messages?session={session}",
+        session=A,
+        body=[request("ping")],
+        policy=SSE,
+    ),
+    Rule("no session", 400, -32600, ("endpoint",), path="/messages", body=request("ping"), policy=SSE),
+    Rule("an unknown session", 404, -32600, path="/messages?session=x", body=request("ping"), policy=SSE),
+    Rule(
+        "somebody else's session",
+        403,
+        -32600,
+        path="/messages?session={session}",
+        session=A,
+        principal="mallory",
+        body=request("ping"),
+        policy=SSE,
+    ),
+    Rule("the stream where HTTP+SSE is not served", 404, -32600, method="GET", path="/sse", proves=req("sse-13")),
+]
+
+RULES: dict[str, list[Rule]] = {
+    "places": PLACES,
+    "sites": SITES,
+    "content": CONTENT,
+    "modern": MODERN_RULES,
+    "parameters": PARAMETERS,
+    "legacy": LEGACY_RULES,
+    "http+sse": STREAMED,
+}

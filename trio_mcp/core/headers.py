@@ -1,0 +1,516 @@
+"""HTTP header fields as values: reading them, and mirroring parts of a message into them.
+
+Both sides of HTTP need these, so they stand apart from the decisions of either (`http`, `http_client`):
+
+- `Headers`, a view of what arrived that does not care for case (http-100) or for repeated fields;
+- what Accept, Content-Type, Origin and Host mean;
+- the *mirrored* headers: Mcp-Method and Mcp-Name, which repeat parts of the body for the eyes of intermediaries, and
+  Mcp-Param-*, which repeat those arguments of a tool that its schema marks with ``x-mcp-header``.  One table of rules
+  per tool, made once from its schema, serves the client (what to send) and the server (what to compare).
+
+What surprises: a mirrored value is compared with the body's own value, not with what the schema says it should be.  An
+argument of the wrong type is the schema's to refuse, with a better message; and no header matches an object.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error as Base64Error
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import attrs
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Json, JsonObject, Notification, Request
+
+__all__ = [
+    "DRAFT_HEADER_MISMATCH",
+    "EVENT_STREAM",
+    "JSON",
+    "LAST_EVENT_ID",
+    "METHOD",
+    "NAME",
+    "NAMED_BY",
+    "PARAM_PREFIX",
+    "PROTOCOL_VERSION",
+    "SESSION_ID",
+    "AllowList",
+    "Fields",
+    "Headers",
+    "Mirror",
+    "Mirrors",
+    "cors_headers",
+    "decode_value",
+    "encode_value",
+    "find_mirrors",
+    "is_json",
+    "is_session_id",
+    "media_type",
+    "mirror_fault",
+    "mirrored",
+    "preflight_headers",
+    "quality",
+    "reply_headers",
+    "standard_fault",
+    "standard_headers",
+]
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+
+SESSION_ID = "Mcp-Session-Id"  # 2025-11-25 writes MCP-Session-Id, which is the same name
+PROTOCOL_VERSION = "MCP-Protocol-Version"
+METHOD = "Mcp-Method"
+NAME = "Mcp-Name"
+PARAM_PREFIX = "Mcp-Param-"
+LAST_EVENT_ID = "Last-Event-ID"
+
+# The mid-2026 draft's code for what became -32020 (draft-01).  It is all a session-based revision has: there we compare
+# the standard headers of clients that follow the draft, and as a client we understand it next to the final one.
+DRAFT_HEADER_MISMATCH = -32001
+
+Fields: TypeAlias = tuple[tuple[str, str], ...]
+"""Header fields to be sent, in order."""
+
+
+class Headers(Mapping[str, str]):
+    """What arrived, by name in any case; bytes (as h11 and ASGI have them) or strings (as WSGI has).
+
+    A repeated field reads as one list, as HTTP has it: two different session ids are then one that nobody knows, two
+    hosts one that nobody allows.  The values stay out of the repr; some are secrets.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, fields: Iterable[tuple[str | bytes, str | bytes]] = ()) -> None:
+        values: dict[str, str] = {}
+        for raw_name, raw_value in fields:
+            name = _text(raw_name).lower()
+            value = _text(raw_value).strip(" \t")
+            held = values.get(name)
+            values[name] = value if held is None or held == value else f"{held}, {value}"
+        self._values = values
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Headers {', '.join(self._values)}>"
+
+
+def _text(raw: str | bytes) -> str:
+    return raw if isinstance(raw, str) else raw.decode("latin-1")
+
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def is_session_id(text: str) -> bool:
+    """http-54: "only visible ASCII characters (ranging from 0x21 to 0x7E)"."""
+    return text != "" and all("!" <= each <= "~" for each in text)
+
+
+# Accept and Content-Type.
+
+
+def media_type(value: str) -> tuple[str, dict[str, str]]:
+    """A media type or range and its parameters, all in lower case."""
+    essence, *rest = value.lower().split(";")
+    pairs = (each.partition("=") for each in rest)
+    return essence.strip(), {name.strip(): text.strip().strip('"') for name, _, text in pairs}
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether a body is JSON as we read it: application/json, and UTF-8 where it says anything about it."""
+    essence, parameters = media_type(content_type or "")
+    return essence == JSON and parameters.get("charset", "utf-8") in ("utf-8", "utf8")
+
+
+def quality(accept: str | None, wanted: str) -> float:
+    """How welcome the type is, from 0 (refused) to 1.  The most specific range decides (RFC 9110, 12.5.1).
+
+    No Accept, or an empty one, means anything.  Parameters of a range are ignored: nothing we send has variants.
+    """
+    if not accept:
+        return 1.0
+    major = wanted.partition("/")[0]
+    ranges = {wanted: 3, f"{major}/*": 2, "*/*": 1}
+    best, welcome = 0, 0.0
+    for each in accept.split(","):
+        essence, parameters = media_type(each)
+        specific = ranges.get(essence, 0)
+        if specific > best:
+            best, welcome = specific, _weight(parameters.get("q", "1"))
+    return welcome
+
+
+def _weight(text: str) -> float:
+    # A weight that is none is no reason to refuse somebody.
+    return float(text) if re.fullmatch(r"0(\.\d{0,3})?|1(\.0{0,3})?", text) else 1.0
+
+
+# Origin and Host.
+
+_AUTHORITY = re.compile(r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{1,5}))?")
+_DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
+
+
+@attrs.frozen
+class _Site:
+    """An origin or a host.  `port` is None where any will do, in a pattern, or where none was said, in a Host."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+
+def _site(text: str) -> _Site | None:
+    match = _AUTHORITY.fullmatch(text.lower())
+    if match is None:
+        return None
+    scheme, host, port = match[1] or "", match[2], match[3]
+    return _Site(scheme, host, int(port) if port else _DEFAULT_PORTS.get(scheme))
+
+
+class AllowList:
+    """Which origins, or which hosts, are served.
+
+    An origin is written as browsers send it (``https://app.example.com``, or ``null``), with ``:*`` for any port.  A
+    host is a name or address without a scheme; without a port it stands for all of them, since a port is no defence
+    against DNS rebinding.  ``*`` alone allows everything.
+    """
+
+    def __init__(self, setting: str, patterns: Sequence[str], *, schemes: bool) -> None:
+        if isinstance(patterns, str):
+            raise LocalProtocolError(f"{setting} is a list of strings; got the string {patterns!r}")
+        self._literal = {each for each in patterns if each == "*" or (each == "null" and schemes)}
+        self._sites = {_pattern(setting, each, schemes) for each in patterns if each not in self._literal}
+
+    def allows(self, value: str) -> bool:
+        if "*" in self._literal or value in self._literal:
+            return True
+        site = _site(value)
+        return site is not None and (site in self._sites or _Site(site.scheme, site.host, None) in self._sites)
+
+
+def _pattern(setting: str, pattern: str, scheme: bool) -> _Site:
+    anywhere = pattern.endswith(":*")
+    site = _site(pattern.removesuffix(":*"))
+    if site is None or bool(site.scheme) != scheme:
+        wanted = "'https://app.example.com' or 'http://localhost:*'" if scheme else "'example.com' or '[::1]:8080'"
+        raise LocalProtocolError(f"{setting}: {pattern!r} is not understood; write it like {wanted}, or '*'")
+    return _Site(site.scheme, site.host, None if anywhere else site.port)
+
+
+# What goes back.
+
+_MCP_NAMES = (SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
+# What a page of an allowed origin may send and read: the headers of every revision, and those of authorization.
+_CORS_NAMES = (*_MCP_NAMES, "Accept", "Authorization", "Content-Type", "DPoP", "DPoP-Nonce", "WWW-Authenticate")
+_PREFLIGHT_SECONDS = "7200"  # the most that any browser honours
+
+
+def cors_headers(origin: str) -> Fields:
+    """For every reply to a page of an allowed origin, refusals included."""
+    exposed = ("Access-Control-Expose-Headers", ", ".join((*_CORS_NAMES, "Retry-After")))
+    return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"), exposed)
+
+
+def preflight_headers(asked: str, methods: str) -> Fields:
+    """For the reply to a preflight.  The names of Mcp-Param-* depend on the tools, so what is asked for is allowed."""
+    names = [each.strip() for each in asked.split(",")]
+    allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in names if _TOKEN.fullmatch(each))])
+    return (
+        ("Access-Control-Allow-Methods", methods),
+        ("Access-Control-Allow-Headers", ", ".join(allowed)),
+        ("Access-Control-Max-Age", _PREFLIGHT_SECONDS),
+    )
+
+
+# "X-Accel-Buffering: no ... instructs reverse proxies to disable response buffering" (http-107); no-transform keeps
+# others from compressing, which buffers as well.
+_STREAM_HEADERS: Fields = (
+    ("Content-Type", EVENT_STREAM),
+    ("Cache-Control", "no-cache, no-transform"),
+    ("X-Accel-Buffering", "no"),
+)
+_JSON_HEADERS: Fields = (("Content-Type", JSON), ("Cache-Control", "no-store"))
+
+
+def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> Fields:
+    """The headers of a response that carries messages.  `session` is for the answer to initialize alone."""
+    kind = _STREAM_HEADERS if stream else _JSON_HEADERS
+    return (*kind, *cors) if session is None else (*kind, (SESSION_ID, session), *cors)
+
+
+# Values that were not made for headers.
+
+_SENTINEL, _SENTINEL_END = "=?base64?", "?="
+_PLAIN = re.compile(r"(?! )[ -~]*(?<! )")
+_FIELD_VALUE = re.compile(r"[\t -~]*")
+
+
+def encode_value(text: str) -> str:
+    """The value as it may stand in a header: as it is where that is safe, else as marked Base64.
+
+    "Clients MUST also Base64-encode any plain-ASCII value that matches the sentinel pattern" (http-92).
+    """
+    looks_encoded = text.startswith(_SENTINEL) and text.endswith(_SENTINEL_END)
+    if _PLAIN.fullmatch(text) and not looks_encoded:
+        return text
+    try:
+        encoded = b2a_base64(text.encode(), newline=False).decode()
+    except UnicodeEncodeError:
+        raise LocalProtocolError("half of a surrogate pair cannot be sent in a header") from None
+    return f"{_SENTINEL}{encoded}{_SENTINEL_END}"
+
+
+def decode_value(value: str) -> str | None:
+    """What a header value stands for, or None where it is malformed (http-91, http-95)."""
+    if not _FIELD_VALUE.fullmatch(value):
+        return None
+    inner = value.removeprefix(_SENTINEL)
+    # Both marks must be there, each with characters of its own; the marks are case-sensitive.
+    if inner == value or not inner.endswith(_SENTINEL_END):
+        return value
+    try:
+        return a2b_base64(inner.removesuffix(_SENTINEL_END), strict_mode=True).decode()
+    except (Base64Error, UnicodeDecodeError):
+        return None
+
+
+# The standard headers: Mcp-Method and Mcp-Name.
+
+NAMED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "tools/call": "name",
+        "prompts/get": "name",
+        "resources/read": "uri",
+        "tasks/get": "taskId",
+        "tasks/update": "taskId",
+        "tasks/cancel": "taskId",
+    }
+)
+"""Which parameter Mcp-Name repeats, for the methods that have one (http-75, and the tasks extension)."""
+
+
+def standard_headers(message: Request | Notification) -> Fields:
+    """Mcp-Method, and Mcp-Name where it applies.  Notifications get them too: the text is silent, the draft had it."""
+    fields = [(METHOD, message.method)]
+    source = NAMED_BY.get(message.method)
+    name = None if source is None else message.params.get(source)
+    if isinstance(name, str):
+        fields.append((NAME, encode_value(name)))
+    return tuple(fields)
+
+
+def standard_fault(headers: Headers, message: Request | Notification, *, required: bool) -> str | None:
+    """What is wrong with the standard headers of this message, or None.  Unless required, they may be missing."""
+    method = headers.get(METHOD)
+    if method is None and required:
+        return f"the {METHOD} header is missing; it repeats the method, {_shown(message.method)}"
+    if method is not None and method != message.method:
+        return f"the {METHOD} header says {_shown(method)}, the body's method is {_shown(message.method)}"
+    source = NAMED_BY.get(message.method)
+    if source is None:
+        return None
+    return _name_fault(headers.get(NAME), source, message.params.get(source), required)
+
+
+def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> str | None:
+    if sent is None:
+        # A body without the parameter is refused for that, by whoever needs it.
+        missing = required and isinstance(name, str)
+        return f"the {NAME} header is missing; it repeats params.{source}, {_shown(name)}" if missing else None
+    decoded = decode_value(sent)
+    if decoded is None:
+        return f"the {NAME} header is malformed: {_shown(sent)} has bad characters or bad Base64"
+    if decoded != name:
+        return f"the {NAME} header says {_shown(decoded)}, params.{source} is {_shown(name)}"
+    return None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+# Arguments that a tool wants mirrored.
+
+_ANNOTATION = "x-mcp-header"
+_MIRRORED_TYPES = ("string", "integer", "boolean")
+_SAFE_INTEGER = 2**53 - 1
+# Keywords whose values are data, where a key of that name means nothing, and those that hold schemas by name.
+_DATA_KEYWORDS = frozenset({"const", "default", "enum", "examples"})
+_NAMING_KEYWORDS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties"})
+
+
+@attrs.frozen
+class Mirror:
+    """One rule: the argument at this path of property names goes into this header."""
+
+    header: str
+    path: tuple[str, ...]
+
+    def value(self, arguments: Mapping[str, Any]) -> Json:
+        """The argument, or None where there is none."""
+        at: Any = arguments
+        for step in self.path:
+            if not isinstance(at, Mapping):
+                return None
+            at = at.get(step)
+        return at
+
+
+@attrs.frozen
+class Mirrors:
+    """What a tool's schema says about mirroring.
+
+    `faults` is empty for a good schema.  A server refuses to register a tool with faults; a client on Streamable HTTP
+    leaves such a tool out of its list, and says why (http-85, http-86).
+    """
+
+    rules: tuple[Mirror, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class _Spot:
+    """One subschema: where it is, for people; and the chain of `properties` to it, unless it is elsewhere."""
+
+    schema: JsonObject
+    where: str
+    path: tuple[str, ...] | None
+
+
+def find_mirrors(input_schema: JsonObject) -> Mirrors:
+    """The rules in a tool's inputSchema, compiled once, when the tool is registered or listed."""
+    rules: list[Mirror] = []
+    faults: list[str] = []
+    taken: set[str] = set()
+    waiting = [_Spot(input_schema, "", ())]
+    while waiting:
+        spot = waiting.pop()
+        if _ANNOTATION in spot.schema:
+            name = spot.schema[_ANNOTATION]
+            fault = _annotation_fault(name, spot, taken)
+            if fault is None:
+                taken.add(name.lower())
+                rules.append(Mirror(PARAM_PREFIX + name, spot.path or ()))
+            else:
+                faults.append(f"{_ANNOTATION} at {spot.where or 'the root'}: {fault}")
+        waiting += reversed(list(_subschemas(spot)))
+    return Mirrors(tuple(rules), tuple(faults))
+
+
+def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        return f"{_shown(name)} is not an HTTP token"  # http-79, http-80
+    if not spot.path:
+        return "only properties reached through `properties` alone may be mirrored"  # http-84
+    kind = spot.schema.get("type")
+    if kind not in _MIRRORED_TYPES:
+        return f"a property of type {_shown(kind)} cannot be mirrored, only {', '.join(_MIRRORED_TYPES)}"  # http-82
+    if name.lower() in taken:
+        return f"{name!r} is used twice, names being compared without regard to case"  # http-81
+    return None
+
+
+def _subschemas(spot: _Spot) -> Iterator[_Spot]:
+    """Every place beneath this one where a schema may stand.  An unknown keyword is taken to hold schemas."""
+    for keyword, value in spot.schema.items():
+        where = f"{spot.where}/{keyword}"
+        if keyword == "properties":
+            for name, schema in _objects(value):
+                yield _Spot(schema, f"{where}/{name}", None if spot.path is None else (*spot.path, name))
+        elif keyword in _NAMING_KEYWORDS:
+            for name, schema in _objects(value):
+                yield _Spot(schema, f"{where}/{name}", None)
+        elif keyword not in _DATA_KEYWORDS:
+            for name, schema in _objects({"": value} if isinstance(value, dict) else value):
+                yield _Spot(schema, f"{where}/{name}".rstrip("/"), None)
+
+
+def _objects(value: Json) -> Iterator[tuple[str, JsonObject]]:
+    pairs: Iterable[tuple[str, Json]] = ()
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = ((str(index), each) for index, each in enumerate(value))
+    return ((name, each) for name, each in pairs if isinstance(each, dict))
+
+
+def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
+    """The Mcp-Param-* headers for a call with these arguments.  None for what is null or absent (http-97)."""
+    fields = []
+    for rule in rules:
+        value = rule.value(arguments)
+        if value is None:
+            continue
+        text = _as_text(value)
+        if text is None:
+            raise LocalProtocolError(
+                f"the argument {'.'.join(rule.path)!r} goes into the header {rule.header}, so it must be a string, "
+                f"true or false, or an integer between -(2**53-1) and 2**53-1; got {type(value).__name__}"
+            )
+        fields.append((rule.header, encode_value(text)))
+    return tuple(fields)
+
+
+def _as_text(value: Json) -> str | None:
+    """A primitive value as it is mirrored (http-88), or None for any other."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    number = _whole(value)
+    return None if number is None else str(number)
+
+
+def _whole(value: Json) -> int | None:
+    """The integer that this number is; 42.0 is one, to JSON Schema.  None beyond the safe range (http-83)."""
+    if not isinstance(value, int | float) or not abs(value) <= _SAFE_INTEGER or value != int(value):
+        return None
+    return int(value)
+
+
+def mirror_fault(
+    rules: Sequence[Mirror], headers: Headers, arguments: Mapping[str, Any], *, required: bool = True
+) -> str | None:
+    """What is wrong with the Mcp-Param-* headers of this call, or None.  Headers without a rule are ignored.
+
+    The messages name the header, not the value: what a tool mirrors may be a secret.
+    """
+    for rule in rules:
+        sent, value, where = headers.get(rule.header), rule.value(arguments), f"the argument {'.'.join(rule.path)!r}"
+        if sent is None:
+            if value is not None and required:  # http-98, http-99
+                return f"the {rule.header} header is missing; it repeats {where}"
+            continue
+        decoded = decode_value(sent)
+        if decoded is None:
+            return f"the {rule.header} header is malformed: it has bad characters or bad Base64"
+        if not _same(decoded, value):
+            return f"the {rule.header} header does not match {where}"
+    return None
+
+
+_DECIMAL = re.compile(r"(-?\d{1,16})(?:\.0*)?")
+
+
+def _same(text: str, value: Json) -> bool:
+    """http-96, and for integers http-101: "compare the header value and the body value numerically"."""
+    number = None if isinstance(value, bool) else _whole(value)
+    if number is None:
+        return text == _as_text(value)
+    match = _DECIMAL.fullmatch(text)
+    return match is not None and int(match[1]) == number

@@ -1,0 +1,672 @@
+"""The server's half of HTTP, as decisions: a request comes in, a verdict comes out.
+
+No socket is seen here, so an h11 server, an ASGI or WSGI adapter and a test all get the same rules.  A driver does
+
+1. `screen` with the head alone: Origin, Host, path, method, sizes and types.  What is refused here is refused before a
+   byte of the body is read, and a preflight is answered before anybody is asked for a token.
+2. its own authentication, which gives a principal.
+3. `judge` with the body: eras, versions, sessions, mirrored headers.  The verdict says what to do: send this `Reply`;
+   feed a message and send 202 (`Deliver`); `Serve` messages and answer by JSON or by a stream; open or end something.
+
+A driver without a use for the first step calls `judge` at once.  What only a driver can know is an argument: the
+sessions there are, the header rules of the tools, who is asking.
+
+The rules in short.  A message that names a version in its `_meta`, or comes with the header of a modern revision, is
+modern: stateless, POST only, every mirrored header required.  `initialize`, and whatever comes in its session, is
+legacy.  Every refusal has a JSON-RPC error for a body, which says what came, what was expected, and which setting
+changes it; it never has a session id or an argument in it.  The request's id is in it where it could be read, else the
+error has none ("a JSON-RPC error response that has no `id`"), in every revision.
+"""
+
+from __future__ import annotations
+
+import enum
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.headers import (
+    DRAFT_HEADER_MISMATCH,
+    EVENT_STREAM,
+    JSON,
+    LAST_EVENT_ID,
+    PROTOCOL_VERSION,
+    SESSION_ID,
+    AllowList,
+    Fields,
+    Headers,
+    Mirror,
+    cors_headers,
+    is_json,
+    mirror_fault,
+    preflight_headers,
+    quality,
+    reply_headers,
+    standard_fault,
+)
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    Batch,
+    Error,
+    Id,
+    Invalid,
+    Json,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+    decode,
+    encode,
+)
+from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
+
+__all__ = [
+    "LOOPBACK_HOSTS",
+    "LOOPBACK_ORIGINS",
+    "Answer",
+    "Deliver",
+    "EndSession",
+    "HttpPolicy",
+    "HttpRequest",
+    "OpenLegacyStream",
+    "OpenStream",
+    "Reply",
+    "Screened",
+    "Serve",
+    "SessionFacts",
+    "Verdict",
+    "endpoint_uri",
+    "judge",
+    "refusal",
+    "screen",
+    "session_id",
+    "status_for",
+]
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK_ORIGINS = tuple(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in LOOPBACK_HOSTS)
+
+_SESSION_PARAMETER = "session"
+
+
+class _Place(enum.Enum):
+    ENDPOINT = enum.auto()
+    SSE = enum.auto()
+    MESSAGES = enum.auto()
+
+
+def _path(path: str) -> str:
+    if not path.startswith("/") or "?" in path:
+        raise LocalProtocolError(f"a path begins with a slash and has no query; got {path!r}")
+    return path.rstrip("/")
+
+
+@attrs.frozen
+class HttpPolicy:
+    """What a server serves by HTTP, and to whom.  The defaults are for a server on loopback.
+
+    Paths are served with and without a trailing slash.  `sse_path` and `message_path` are those of the old HTTP+SSE
+    transport, which is off unless they are given (sse-13).  Without `sessions` legacy clients are served too, each
+    POST for itself; with `json_only` nothing is ever answered by a stream.
+    """
+
+    path: str = attrs.field(default="/mcp", converter=_path)
+    sse_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    message_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    allowed_hosts: Sequence[str] = LOOPBACK_HOSTS  # as `AllowList` understands them
+    allowed_origins: Sequence[str] = LOOPBACK_ORIGINS
+    revisions: Sequence[Revision] = tuple(REVISIONS.values())
+    sessions: bool = True
+    json_only: bool = False
+    limits: Limits = attrs.field(factory=Limits)
+    # Worked out once.
+    hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
+    origins: AllowList = attrs.field(init=False, repr=False, eq=False)
+    places: Mapping[str, _Place] = attrs.field(init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        places = {self.path: _Place.ENDPOINT}
+        if self.sse_path is not None and self.message_path is not None:
+            places |= {self.sse_path: _Place.SSE, self.message_path: _Place.MESSAGES}
+        if len(places) != 1 + (self.sse_path is not None) + (self.message_path is not None):
+            raise LocalProtocolError("sse_path and message_path come together, and each of the paths is another one")
+        # The way of attrs to set what a frozen object works out.
+        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
+        object.__setattr__(self, "origins", AllowList("allowed_origins", self.allowed_origins, schemes=True))
+
+    @property
+    def legacy(self) -> bool:
+        return any(each.handshake for each in self.revisions)
+
+
+@attrs.frozen
+class HttpRequest:
+    """`target` is the path and query as they came (or the whole URI that a proxy is sent)."""
+
+    method: str
+    target: str = attrs.field(repr=False)  # an HTTP+SSE client has its session there
+    headers: Headers
+    body: bytes = attrs.field(default=b"", repr=False)
+
+
+@attrs.frozen
+class SessionFacts:
+    """What the driver knows of a session.  Before the handshake of an HTTP+SSE stream, its revision is 2024-11-05."""
+
+    revision: Revision
+    principal: Any = None
+    legacy_stream: bool = False  # opened by HTTP+SSE: it lives on the message path, the others on the endpoint
+
+
+class Answer(enum.Enum):
+    """How requests may be answered: what the client takes and the server offers.
+
+    EITHER means JSON, unless something precedes the answer: that costs nothing, and every client can read it.
+    """
+
+    EITHER = enum.auto()
+    JSON = enum.auto()
+    STREAM = enum.auto()
+
+
+# The verdicts.  `cors` are header fields that belong on whatever reply the driver makes of them.
+
+
+@attrs.frozen
+class Reply:
+    """Send this, and that is all.  `error` is what the body says, or None."""
+
+    status: int
+    headers: Fields
+    body: bytes = b""
+    error: Error | None = None
+
+
+@attrs.frozen
+class Deliver:
+    """Feed this message, then send `reply`: 202, or 400 for a malformed response, which still ends what it meant to
+    answer.  If the message cannot be accepted after all, send a `refusal` instead.
+    """
+
+    message: Message
+    revision: Revision
+    session: str | None = attrs.field(repr=False)
+    cors: Fields
+
+    @property
+    def reply(self) -> Reply:
+        if isinstance(self.message, Invalid):
+            return refusal(400, Error(None, errors.INVALID_REQUEST, self.message.why), self.cors)  # http-16
+        return _empty(202, self.cors)
+
+
+@attrs.frozen
+class Serve:
+    """Feed this message and answer its requests on this response.
+
+    `revision` is None for `initialize`, which agrees it; `opens_session` says that a session is to be made for that,
+    and its id put on the response.
+    """
+
+    message: Message
+    revision: Revision | None
+    session: str | None = attrs.field(repr=False)
+    opens_session: bool
+    answer: Answer
+    cors: Fields
+
+
+@attrs.frozen
+class OpenStream:
+    """Open the standalone stream of this session, or resume one of its streams after the event with this id."""
+
+    session: str = attrs.field(repr=False)
+    revision: Revision
+    after: str | None
+    cors: Fields
+
+
+@attrs.frozen
+class EndSession:
+    """End this session, then send `reply`."""
+
+    session: str = attrs.field(repr=False)
+    cors: Fields
+
+    @property
+    def reply(self) -> Reply:
+        return _empty(204, self.cors)
+
+
+@attrs.frozen
+class OpenLegacyStream:
+    """Open an HTTP+SSE stream and its session.  The first event is ``endpoint``, its data `endpoint_uri`."""
+
+    cors: Fields
+
+
+Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLegacyStream
+
+
+@attrs.frozen
+class Screened:
+    """A request whose head was good: the body may be read, and `judge` be called with it."""
+
+    place: _Place
+    answer: Answer
+    cors: Fields
+
+
+# Making replies.
+
+
+def status_for(revision: Revision, code: int) -> int:
+    """The HTTP status for an error that answers a request, before anything else was sent on its response."""
+    return 200 if revision.http is None else revision.http.statuses.get(code, 200)
+
+
+def refusal(status: int, error: Error, cors: Fields = (), extra: Fields = ()) -> Reply:
+    """A refusal with its JSON-RPC body; also for what a driver refuses itself (429, 503, events no longer kept)."""
+    body = encode(error, null_id=False)
+    length = ("Content-Length", str(len(body)))
+    return Reply(status, (*reply_headers(cors, stream=False), length, *extra), body, error)
+
+
+def _empty(status: int, fields: Fields) -> Reply:
+    length: Fields = () if status == 204 else (("Content-Length", "0"),)
+    return Reply(status, (*length, *fields))
+
+
+def session_id(random: bytes) -> str:
+    """A session id made of random bytes: visible ASCII, safe in a URI, and as hard to guess as they (http-53, 54)."""
+    if len(random) < 16:
+        raise LocalProtocolError(f"a session id is made of at least 16 random bytes; got {len(random)}")
+    return urlsafe_b64encode(random).rstrip(b"=").decode()
+
+
+def endpoint_uri(policy: HttpPolicy, session: str, prefix: str = "") -> str:
+    """Where the client of an HTTP+SSE stream posts to (sse-05).  `prefix` is where the policy's paths are mounted."""
+    return f"{prefix}{policy.message_path}?{_SESSION_PARAMETER}={session}"
+
+
+class _Refusal(Exception):
+    """Inside this module a rule that is broken raises; `screen` and `judge` turn that into a `Reply`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: int = errors.INVALID_REQUEST,
+        id: Id | None = None,
+        data: Json = ABSENT,
+        extra: Fields = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = Error(id, code, message, data)
+        self.extra = extra
+
+    def reply(self, method: str, cors: Fields) -> Reply:
+        reply = refusal(self.status, self.error, cors, self.extra)
+        return attrs.evolve(reply, body=b"") if method == "HEAD" else reply
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 120 else f"{value[:120]}...")
+
+
+# Step one: the head.
+
+
+def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
+    """Judge what needs no body.  A `Reply` is final."""
+    cors: Fields = ()
+    try:
+        cors, path = _check_sites(policy, request)
+        place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
+        if place is None:
+            raise _Refusal(404, f"nothing is served at {_shown(path)}; the MCP endpoint is {policy.path or '/'}")
+        allowed = _methods(policy, place, request.headers.get(PROTOCOL_VERSION))
+        if request.method == "OPTIONS":
+            asked = request.headers.get("Access-Control-Request-Headers", "")
+            return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
+        if request.method not in allowed.split(", "):
+            # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
+            raise _Refusal(405, f"{_shown(request.method)} is not served here: {allowed}", extra=(("Allow", allowed),))
+        if request.method == "POST":
+            _check_content(policy, request.headers)
+        return Screened(place, _acceptable(policy, place, request), cors)
+    except _Refusal as refused:
+        return refused.reply(request.method, cors)
+
+
+def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]:
+    """Who asks, and whom: the CORS headers for a page that may, and the path."""
+    origin = request.headers.get("Origin")
+    # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
+    if origin is not None and not policy.origins.allows(origin):
+        raise _Refusal(403, f"the origin {_shown(origin)} is not allowed; add it to allowed_origins to serve it")
+    host, path = _split(request)
+    # A page whose name was rebound to our address sends that name.  421 is HTTP's word for "not the server of this
+    # host" (RFC 9110, 15.5.20).  Without a Host it is HTTP/1.0, and no browser.
+    if host is not None and not policy.hosts.allows(host):
+        raise _Refusal(421, f"the host {_shown(host)} is not served here; add it to allowed_hosts to serve it")
+    return () if origin is None else cors_headers(origin), path
+
+
+def _split(request: HttpRequest) -> tuple[str | None, str]:
+    """The host and the path.  In a target with a scheme, its host is the one that counts (RFC 9112, 3.2.2)."""
+    target = request.target.partition("?")[0]
+    scheme, mark, rest = target.partition("://")
+    if not mark or "/" in scheme:
+        return request.headers.get("Host"), target
+    host, slash, path = rest.partition("/")
+    return host, slash + path
+
+
+def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> str:
+    """The methods of this place, as Allow has them."""
+    if place is not _Place.ENDPOINT:
+        return "GET, OPTIONS" if place is _Place.SSE else "POST, OPTIONS"
+    # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
+    # modern one they do not exist.
+    named = REVISIONS.get(version or "")
+    sessions = policy.sessions and policy.legacy and (named is None or named.handshake)
+    if not sessions:
+        return "POST, OPTIONS"
+    return "POST, DELETE, OPTIONS" if policy.json_only else "GET, POST, DELETE, OPTIONS"
+
+
+def _check_content(policy: HttpPolicy, headers: Headers) -> None:
+    length, kind, limit = headers.get("Content-Length", ""), headers.get("Content-Type"), policy.limits.message_bytes
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        raise _Refusal(413, f"the body has {_shown(length)} bytes, and {limit} are allowed (Limits.message_bytes)")
+    # Also a defence: a page cannot send this type to another origin without a preflight.
+    if not is_json(kind):
+        came = "no Content-Type" if kind is None else f"the Content-Type {_shown(kind)}"
+        raise _Refusal(415, f"a message is posted as {JSON} in UTF-8; {came} came")
+
+
+_ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
+
+
+def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answer:
+    """How we may answer.  Lenient: a client need not list both types, only take one that we can give."""
+    accept = request.headers.get("Accept")
+    posted = request.method == "POST"
+    if place is _Place.MESSAGES or request.method == "DELETE":
+        return Answer.EITHER  # answered without a body
+    json = posted and quality(accept, JSON) > 0
+    stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
+    if not json and not stream:
+        offered = EVENT_STREAM if not posted else JSON if policy.json_only else f"{JSON} and {EVENT_STREAM}"
+        raise _Refusal(406, f"Accept is {_shown(accept or '')}; it must allow what is offered: {offered}")
+    return _ANSWERS[json, stream]
+
+
+# Step two: the body.
+
+
+@attrs.frozen
+class _Case:
+    """One request, with all that there is to judge it by."""
+
+    policy: HttpPolicy
+    request: HttpRequest
+    head: Screened
+    find_session: Callable[[str], SessionFacts | None]
+    find_mirrors: Callable[[str], Sequence[Mirror] | None]
+    principal: Any
+
+    @property
+    def version(self) -> str | None:
+        return self.request.headers.get(PROTOCOL_VERSION)
+
+
+def judge(
+    policy: HttpPolicy,
+    request: HttpRequest,
+    *,
+    find_session: Callable[[str], SessionFacts | None],
+    find_mirrors: Callable[[str], Sequence[Mirror] | None] = lambda tool: None,
+    principal: Any = None,
+    screened: Screened | None = None,
+) -> Verdict:
+    """What to do with this request.  Pure: nothing is remembered, and nothing was done yet.
+
+    `find_session` and `find_mirrors` are lookups by session id and by tool name; a dict's `get` will do.  `screened` is
+    what `screen` gave for this request, where it was called before.
+    """
+    head = screened or screen(policy, request)
+    if isinstance(head, Reply):
+        return head
+    case = _Case(policy, request, head, find_session, find_mirrors, principal)
+    try:
+        return _ROUTES[head.place, request.method](case)
+    except _Refusal as refused:
+        return refused.reply(request.method, head.cors)
+
+
+def _standing(case: _Case) -> Verdict:
+    """GET and DELETE: both are about a session that stands."""
+    session, facts = _session(case)
+    _legacy_revision(case, facts)
+    if case.request.method == "DELETE":
+        return EndSession(session, case.head.cors)
+    return OpenStream(session, facts.revision, case.request.headers.get(LAST_EVENT_ID) or None, case.head.cors)
+
+
+def _post(case: _Case) -> Verdict:
+    message = _message(case)
+    stated = _stated_version(message)
+    named = REVISIONS.get(case.version or "")
+    opening = isinstance(message, Request) and message.method == "initialize"
+    # A version in `_meta` is modern, whatever else came (http-117); so is the header of a modern revision, but a
+    # handshake without `_meta` is a handshake.
+    modern = stated is not None or (named is not None and not named.handshake and not opening)
+    if modern or not case.policy.legacy:
+        return _modern(case, message, stated)
+    return _initialize(case, message) if opening else _legacy(case, message)
+
+
+def _message(case: _Case) -> Message:
+    body, limit = case.request.body, case.policy.limits.message_bytes
+    if len(body) > limit:
+        raise _Refusal(413, f"the body has more than {limit} bytes (Limits.message_bytes)")
+    message = decode(body, case.policy.limits)
+    if isinstance(message, Invalid) and message.answers is None:
+        # http-16, http-17; also where the message was a notification, and JSON-RPC itself owes no answer.
+        error = message.reply or Error(None, errors.INVALID_REQUEST, message.why)
+        raise _Refusal(400, error.message, code=error.code, id=error.id, data=error.data)
+    return message
+
+
+def _stated_version(message: Message) -> Json:
+    """The version in a message's `_meta`, of whatever type; None where there is none."""
+    if not isinstance(message, Request | Notification):
+        return None
+    meta = message.params.get("_meta")
+    return meta.get(META_VERSION) if isinstance(meta, dict) else None
+
+
+def _id(message: Message) -> Id | None:
+    return message.id if isinstance(message, Request) else None
+
+
+def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
+    revision = REVISIONS.get(version)
+    if revision is None or revision not in case.policy.revisions or revision.handshake is not handshake:
+        return None
+    return revision
+
+
+def _unsupported(case: _Case, id: Id | None, requested: Json, code: int) -> _Refusal:
+    supported = sorted((each.name for each in case.policy.revisions), reverse=True)
+    data = {"supported": supported, "requested": requested[:120] if isinstance(requested, str) else ""}
+    return _Refusal(400, "Unsupported protocol version", code=code, id=id, data=data)
+
+
+# Modern: everything is in the message, and the headers repeat some of it.
+
+
+def _modern(case: _Case, message: Message, stated: Json) -> Verdict:
+    if not isinstance(message, Request | Notification):
+        raise _Refusal(400, "one request or one notification is posted, and nothing else")  # http-12, http-13
+    revision = _modern_revision(case, message, stated)
+    required = isinstance(message, Request)
+    _check_mirrors(case, message, required=required, code=errors.HEADER_MISMATCH)
+    if not required:
+        return Deliver(message, revision, None, case.head.cors)
+    answer = case.head.answer
+    if message.method in revision.teardown:
+        if answer is Answer.JSON:
+            why = f"{message.method} is answered by a stream, which Accept or json_only rules out"
+            raise _Refusal(406, why, id=_id(message))
+        answer = Answer.STREAM
+    return Serve(message, revision, None, opens_session=False, answer=answer, cors=case.head.cors)
+
+
+def _modern_revision(case: _Case, message: Request | Notification, stated: Json) -> Revision:
+    """The revision that header and `_meta` agree on.  That they agree is looked at before what they agree on."""
+    id, version = _id(message), case.version
+    if version is None and message.method == "initialize" and stated is None:
+        # ver-12: "name the protocol versions it supports in any error it returns to an initialize request".
+        raise _unsupported(case, id, message.params.get("protocolVersion"), errors.UNSUPPORTED_VERSION)
+    if version is None:
+        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing", code=errors.HEADER_MISMATCH, id=id)  # http-73
+    if stated is not None and stated != version:
+        why = f"the {PROTOCOL_VERSION} header says {_shown(version)}, _meta says {_shown(str(stated))}"
+        raise _Refusal(400, why, code=errors.HEADER_MISMATCH, id=id)  # http-69
+    if isinstance(message, Request):
+        _check_meta(message)
+    revision = _served(case, version, handshake=False)
+    if revision is None:
+        raise _unsupported(case, id, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
+    return revision
+
+
+# http-105: what the `_meta` of every modern request has, and its type.
+_REQUIRED_META = ((META_VERSION, str, "a version"), (META_CLIENT_CAPABILITIES, dict, "an object"))
+
+
+def _check_meta(message: Request) -> None:
+    meta = message.params.get("_meta")
+    for key, kind, what in _REQUIRED_META:
+        if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
+            why = f"params._meta must have {what} for {key!r}"
+            raise _Refusal(400, why, code=errors.INVALID_PARAMS, id=message.id)
+
+
+def _check_mirrors(case: _Case, message: Request | Notification, *, required: bool, code: int) -> None:
+    """http-91, http-95..102: the headers that repeat the body do repeat it."""
+    headers = case.request.headers
+    fault = standard_fault(headers, message, required=required)
+    if fault is None and message.method == "tools/call":
+        tool, arguments = message.params.get("name"), message.params.get("arguments")
+        rules = case.find_mirrors(tool) if isinstance(tool, str) else None
+        fault = mirror_fault(rules or (), headers, arguments if isinstance(arguments, dict) else {}, required=required)
+    if fault is not None:
+        raise _Refusal(400, f"Header mismatch: {fault}", code=code, id=_id(message))
+
+
+# Legacy: a handshake, and what comes in its session.
+
+
+def _initialize(case: _Case, message: Message) -> Verdict:
+    """A handshake agrees the version itself, so its header says nothing yet; neither does an old session's id."""
+    _compare_if_sent(case, message)
+    return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
+
+
+def _legacy(case: _Case, message: Message) -> Verdict:
+    session: str | None = None
+    facts: SessionFacts | None = None
+    if case.policy.sessions:
+        session, facts = _session(case, _id(message))
+    revision = _legacy_revision(case, facts, _id(message))
+    if facts is None and isinstance(message, Result | Error | Invalid):
+        # http-16: each POST stands alone, so nothing was ever asked.
+        raise _Refusal(400, "this server keeps no sessions (sessions=False), so it waits for no response")
+    _compare_if_sent(case, message)
+    if _owes_an_answer(message, revision):
+        return Serve(message, revision, session, opens_session=False, answer=case.head.answer, cors=case.head.cors)
+    return Deliver(message, revision, session, case.head.cors)
+
+
+def _compare_if_sent(case: _Case, message: Message) -> None:
+    # These revisions know no such headers.  But who sends them may be routed by them, so they must be true.
+    if isinstance(message, Request | Notification):
+        _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
+
+
+def _owes_an_answer(message: Message, revision: Revision) -> bool:
+    """Whether the response will carry anything.  A batch is looked into, and refused where it may not be."""
+    if not isinstance(message, Batch):
+        return isinstance(message, Request)
+    if not revision.batches:
+        raise _Refusal(400, f"{revision} has no batches: post each message by itself")
+    if any(isinstance(each, Request) and each.method == "initialize" for each in message.items):
+        raise _Refusal(400, "initialize cannot be part of a batch")
+    broken = [each for each in message.items if isinstance(each, Invalid)]
+    if len(broken) == len(message.items) and all(each.reply is None and each.answers is None for each in broken):
+        raise _Refusal(400, f"nothing in this batch is a message: {broken[0].why}")
+    return any(isinstance(each, Request) for each in message.items) or any(each.reply for each in broken)
+
+
+def _session(case: _Case, id: Id | None = None) -> tuple[str, SessionFacts]:
+    session = case.request.headers.get(SESSION_ID)
+    if session is None:
+        # http-56
+        raise _Refusal(400, f"the {SESSION_ID} header is missing; initialize opens a session and gives its id", id=id)
+    return session, _facts(case, session, id, legacy_stream=False)
+
+
+def _facts(case: _Case, session: str, id: Id | None, *, legacy_stream: bool) -> SessionFacts:
+    facts = case.find_session(session)
+    if facts is None or facts.legacy_stream is not legacy_stream:
+        # http-57
+        raise _Refusal(404, "this session is unknown or has ended; open a new one by initialize", id=id)
+    if facts.principal != case.principal:
+        raise _Refusal(403, "this session belongs to another principal than this request", id=id)
+    return facts
+
+
+def _legacy_revision(case: _Case, facts: SessionFacts | None, id: Id | None = None) -> Revision:
+    """The session's revision, else the header's, else 2025-03-26 ("... the server SHOULD assume", http-64)."""
+    version = "2025-03-26" if case.version is None else case.version
+    if facts is not None and case.version is None:
+        return facts.revision
+    named = _served(case, version, handshake=True)
+    if named is None:
+        raise _unsupported(case, id, version, errors.INVALID_REQUEST)  # http-65
+    # A header that names another revision than the session's is only a broken SHOULD (http-63).
+    return named if facts is None else facts.revision
+
+
+# HTTP+SSE: two places, one session.
+
+
+def _legacy_post(case: _Case) -> Verdict:
+    """Every message is accepted: what it is owed goes out on the session's stream."""
+    pairs = (each.partition("=") for each in case.request.target.partition("?")[2].split("&"))
+    session = next((value for name, _, value in pairs if name == _SESSION_PARAMETER), None)
+    if session is None:
+        raise _Refusal(400, f"the query has no {_SESSION_PARAMETER}; post to the URI of the endpoint event")
+    facts = _facts(case, session, None, legacy_stream=True)
+    return Deliver(_message(case), facts.revision, session, case.head.cors)
+
+
+_ROUTES: dict[tuple[_Place, str], Callable[[_Case], Verdict]] = {
+    (_Place.ENDPOINT, "POST"): _post,
+    (_Place.ENDPOINT, "GET"): _standing,
+    (_Place.ENDPOINT, "DELETE"): _standing,
+    (_Place.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
+    (_Place.MESSAGES, "POST"): _legacy_post,
+}

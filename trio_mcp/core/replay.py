@@ -1,0 +1,153 @@
+"""Event ids, and the log from which a broken stream is resumed.
+
+A session that offers resumption has one `EventLog`.  Every stream it opens gets a name there, every event that is sent
+on the stream is appended first, and the id that comes back is what the client will name in Last-Event-ID.  An id is
+``<stream>-<number>``: the stream it belongs to and the place in it, so an id alone finds what is to be replayed
+(http-45), no two events of a session share one (http-40), and no other stream can slip in (http-43).
+
+What is surprising: a log may forget.  It holds the newest events, within limits, and asking for what followed a
+forgotten event is answered by `NotReplayable`, never by a replay with a hole in it.  And a log is not told what the
+client has received: it never is known, so only age throws events away.
+
+A log that outlives the process, or is shared by several, needs no more than these five methods.  In SQL: a table of
+streams (session, stream, next number, finished) and one of events (session, stream, number, data), `append` being one
+transaction; in Redis: a counter, and one stream each with MAXLEN.  Such a log is made for one session, like this one.
+What makes it wait belongs to whoever drives it, not here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol, TypeAlias
+
+import attrs
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Limits
+
+__all__ = ["EventLog", "LoggedEvent", "MemoryEventLog", "NotReplayable", "Replay", "Replayed"]
+
+
+@attrs.frozen
+class LoggedEvent:
+    """One event as it was sent: its id, and its data (empty for one that only hands out the id)."""
+
+    id: str
+    data: bytes
+
+
+@attrs.frozen
+class Replay:
+    """What followed on one stream.  `finished`: nothing will be added, so the connection ends after these."""
+
+    stream: str
+    events: tuple[LoggedEvent, ...]
+    finished: bool
+
+
+@attrs.frozen
+class NotReplayable:
+    """The stream cannot be continued from there.  The client must be told: some of its messages are lost."""
+
+    why: str
+
+
+Replayed: TypeAlias = Replay | NotReplayable
+
+
+class EventLog(Protocol):
+    """The events of one session.  Whoever opens a stream finishes it: an open one is never forgotten."""
+
+    def open(self) -> str:
+        """Begin a stream and return its name, which is new in this session."""
+
+    def append(self, stream: str, data: bytes) -> str:
+        """Log one event of an open stream and return its id."""
+
+    def finish(self, stream: str) -> None:
+        """Nothing more will be sent on this stream; what it has may still be replayed."""
+
+    def replay(self, event_id: str) -> Replayed:
+        """What was sent after this event, on its stream."""
+
+    def clear(self) -> None:
+        """The session has ended."""
+
+
+@attrs.define
+class _Stream:
+    events: deque[bytes] = attrs.field(factory=deque)  # the newest ones
+    next: int = 0  # the number of the event to come; the oldest one held is `next - len(events)`
+    finished: bool = False
+
+
+class MemoryEventLog:
+    """An `EventLog` for as long as the process lives, with room for so many events and so many bytes."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._streams: dict[str, _Stream] = {}
+        self._order: deque[str] = deque()  # the stream of each event held, oldest event first
+        self._bytes = 0
+        self._opened = 0
+
+    def open(self) -> str:
+        self._opened += 1
+        name = str(self._opened)
+        self._streams[name] = _Stream()
+        return name
+
+    def append(self, stream: str, data: bytes) -> str:
+        held = self._open_stream(stream)
+        number = held.next
+        held.next += 1
+        held.events.append(data)
+        self._order.append(stream)
+        self._bytes += len(data)
+        # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
+        while len(self._order) > self._limits.replay_events or self._bytes > self._limits.replay_bytes:
+            self._forget_oldest()
+        return f"{stream}-{number}"
+
+    def finish(self, stream: str) -> None:
+        self._open_stream(stream).finished = True
+        self._drop_if_spent(stream)
+
+    def replay(self, event_id: str) -> Replayed:
+        stream, _, digits = event_id.rpartition("-")
+        held = self._streams.get(stream)
+        # Ours are short: what is not cannot be one, and is not worth converting.
+        number = int(digits) if len(digits) < 20 and digits.isdecimal() else -1
+        if held is None or event_id != f"{stream}-{number}" or number >= held.next:
+            return NotReplayable("no event with this id is known in this session")
+        oldest = held.next - len(held.events)
+        if number + 1 < oldest:
+            return NotReplayable("the events that followed this one are no longer kept")
+        after = enumerate(held.events, oldest)
+        events = tuple(LoggedEvent(f"{stream}-{n}", data) for n, data in after if n > number)
+        return Replay(stream, events, held.finished)
+
+    def clear(self) -> None:
+        self._streams.clear()
+        self._order.clear()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """How many events are held."""
+        return len(self._order)
+
+    def _open_stream(self, name: str) -> _Stream:
+        held = self._streams.get(name)
+        if held is None or held.finished:
+            raise LocalProtocolError(f"stream {name!r} is not open in this log; open() gives a new one")
+        return held
+
+    def _forget_oldest(self) -> None:
+        stream = self._order.popleft()
+        self._bytes -= len(self._streams[stream].events.popleft())
+        self._drop_if_spent(stream)
+
+    def _drop_if_spent(self, stream: str) -> None:
+        held = self._streams[stream]
+        if held.finished and not held.events:
+            del self._streams[stream]
