@@ -1,0 +1,131 @@
+"""The examples, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.requirements import req
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+INITIALIZE = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "test", "version": "1"},
+}
+
+
+class Child:
+    """The asyncio example in a process of its own, spoken to line by line."""
+
+    def __init__(self, code: str | None = None) -> None:
+        command = [str(EXAMPLES / "asyncio_stdio.py")] if code is None else ["-c", code]
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def send(self, **message: Any) -> None:
+        self.send_raw(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    def send_raw(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        message: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return message
+
+    def end(self) -> tuple[bytes, bytes]:
+        rest, errors = self.process.communicate(timeout=60)
+        return rest, errors
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child()
+    yield child
+    child.process.kill()
+    child.process.communicate()
+
+
+@req("ver-08", "ver-09", "trans-01")
+def test_a_client_of_each_era_is_served_over_one_pair_of_pipes(child: Child) -> None:
+    child.send(id=1, method="initialize", params=INITIALIZE)
+    assert child.receive()["result"]["protocolVersion"] == "2025-06-18"
+    child.send(id=2, method="tools/call", params={"name": "echo", "arguments": {"text": "old"}})
+    assert child.receive()["result"] == {"content": [{"type": "text", "text": "old"}]}
+    child.send(id=3, method="tools/call", params={"name": "echo", "arguments": {"text": "new"}, "_meta": MODERN})
+    assert child.receive()["result"]["resultType"] == "complete"
+
+
+def test_progress_comes_before_the_result(child: Child) -> None:
+    params = {"name": "count", "arguments": {"to": 2}, "_meta": {**MODERN, "progressToken": "t"}}
+    child.send(id="a", method="tools/call", params=params)
+    assert [child.receive()["params"]["progress"] for _ in range(2)] == [1, 2]
+    assert child.receive()["result"]["content"] == [{"type": "text", "text": "counted to 2"}]
+
+
+def test_a_cancelled_call_is_never_answered_and_the_link_goes_on(child: Child) -> None:
+    child.send(id=1, method="tools/call", params={"name": "count", "arguments": {"to": 10**6}, "_meta": MODERN})
+    child.send(method="notifications/cancelled", params={"requestId": 1})
+    child.send(id=2, method="tools/call", params={"name": "echo", "arguments": {"text": "on"}, "_meta": MODERN})
+    assert child.receive()["id"] == 2
+    child.send(id=1, method="tools/call", params={"name": "echo", "arguments": {"text": "again"}, "_meta": MODERN})
+    assert child.receive()["result"]["content"] == [{"type": "text", "text": "again"}]
+
+
+@req("core-27", "core-29", "core-30")
+@pytest.mark.parametrize(
+    ("line", "code", "id"),
+    [
+        (b"junk\n", -32700, None),
+        (b'{"id":7,"method":"tools/list"}\n', -32600, 7),
+        (
+            json.dumps({"jsonrpc": "2.0", "id": 8, "method": "no/such", "params": {"_meta": MODERN}}).encode() + b"\n",
+            -32601,
+            8,
+        ),
+        (
+            json.dumps(
+                {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "no", "_meta": MODERN}}
+            ).encode()
+            + b"\n",
+            -32602,
+            9,
+        ),
+    ],
+)
+def test_bad_input_gets_an_error_and_costs_nothing_else(child: Child, line: bytes, code: int, id: int | None) -> None:
+    child.send_raw(line)
+    reply = child.receive()
+    assert (reply["error"]["code"], reply["id"]) == (code, id)
+    child.send(id=10, method="ping")
+    assert child.receive() == {"jsonrpc": "2.0", "id": 10, "result": {}}
+
+
+def test_the_end_of_input_ends_the_server_even_with_a_call_in_flight(child: Child) -> None:
+    child.send(id=1, method="tools/call", params={"name": "count", "arguments": {"to": 10**6}, "_meta": MODERN})
+    child.send(id=2, method="ping")
+    assert child.receive()["id"] == 2
+    rest, errors = child.end()
+    assert (rest, errors, child.process.returncode) == (b"", b"", 0)
+
+
+def test_the_core_driven_from_asyncio_loads_no_trio() -> None:
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import asyncio_stdio
+print([name for name in ("trio", "h11", "wsproto", "anyio", "cattrs", "jsonschema_rs") if name in sys.modules])
+"""
+    rest, errors = Child(code).end()
+    assert (rest.strip(), errors) == (b"[]", b"")
