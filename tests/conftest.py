@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,3 @@ def shared_schemas() -> Path:
     if not (folder / "schema").is_dir():
         pytest.skip("the official schemas are not beside this checkout")
     return folder
-
-
-def known_requirements() -> set[str]:
-    with open(HERE / "requirements.tsv", encoding="utf-8", newline="") as file:
-        return {row["id"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}

@@ -1,0 +1,34 @@
+"""The requirement table against the tests, both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.requirements import TABLE, WAIVED, read, references
+
+# Layers whose every MUST has a test or a stated reason.  The others join as what they speak of is built.
+COMPLETE = ("core", "lifecycle", "progress", "cancellation", "mrtr", "caching", "schema", "subscriptions", "http")
+
+
+def test_every_id_that_a_test_names_is_in_the_table() -> None:
+    rows = read(TABLE)
+    assert {(id, file) for id, file in references() if id not in rows} == set()
+
+
+@pytest.mark.parametrize("layer", COMPLETE)
+def test_every_must_of_a_complete_layer_is_proven_or_waived(layer: str) -> None:
+    musts = {id for id, row in read(TABLE).items() if row["layer"] == layer and row["level"] == "MUST"}
+    assert musts - {id for id, _ in references()} - read(WAIVED).keys() == set()
+
+
+def test_what_is_waived_has_a_reason_and_no_test() -> None:
+    waived = read(WAIVED)
+    assert waived.keys() <= read(TABLE).keys()
+    assert all(row["reason"] for row in waived.values())
+    assert waived.keys() & {id for id, _ in references()} == set()
+
+
+def test_the_table_is_the_official_one(shared_schemas: Path) -> None:
+    assert TABLE.read_bytes() == (shared_schemas / "requirements.tsv").read_bytes()
