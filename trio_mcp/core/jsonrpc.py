@@ -2,24 +2,39 @@
 
 Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `Invalid`, which
 carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one message is
-one line, one event or one frame.
+one line, one event or one frame; what cannot be sent raises `LocalProtocolError`.
 
 The envelope is taken apart by hand: there are four shapes, every call passes here twice, and an error reply needs the
-id even where the rest is wrong.
+id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
+
+Which code for what: -32700 for bytes that are not JSON (bad UTF-8 and NaN included); -32600 for JSON that is no
+message, or that we cannot carry (too long, too deep, a number without bounds, half a surrogate pair); -32602 for params
+that are no object.  Whether a well-formed message is welcome (its method, its revision, a batch at all) is the peer's
+business.
+
+Three things surprise.  A byte order mark is skipped: RFC 8259 lets a parser ignore it, and the first line of a Windows
+console has one.  Of two equal members the last counts, as everywhere in Python.  And what Python would have trouble to
+write again is refused on reading, so that everything we hold can be answered, stored and passed on.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, TypeAlias
+import json
+import re
+from math import inf, isinf
+from typing import Any, Final, NoReturn, TypeAlias
 
 import attrs
+
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
 
 __all__ = [
     "ABSENT",
     "Absent",
     "Batch",
     "Error",
+    "Event",
     "Id",
     "Invalid",
     "Json",
@@ -54,15 +69,21 @@ class Absent(enum.Enum):
 ABSENT: Final = Absent.ABSENT
 
 
+class Event:
+    """Whatever `receive` reports.  A request or notification that came in is its own event."""
+
+    __slots__ = ()
+
+
 @attrs.frozen
-class Request:
+class Request(Event):
     id: Id
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
 @attrs.frozen
-class Notification:
+class Notification(Event):
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
@@ -114,6 +135,347 @@ class Limits:
     # Real hosts send results of several MiB, and 8 MiB must pass; twice that leaves room for escapes.
     # Beyond: -32600 with a null id, and the rest of that line, body, event or frame is skipped.
     message_bytes: int = 16 * 1024 * 1024
-    # The deepest messages seen are JSON Schemas about 20 deep; Python's own parser gives up near 1000.
-    # Beyond: -32600.
+    # Objects and arrays inside each other, the envelope being the first.  The deepest messages seen are JSON Schemas
+    # about 20 deep; Python's own parser gives up near 1000.  Beyond: -32600.
     depth: int = 128
+    # Messages in one batch.  Two bytes of nonsense in an array are owed an error of a hundred, so an array as long as a
+    # message may be would be answered by one fifty times as long; no client known sends more than a few dozen.
+    # Beyond: one -32600 with a null id for the whole batch.
+    batch: int = 1000
+    # Open at once, each way, on one link.  Hosts have been seen with 5,000; each costs about a KiB.
+    # Beyond: theirs are answered with -32603, ours raise.
+    requests: int = 10_000
+    # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
+    # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
+    # Beyond: the oldest are forgotten, and who asks for what followed them is told so.
+    replay_events: int = 1000
+    replay_bytes: int = 4 * 1024 * 1024
+    # Pages of one walk over a list: a million items, ten to a page.  Beyond: RemoteProtocolError, and the walk ends.
+    pages: int = 100_000
+    # What one server's listeners wait for, all of them taken together; each costs about half a KiB.  Beyond: -32603.
+    subscriptions: int = 100_000
+    # What one listener waits for.  An editor watches the files it has open.  Beyond: -32602.
+    listener_changes: int = 1000
+    # Of a URI that is remembered.  The longest that web servers take as a rule.  Beyond: -32602.
+    uri_length: int = 8192
+
+
+# From bytes.
+
+_BLANK = " \t\r\n"
+_KINDS: dict[type, str] = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "an integer",
+    float: "a floating-point number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def decode(data: bytes, limits: Limits) -> Message:
+    """The message in `data`.  Never raises: what is no message is `Invalid`."""
+    if len(data) > limits.message_bytes:
+        return _too_long(limits.message_bytes)
+    try:
+        # Not json.loads(data), which lets surrogates through and guesses at UTF-16.
+        value, doubtful = _parse(str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK))
+    except UnicodeDecodeError as error:
+        return _owed(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
+    except json.JSONDecodeError as error:
+        return _owed(f"the message is not JSON: {error.msg} at character {error.pos}", PARSE_ERROR)
+    except RecursionError:
+        return _too_deep({}, limits.depth)
+    # Fewer brackets than levels allowed cannot make too many levels.
+    depth = limits.depth if data.count(b"{") + data.count(b"[") > limits.depth else None
+    if type(value) is not list:
+        return _message(value, depth, doubtful)
+    if not value:
+        return _owed("an empty array is no batch")
+    if len(value) > limits.batch:
+        return _owed(f"the batch has more than {limits.batch} messages (Limits.batch)")
+    return Batch(tuple([_message(item, depth, doubtful) for item in value]))
+
+
+def _message(value: Json, depth: int | None, doubtful: bool) -> Request | Notification | Result | Error | Invalid:
+    if type(value) is not dict:
+        return _owed(f"a message is an object, not {_KINDS[type(value)]}")
+    if depth is not None and _deeper_than(depth, value):
+        return _too_deep(value, depth)
+    if doubtful and not _can_be_written(value):
+        return _refused(value, "the message holds a number too large, half a surrogate pair, or too many levels")
+    # core-01: "a received message without it is not processed".
+    if value.get("jsonrpc") != "2.0":
+        return _refused(value, 'jsonrpc must be "2.0"')
+    if "method" in value:
+        return _call(value)
+    if "result" in value or "error" in value:
+        return _response(value)
+    return _refused(value, "a message needs a method, a result or an error")
+
+
+def _call(value: JsonObject) -> Request | Notification | Invalid:
+    method = value["method"]
+    if type(method) is not str:
+        return _refused(value, f"method must be a string, not {_KINDS[type(method)]}")
+    if "result" in value or "error" in value:
+        return _refused(value, "a message with a method has neither result nor error")
+    id = value.get("id", ABSENT)
+    # core-06: null is an id that cannot be, which is not the same as having none.
+    if id is not ABSENT and type(id) is not int and type(id) is not str:
+        return _refused(value, f"id must be a string or an integer, not {_KINDS[type(id)]}")
+    params = value.get("params")
+    if params is None:  # null is what careless serialisers write for "absent"
+        params = {}
+    elif type(params) is not dict:
+        return _refused(value, f"params must be an object, not {_KINDS[type(params)]}", INVALID_PARAMS)
+    return Notification(method, params) if id is ABSENT else Request(id, method, params)
+
+
+def _response(value: JsonObject) -> Result | Error | Invalid:
+    id = _readable_id(value)
+    if "error" not in value:
+        result = value["result"]
+        if id is None:
+            return _refused(value, "a result must carry the id of its request")
+        if type(result) is not dict:
+            return _refused(value, f"result must be an object, not {_KINDS[type(result)]}")
+        return Result(id, result)
+    error = value["error"]
+    if "result" in value:
+        return _refused(value, "a response has either a result or an error, not both")
+    # core-10: an error whose request could not be read has no id, or null in the older revisions.
+    if id is None and value.get("id") is not None:
+        return _refused(value, f"id must be a string or an integer, not {_KINDS[type(value['id'])]}")
+    if type(error) is not dict or type(error.get("code")) is not int or type(error.get("message")) is not str:
+        return _refused(value, "error must be an object with an integer code and a string message")
+    return Error(id, error["code"], error["message"], error.get("data", ABSENT))
+
+
+def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> Invalid:
+    """What to do with an object that is no message: reply, tell the caller who waits for it, or only report it."""
+    id = _readable_id(value)
+    if not _can_be_written(id):
+        id = None  # half a surrogate pair, which could not be sent back
+    if "method" not in value and ("result" in value or "error" in value):
+        return Invalid(why, answers=id)  # an answer is never answered, or two peers could go on for ever
+    if type(value.get("method")) is str and value.get("jsonrpc") == "2.0" and "id" not in value:
+        return Invalid(why)  # core-16: never an answer to a notification, "even an unknown or malformed one"
+    return _owed(why, code, id)
+
+
+def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> Invalid:
+    return Invalid(why, reply=Error(id, code, why))
+
+
+def _too_long(limit: int) -> Invalid:
+    return _owed(f"the message is longer than {limit} bytes (Limits.message_bytes)")
+
+
+def _too_deep(value: JsonObject, limit: int) -> Invalid:
+    return _refused(value, f"the message is nested deeper than {limit} levels (Limits.depth)")
+
+
+def _readable_id(value: JsonObject) -> Id | None:
+    id = value.get("id")
+    return id if type(id) is int or type(id) is str else None
+
+
+# Into values.  Made once, so that the scanner in C is kept and only what is rare comes back to Python.
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{name} is no JSON", "", 0)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if isinf(number):
+        raise ValueError("a number without bounds")
+    return number
+
+
+def _int_or_infinity(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than sys.get_int_max_str_digits() allows
+        return inf
+
+
+# What each decoder makes of a number it cannot hold: an error, or infinity.
+_strict = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).raw_decode
+_lenient = json.JSONDecoder(parse_constant=_no_constant, parse_int=_int_or_infinity).raw_decode
+
+# Perhaps half of one: whether the other half is there, only the parser can tell.
+_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
+
+
+def _parse(text: str) -> tuple[Json, bool]:
+    """The value of `text`, and whether it may hold something that cannot be written again."""
+    try:
+        value, end = _strict(text)
+        doubtful = "\\" in text and _half_pair(text) is not None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # Some number is too large.  The rest is still worth reading: the id is owed an answer.
+        value, end = _lenient(text)
+        doubtful = True
+    if end != len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value, doubtful
+
+
+_CONTAINERS = frozenset({dict, list})
+
+
+def _deeper_than(limit: int, value: Json) -> bool:
+    """Level by level, for a recursive walk would itself need a limit."""
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in _CONTAINERS
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _can_be_written(value: Json) -> bool:
+    try:
+        _to_text(value).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# To bytes.
+
+# Without its own search for cycles: they end in a RecursionError all the same.
+_to_text = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encode(message: Request | Notification | Result | Error | Batch, *, null_id: bool = True) -> bytes:
+    """The bytes of one message, or of one batch.
+
+    `null_id` says how an error without an id is written: with null, or (from 2025-11-25 on) without the member; see
+    `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read.
+    """
+    value: Json
+    if type(message) is Batch:
+        if not message.items:
+            raise LocalProtocolError("a batch needs at least one message")
+        value = [_envelope(item, null_id) for item in message.items]
+    else:
+        value = _envelope(message, null_id)
+    try:
+        return _to_text(value).encode()
+    except UnicodeEncodeError:
+        why = "it holds half a surrogate pair, which UTF-8 cannot carry"
+    except RecursionError:
+        why = "it is nested too deeply, or contains itself"
+    except (TypeError, ValueError) as error:  # an object, a key, NaN, or an integer of thousands of digits
+        why = str(error)
+    raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}")
+
+
+# What each member must be; a bool, being an int in Python only, never passes.
+_ID: tuple[type, ...] = (int, str)
+_SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
+    Request: (("id", _ID), ("method", (str,)), ("params", (dict,))),
+    Notification: (("method", (str,)), ("params", (dict,))),
+    Result: (("id", _ID), ("result", (dict,))),
+    Error: (("id", (*_ID, type(None))), ("code", (int,)), ("message", (str,))),
+}
+
+
+def _envelope(message: Message, null_id: bool) -> JsonObject:
+    _check(message)
+    if isinstance(message, Result):
+        return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
+    envelope: JsonObject = {"jsonrpc": "2.0"}
+    if isinstance(message, Error):
+        if null_id or message.id is not None:
+            envelope["id"] = message.id
+        envelope["error"] = {"code": message.code, "message": message.message}
+        if message.data is not ABSENT:
+            envelope["error"]["data"] = message.data
+        return envelope
+    assert isinstance(message, Request | Notification)
+    if isinstance(message, Request):
+        envelope["id"] = message.id
+    envelope["method"] = message.method
+    if message.params:
+        envelope["params"] = message.params
+    return envelope
+
+
+def _check(message: Message) -> None:
+    kind = type(message)
+    if kind not in _SHAPES:
+        raise LocalProtocolError(f"{kind.__name__} is not a message that can be sent")
+    for name, kinds in _SHAPES[kind]:
+        value = getattr(message, name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            expected = " or ".join(_KINDS[each] for each in kinds)
+            raise LocalProtocolError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
+
+
+# Lines.
+
+
+class LineFramer:
+    """Bytes into lines, for stdio and every other stream whose messages end with a newline.
+
+    Any chunking gives the same lines, in time linear in the bytes.  What is held is never more than one line, and never
+    more than `limit` bytes of it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._line = bytearray()
+        self._skipping = False  # the line is too long: its peer has been answered, and the rest is dropped
+
+    def feed(self, data: bytes) -> list[bytes | Invalid]:
+        """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
+
+        A line longer than the limit is one `Invalid`, as soon as it is too long.
+        """
+        lines: list[bytes | Invalid] = []
+        *ended, rest = data.split(b"\n")
+        for piece in ended:
+            self._extend(piece, lines)
+            self._end(lines)
+        self._extend(rest, lines)
+        return lines
+
+    def close(self) -> list[bytes | Invalid]:
+        """The stream has ended: a last line without a newline is handed over as if it had one.
+
+        That is safe, since an object or array that was cut is never JSON, and kind to ``echo -n``.
+        """
+        lines: list[bytes | Invalid] = []
+        self._end(lines)
+        return lines
+
+    def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
+        if self._skipping:
+            return
+        self._line += piece
+        # A CR at the end may turn out to be half of the terminator, so it does not count yet.
+        if len(self._line) - self._line.endswith(b"\r") > self._limit:
+            self._line.clear()
+            self._skipping = True
+            lines.append(_too_long(self._limit))
+
+    def _end(self, lines: list[bytes | Invalid]) -> None:
+        if self._line.endswith(b"\r"):
+            del self._line[-1]
+        if not self._line.isspace() and self._line:
+            lines.append(bytes(self._line))
+        self._line.clear()
+        self._skipping = False

@@ -1,0 +1,702 @@
+"""Messages from bytes and to bytes: every awkward shape with the answer it is owed, and round trips."""
+
+from __future__ import annotations
+
+import json
+import sys
+from bisect import bisect
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    Batch,
+    Error,
+    Invalid,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+    decode,
+    encode,
+)
+from trio_mcp.core.revisions import REVISIONS
+
+LIMITS = Limits()
+
+
+def read(data: bytes | str, limits: Limits = LIMITS) -> Message:
+    return decode(data.encode() if isinstance(data, str) else data, limits)
+
+
+def refused(data: bytes | str, limits: Limits = LIMITS) -> Invalid:
+    message = read(data, limits)
+    assert isinstance(message, Invalid)
+    return message
+
+
+def owed(data: bytes | str, limits: Limits = LIMITS) -> tuple[int, Any]:
+    """The code and the id of the error that `data` is owed."""
+    message = refused(data, limits)
+    assert message.reply is not None
+    assert message.answers is None
+    return message.reply.code, message.reply.id
+
+
+def nested(levels: int) -> str:
+    """A request `levels` deep, the envelope included."""
+    return '{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":' + "[" * (levels - 2) + "]" * (levels - 2) + "}}"
+
+
+# What is a message.
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ('{"jsonrpc":"2.0","id":1,"method":"m"}', Request(1, "m", {})),
+        ('{"jsonrpc":"2.0","id":"1","method":"m","params":{}}', Request("1", "m", {})),
+        ('{"jsonrpc":"2.0","id":"","method":"","params":{"a":[1,null]}}', Request("", "", {"a": [1, None]})),
+        ('{"jsonrpc":"2.0","id":-0,"method":"m"}', Request(0, "m", {})),
+        ('{"jsonrpc":"2.0","id":9007199254740993,"method":"m"}', Request(9007199254740993, "m", {})),
+        ('{"params":{"b":2},"method":"m","id":1,"jsonrpc":"2.0"}', Request(1, "m", {"b": 2})),
+        ('{"jsonrpc":"2.0","method":"m"}', Notification("m", {})),
+        ('{"jsonrpc":"2.0","method":"m","params":{"a":1e308}}', Notification("m", {"a": 1e308})),
+        ('{"jsonrpc":"2.0","id":1,"result":{}}', Result(1, {})),
+        ('{"jsonrpc":"2.0","id":"x","result":{"a":{"b":[]}}}', Result("x", {"a": {"b": []}})),
+        ('{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}', Error(1, -32601, "no")),
+        ('{"jsonrpc":"2.0","id":"x","error":{"code":0,"message":"","data":1}}', Error("x", 0, "", 1)),
+        # Whitespace, a byte order mark, escapes.
+        (' \t\r\n{"jsonrpc":"2.0",\r\n"method":"m"}\n ', Notification("m", {})),
+        ('\ufeff {"jsonrpc":"2.0","method":"m"}', Notification("m", {})),
+        ('{"jsonrpc":"2.0","method":"m","params":{"a":"\\ud83d\\ude00"}}', Notification("m", {"a": "😀"})),
+        ('{"jsonrpc":"2.0","method":"m","params":{"a":"\\uD83D\\uDE00"}}', Notification("m", {"a": "😀"})),
+        ('{"jsonrpc":"2.0","method":"m","params":{"a":"C:\\\\ud800"}}', Notification("m", {"a": "C:\\ud800"})),
+        ('{"jsonrpc":"2.0","method":"m","params":{"a":"\\u0000\x7f\u2028"}}', Notification("m", {"a": "\0\x7f\u2028"})),
+        ('{"\\u006asonrpc":"2.0","method":"m"}', Notification("m", {})),
+    ],
+)
+def test_well_formed_messages_of_every_kind_are_read(data: str, message: Message) -> None:
+    assert read(data) == message
+
+
+@req("core-05")
+@pytest.mark.parametrize("id", [0, 1, -5, 10**30, "", "1", "ä"])
+def test_an_id_comes_through_with_its_value_and_its_type(id: int | str) -> None:
+    request = read(json.dumps({"jsonrpc": "2.0", "id": id, "method": "m"}))
+    assert isinstance(request, Request)
+    answer = json.loads(encode(Result(request.id, {})))
+    assert answer["id"] == id
+    assert type(answer["id"]) is type(id)
+
+
+@req("core-14")
+def test_members_nobody_knows_are_ignored_in_the_envelope_and_kept_inside() -> None:
+    assert read('{"jsonrpc":"2.0","id":1,"result":{"new":[1,{"x":null}]},"trace":"t"}') == Result(
+        1, {"new": [1, {"x": None}]}
+    )
+    assert read('{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"a/b":1},"new":2},"x":{}}') == Request(
+        1, "m", {"_meta": {"a/b": 1}, "new": 2}
+    )
+
+
+@req("core-17")
+@pytest.mark.parametrize("data", [None, False, 0, 1.5, "", "text", [], [1], {}, {"a": None}])
+def test_error_data_of_any_type_is_exposed_unchanged(data: Any) -> None:
+    message = read(json.dumps({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "m", "data": data}}))
+    assert message == Error(1, 1, "m", data)
+    assert isinstance(message, Error)
+    assert type(message.data) is type(data)
+
+
+def test_error_data_that_is_absent_is_not_null() -> None:
+    assert read('{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"m"}}') == Error(1, 1, "m", ABSENT)
+    assert read('{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"m","data":null}}') != Error(1, 1, "m", ABSENT)
+    assert repr(ABSENT) == "ABSENT"
+    assert not ABSENT
+
+
+@req("core-10")
+@pytest.mark.parametrize("id", ['"id":null,', ""])
+def test_an_error_without_an_id_is_accepted(id: str) -> None:
+    assert read(f'{{"jsonrpc":"2.0",{id}"error":{{"code":-32700,"message":"m"}}}}') == Error(None, -32700, "m")
+
+
+def test_params_that_are_null_are_no_params() -> None:
+    assert read('{"jsonrpc":"2.0","id":1,"method":"m","params":null}') == Request(1, "m", {})
+    assert read('{"jsonrpc":"2.0","method":"m","params":null}') == Notification("m", {})
+
+
+def test_of_two_equal_members_the_last_counts() -> None:
+    assert read('{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}') == Request(2, "m", {})
+
+
+# What is no JSON.
+
+
+@req("core-27")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" ",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbf\xef\xbb\xbf{}",
+        b"{",
+        b"}",
+        b"{}}",
+        b"{} {}",
+        b'{"jsonrpc":"2.0","id":1,"method":"m"',
+        b'{"jsonrpc":"2.0","id":1,"method":"m",}',
+        b"{'jsonrpc':'2.0'}",
+        b'{"a":01}',
+        b'{"a":.5}',
+        b'{"a":+1}',
+        b'{"a":0x1}',
+        b'{"a":True}',
+        b'{"a":"\n"}',
+        b'{"a":"\x00"}',
+        b'{"a":"\\x"}',
+        b'{"a":"\\u12"}',
+        b'{"a":1}//',
+        b"Starting server on stdio...",
+        b"\x0b{}",
+        b"\xc2\xa0{}",
+    ],
+)
+def test_what_is_not_json_is_a_parse_error_without_an_id(data: bytes) -> None:
+    assert owed(data) == (PARSE_ERROR, None)
+
+
+@req("core-27")
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_pythons_own_constants_are_not_json(constant: str) -> None:
+    assert owed(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":{constant}}}}}') == (PARSE_ERROR, None)
+    # ... even behind a number that needs a second reading.
+    assert owed(f'{{"jsonrpc":"2.0","id":1,"method":"m","params":{{"a":[1e999,{constant}]}}}}') == (PARSE_ERROR, None)
+
+
+@req("core-19", "core-27")
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff",
+        b"\xc3",
+        b"\xc0\xaf",
+        b"\xed\xa0\x80",  # a surrogate
+        b"\xed\xa0\xbd\xed\xb8\x80",  # a pair of them, as in CESU-8
+        b"\xf4\x90\x80\x80",
+    ],
+)
+def test_what_is_not_utf_8_is_a_parse_error(text: bytes) -> None:
+    assert owed(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"' + text + b'"}}') == (PARSE_ERROR, None)
+
+
+@req("core-19")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_no_other_encoding_is_guessed(encoding: str) -> None:
+    assert owed('{"jsonrpc":"2.0","id":1,"method":"m"}'.encode(encoding)) == (PARSE_ERROR, None)
+
+
+# What is JSON and no message.
+
+V = '"jsonrpc":"2.0"'
+
+
+@req("core-28")
+@pytest.mark.parametrize(
+    ("data", "id"),
+    [
+        ("null", None),
+        ("true", None),
+        ("1", None),
+        ("1.5", None),
+        ('"text"', None),
+        ("{}", None),
+        (f"{{{V}}}", None),
+        (f'{{{V},"id":1}}', 1),
+        (f'{{{V},"id":"a","params":{{}}}}', "a"),
+        (f'{{{V},"id":null}}', None),
+        # The method.
+        (f'{{{V},"id":1,"method":null}}', 1),
+        (f'{{{V},"id":"a","method":1}}', "a"),
+        (f'{{{V},"id":1,"method":["m"]}}', 1),
+        (f'{{{V},"method":1,"params":"bar"}}', None),
+        (f'{{{V},"method":null}}', None),
+        # Both a method and an outcome.
+        (f'{{{V},"id":1,"method":"m","result":{{}}}}', 1),
+        (f'{{{V},"id":1,"method":"m","error":{{"code":1,"message":"m"}}}}', 1),
+        (f'{{{V},"id":1,"method":null,"result":{{}}}}', 1),
+        # An id that is none, and params that are none too.
+        (f'{{{V},"id":1.5,"method":"m","params":[]}}', None),
+    ],
+)
+def test_json_that_is_no_message_is_an_invalid_request(data: str, id: int | str | None) -> None:
+    assert owed(data) == (INVALID_REQUEST, id)
+
+
+@req("core-01", "core-28")
+@pytest.mark.parametrize(
+    "version", ["", '"jsonrpc":"1.0",', '"jsonrpc":2.0,', '"jsonrpc":2,', '"jsonrpc":null,', '"jsonrpc":["2.0"],']
+)
+def test_nothing_is_processed_without_the_exact_jsonrpc_member(version: str) -> None:
+    assert owed(f'{{{version}"id":1,"method":"m"}}') == (INVALID_REQUEST, 1)
+    # This is no notification either, so an error is due.
+    assert owed(f'{{{version}"method":"m"}}') == (INVALID_REQUEST, None)
+    assert refused(f'{{{version}"id":1,"result":{{}}}}').answers == 1
+
+
+@req("core-05", "core-06", "core-28")
+@pytest.mark.parametrize("id", ["null", "true", "false", "1.0", "1.5", "1e2", "[]", "[1]", "{}"])
+def test_an_id_that_is_neither_string_nor_integer_is_refused_and_never_run(id: str) -> None:
+    assert owed(f'{{{V},"id":{id},"method":"m"}}') == (INVALID_REQUEST, None)
+
+
+@req("core-30")
+@pytest.mark.parametrize("params", ["[]", "[1]", '"text"', "1", "1.5", "true", "false"])
+def test_params_that_are_no_object_are_invalid_params(params: str) -> None:
+    assert owed(f'{{{V},"id":1,"method":"m","params":{params}}}') == (INVALID_PARAMS, 1)
+
+
+@req("core-16")
+@pytest.mark.parametrize(
+    "rest",
+    ['"params":[]', '"params":"text"', '"params":1', '"params":{"a":1e999}', '"params":{"a":"\\ud800"}', '"result":{}'],
+)
+def test_a_malformed_notification_is_never_answered(rest: str) -> None:
+    message = refused(f'{{{V},"method":"m",{rest}}}')
+    assert message.reply is None
+    assert message.answers is None
+    assert message.why
+
+
+@req("core-11", "core-12", "core-13")
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        '"result":{},"error":{"code":1,"message":"m"}',
+        '"result":{},"error":null',
+        '"result":null,"error":{"code":1,"message":"m"}',
+        '"result":null',
+        '"result":[]',
+        '"result":"text"',
+        '"result":1',
+        '"result":true',
+        '"error":null',
+        '"error":"text"',
+        '"error":[1,"m"]',
+        '"error":{}',
+        '"error":{"code":1}',
+        '"error":{"message":"m"}',
+        '"error":{"code":"1","message":"m"}',
+        '"error":{"code":1.0,"message":"m"}',
+        '"error":{"code":true,"message":"m"}',
+        '"error":{"code":null,"message":"m"}',
+        '"error":{"code":1,"message":null}',
+        '"error":{"code":1,"message":["m"]}',
+    ],
+)
+def test_a_malformed_response_is_not_answered_but_its_caller_can_be_told(outcome: str) -> None:
+    for id, answers in (("7", 7), ('"a"', "a"), ("1.5", None), ("true", None), ("{}", None)):
+        message = refused(f'{{{V},"id":{id},{outcome}}}')
+        assert (message.reply, message.answers) == (None, answers)
+
+
+@req("core-11")
+@pytest.mark.parametrize("id", ["", '"id":null,', '"id":1.0,', '"id":true,', '"id":[1],'])
+def test_a_result_without_a_usable_id_is_refused_without_a_reply(id: str) -> None:
+    message = refused(f'{{{V},{id}"result":{{}}}}')
+    assert (message.reply, message.answers) == (None, None)
+
+
+@pytest.mark.parametrize("id", ["1.5", "false", "[]", "{}"])
+def test_an_error_with_an_impossible_id_is_refused_without_a_reply(id: str) -> None:
+    message = refused(f'{{{V},"id":{id},"error":{{"code":1,"message":"m"}}}}')
+    assert (message.reply, message.answers) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["{", "null", b"\xff", nested(200), f'{{{V},"id":null,"method":"sec\\nret"}}', f'{{{V},"id":1,"method":[]}}'],
+)
+def test_the_reply_is_one_line_that_says_what_the_event_says_and_repeats_nothing(data: bytes | str) -> None:
+    message = refused(data)
+    assert message.reply is not None
+    assert message.reply.message == message.why
+    assert message.reply.data is ABSENT
+    assert len(message.why.splitlines()) == 1
+    assert "ret" not in message.why
+    assert read(encode(message.reply)) == message.reply
+
+
+# What we cannot carry.
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" * 400 + ".0", "1" * (sys.get_int_max_str_digits() + 1)])
+def test_a_number_too_large_to_hold_is_refused_with_the_id(number: str) -> None:
+    assert owed(f'{{{V},"id":7,"method":"m","params":{{"a":[{number},"x"]}}}}') == (INVALID_REQUEST, 7)
+    assert refused(f'{{{V},"id":7,"result":{{"a":{number}}}}}').answers == 7
+    assert owed(f'{{{V},"id":{number},"method":"m"}}') == (INVALID_REQUEST, None)
+    assert owed(f'{{{V},"id":{number},"method":"m"') == (PARSE_ERROR, None)
+
+
+def test_numbers_that_can_be_held_beside_one_that_cannot_do_not_suffer() -> None:
+    batch = read(f'[{{{V},"id":1,"method":"m","params":{{"a":1e999}}}},{{{V},"id":2,"method":"m","params":{{"a":5}}}}]')
+    assert isinstance(batch, Batch)
+    first, second = batch.items
+    assert isinstance(first, Invalid)
+    assert first.reply is not None
+    assert first.reply.id == 1
+    assert second == Request(2, "m", {"a": 5})
+
+
+def test_a_number_too_small_to_hold_is_nought() -> None:
+    assert read(f'{{{V},"method":"m","params":{{"a":1e-999}}}}') == Notification("m", {"a": 0.0})
+
+
+@req("core-19")
+@pytest.mark.parametrize(
+    "text", ["\\ud800", "\\uDFFF", "\\ude00\\ud83d", "\\\\\\ud83d x", "\\\\\\\\\\ud83d", "\\ud83dä"]
+)
+def test_half_a_surrogate_pair_is_refused_with_the_id(text: str) -> None:
+    assert owed(f'{{{V},"id":7,"method":"m","params":{{"a":"{text}"}}}}') == (INVALID_REQUEST, 7)
+    assert owed(f'{{{V},"id":7,"method":"m","params":{{"{text}":1}}}}') == (INVALID_REQUEST, 7)
+    assert owed(f'{{{V},"id":7,"method":"{text}"}}') == (INVALID_REQUEST, 7)
+    assert refused(f'{{{V},"id":7,"result":{{"a":["{text}"]}}}}').answers == 7
+
+
+def test_an_id_that_could_not_be_sent_back_is_not_readable() -> None:
+    assert owed(f'{{{V},"id":"\\ud800","method":"m"}}') == (INVALID_REQUEST, None)
+    assert refused(f'{{{V},"id":"\\ud800","result":{{}}}}').answers is None
+
+
+def test_a_message_of_just_the_limit_is_read_and_one_byte_more_is_not() -> None:
+    data = f'{{{V},"id":7,"method":"m"}}'
+    assert read(data, Limits(message_bytes=len(data))) == Request(7, "m", {})
+    assert owed(data + " ", Limits(message_bytes=len(data))) == (INVALID_REQUEST, None)
+    assert f"{len(data)} bytes" in refused(data + " ", Limits(message_bytes=len(data))).why
+
+
+def test_a_message_of_just_the_depth_is_read_and_one_level_more_is_refused_with_its_id() -> None:
+    assert isinstance(read(nested(LIMITS.depth)), Request)
+    assert owed(nested(LIMITS.depth + 1)) == (INVALID_REQUEST, 7)
+    assert f"{LIMITS.depth} levels" in refused(nested(LIMITS.depth + 1)).why
+    too_deep = "[" * LIMITS.depth + "]" * LIMITS.depth
+    assert refused(f'{{{V},"method":"m","params":{{"a":{too_deep}}}}}').reply is None
+    assert refused(f'{{{V},"id":3,"result":{{"a":{too_deep}}}}}').answers == 3
+
+
+def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
+    wide = {"a": [{"b": []}] * 200, "c": "[{" * 200}
+    assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": wide})) == Request(1, "m", wide)
+
+
+@pytest.mark.parametrize("levels", [1_000, 100_000])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_nesting_that_the_parser_cannot_follow_is_refused(opening: str, levels: int) -> None:
+    code, _ = owed(opening * levels + "1" + ("]" if opening == "[" else "}") * levels)
+    assert code == INVALID_REQUEST
+
+
+def test_nesting_near_the_end_of_the_stack_never_raises() -> None:
+    limits = Limits(depth=1_000_000)
+
+    def nest(levels: int) -> Message:
+        return read(nested(levels).replace("[]", '["\\ud83d\\ude00"]'), limits)
+
+    def look_round_the_end() -> None:
+        end = bisect(range(200_000), False, lo=10, key=lambda levels: isinstance(nest(levels), Invalid))
+        seen = set()
+        for levels in range(end - 50, end + 50):
+            message = nest(levels)
+            seen.add(type(message))
+            assert isinstance(message, Request) or (isinstance(message, Invalid) and message.reply)
+        assert seen == {Request, Invalid}
+
+    # In a thread: the stack is then the same whoever runs the test, and a tracer lost at its end is lost there only.
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(look_round_the_end).result()
+
+
+# Batches.
+
+
+@req("batch-01")
+def test_an_array_is_a_batch_of_its_messages_in_order_each_judged_alone() -> None:
+    batch = read(
+        f'[{{{V},"id":1,"method":"a"}},{{{V},"method":"b"}},{{{V},"id":2,"result":{{}}}},'
+        f'{{{V},"id":3,"error":{{"code":1,"message":"m"}}}},1,[],[{{{V},"method":"c"}}],{{"id":4,"method":"d"}}]'
+    )
+    assert isinstance(batch, Batch)
+    assert batch.items[:4] == (Request(1, "a"), Notification("b"), Result(2, {}), Error(3, 1, "m"))
+    replies = [item.reply for item in batch.items[4:] if isinstance(item, Invalid)]
+    assert [(reply.code, reply.id) for reply in replies if reply] == [
+        (INVALID_REQUEST, None),
+        (INVALID_REQUEST, None),
+        (INVALID_REQUEST, None),
+        (INVALID_REQUEST, 4),
+    ]
+
+
+def test_in_a_batch_requests_are_owed_answers_and_notifications_none() -> None:
+    batch = read(f'[{{{V},"method":"a"}},{{{V},"method":"b","params":1}},{{{V},"id":1,"method":"c","params":1}}]')
+    assert isinstance(batch, Batch)
+    ok, bad_note, bad_request = batch.items
+    assert ok == Notification("a")
+    assert isinstance(bad_note, Invalid)
+    assert bad_note.reply is None
+    assert isinstance(bad_request, Invalid)
+    assert bad_request.reply is not None
+    assert (bad_request.reply.code, bad_request.reply.id) == (INVALID_PARAMS, 1)
+
+
+def test_an_empty_array_is_no_batch() -> None:
+    assert owed("[]") == (INVALID_REQUEST, None)
+    assert owed(" [ ] ") == (INVALID_REQUEST, None)
+
+
+def test_a_batch_of_just_the_limit_is_read_and_a_longer_one_is_refused_whole() -> None:
+    limits = Limits(batch=2)
+    note = f'{{{V},"method":"m"}}'
+    assert read(f"[{note},{note}]", limits) == Batch((Notification("m"), Notification("m")))
+    assert owed(f"[{note},{note},{note}]", limits) == (INVALID_REQUEST, None)
+    assert "2 messages" in refused(f"[{note},{note},{note}]", limits).why
+
+
+def test_depth_in_a_batch_counts_from_each_message() -> None:
+    batch = read(f"[{nested(LIMITS.depth)},{nested(LIMITS.depth + 1)}]")
+    assert isinstance(batch, Batch)
+    assert isinstance(batch.items[0], Request)
+    assert isinstance(batch.items[1], Invalid)
+
+
+# To bytes.
+
+
+@req("core-01", "core-05", "core-12", "core-15")
+@pytest.mark.parametrize(
+    ("message", "data"),
+    [
+        (Request(1, "m"), b'{"jsonrpc":"2.0","id":1,"method":"m"}'),
+        (Request("a", "m", {"b": 1.5}), b'{"jsonrpc":"2.0","id":"a","method":"m","params":{"b":1.5}}'),
+        (Notification("m"), b'{"jsonrpc":"2.0","method":"m"}'),
+        (Notification("m", {"b": None}), b'{"jsonrpc":"2.0","method":"m","params":{"b":null}}'),
+        (Result(1, {}), b'{"jsonrpc":"2.0","id":1,"result":{}}'),
+        (Error(1, -1, "no"), b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}'),
+        (Error(1, -1, "no", None), b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no","data":null}}'),
+    ],
+)
+def test_every_kind_of_message_is_written_compactly(
+    message: Request | Notification | Result | Error, data: bytes
+) -> None:
+    assert encode(message) == data
+    assert encode(message, null_id=False) == data
+
+
+@req("core-10")
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_an_error_without_an_id_has_null_in_old_revisions_and_no_id_from_2025_11_25_on(revision: Any) -> None:
+    error = Error(None, PARSE_ERROR, "m")
+    written = json.loads(encode(error, null_id=revision.unreadable_id_is_null))
+    assert ("id" in written) == (revision.name < "2025-11-25")
+    assert written.get("id") is None
+    inside = json.loads(encode(Batch((error,)), null_id=revision.unreadable_id_is_null))
+    assert inside == [written]
+
+
+@req("batch-02")
+def test_a_batch_is_written_as_one_array() -> None:
+    batch = Batch((Request(1, "m"), Notification("n")))
+    assert encode(batch) == b'[{"jsonrpc":"2.0","id":1,"method":"m"},{"jsonrpc":"2.0","method":"n"}]'
+
+
+@req("core-19")
+def test_text_is_written_as_utf_8_and_newlines_are_escaped() -> None:
+    data = encode(Notification("m", {"a\n": "ä€😀\u2028\r\n"}))
+    assert data == '{"jsonrpc":"2.0","method":"m","params":{"a\\n":"ä€😀\u2028\\r\\n"}}'.encode()
+    assert b"\n" not in data
+    assert b"\r" not in data
+
+
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["secret"] = CIRCULAR
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        (Result(1, {"secret": float("nan")}), "JSON"),
+        (Result(1, {"secret": [float("-inf")]}), "JSON"),
+        (Result(1, {"secret": "secret\ud800"}), "surrogate"),
+        (Result(1, {"secret\udfff": 1}), "surrogate"),
+        (Request("secret\ud800", "m"), "surrogate"),
+        (Result(1, {"secret": {1, 2}}), "set"),
+        (Result(1, {"secret": b"secret"}), "bytes"),
+        (Result(1, {"secret": {("secret",): 1}}), "tuple"),
+        (Error(1, 1, "m", object()), "object"),
+        (Notification("m", {"secret": ABSENT}), "Absent"),
+        (Result(1, CIRCULAR), "contains itself"),
+        (Result(1, {"secret": 10 ** (sys.get_int_max_str_digits() + 1)}), "digits"),
+    ],
+)
+def test_what_cannot_be_written_is_our_mistake_and_is_named_but_not_shown(message: Any, names: str) -> None:
+    with pytest.raises(LocalProtocolError, match=names) as caught:
+        encode(message)
+    assert type(message).__name__ in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+BAD: Any = None
+
+
+@req("core-05", "core-06", "core-13")
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Request(BAD, "m"), "Request.id must be an integer or a string, not NoneType"),
+        (Request(True, "m"), "Request.id must be an integer or a string, not bool"),
+        (Request(1.0, "m"), "Request.id must be an integer or a string, not float"),  # type: ignore[arg-type]
+        (Request(1, BAD), "Request.method must be a string, not NoneType"),
+        (Request(1, "m", [1]), "Request.params must be an object, not list"),  # type: ignore[arg-type]
+        (Notification(1), "Notification.method must be a string, not int"),  # type: ignore[arg-type]
+        (Notification("m", BAD), "Notification.params must be an object, not NoneType"),
+        (Result(BAD, {}), "Result.id must be an integer or a string, not NoneType"),
+        (Result(1, "text"), "Result.result must be an object, not str"),  # type: ignore[arg-type]
+        (Error(1.5, 1, "m"), "Error.id must be an integer or a string or null, not float"),  # type: ignore[arg-type]
+        (Error(1, True, "m"), "Error.code must be an integer, not bool"),
+        (Error(1, 1.0, "m"), "Error.code must be an integer, not float"),  # type: ignore[arg-type]
+        (Error(1, 1, BAD), "Error.message must be a string, not NoneType"),
+        (Invalid("why"), "Invalid is not a message that can be sent"),
+        (Batch(()), "a batch needs at least one message"),
+        (Batch((Invalid("why"),)), "Invalid is not a message that can be sent"),
+        (Batch((Batch((Notification("m"),)),)), "Batch is not a message that can be sent"),  # type: ignore[arg-type]
+        ({"jsonrpc": "2.0", "method": "m"}, "dict is not a message that can be sent"),
+    ],
+)
+def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        encode(message)
+    assert str(caught.value) == says
+
+
+# Any bytes, and there and back again.
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+ids = st.integers() | texts
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(texts, values, max_size=3)
+singles = st.one_of(
+    st.builds(Request, ids, texts, objects),
+    st.builds(Notification, texts, objects),
+    st.builds(Result, ids, objects),
+    st.builds(Error, ids | st.none(), st.integers(), texts, values | st.just(ABSENT)),
+)
+messages = singles | st.builds(Batch, st.lists(singles, min_size=1, max_size=3).map(tuple))
+
+
+@given(messages, st.booleans())
+@settings(max_examples=150)
+def test_what_is_written_is_read_back_equal(message: Any, null_id: bool) -> None:
+    data = encode(message, null_id=null_id)
+    assert b"\n" not in data
+    assert decode(data, LIMITS) == message
+    # Equal to Python is not equal to JSON: 1, 1.0 and true are told apart by writing them once more.
+    assert encode(decode(data, LIMITS), null_id=null_id) == data  # type: ignore[arg-type]
+
+
+@given(messages)
+@settings(max_examples=60)
+def test_escaped_and_spaced_json_is_read_the_same(message: Any) -> None:
+    spaced = json.dumps(json.loads(encode(message)), ensure_ascii=True, indent=1)
+    assert read(spaced) == message
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=150)
+def test_any_bytes_are_a_value_and_never_an_exception(data: bytes) -> None:
+    assert isinstance(decode(data, LIMITS), Message)
+
+
+PIECES = [
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b"\\",
+    b"\\ud800",
+    b"1e999",
+    b"NaN",
+    b"null",
+    b"1.0",
+    b"true",
+    b"\xff",
+]
+PIECES += [b'"id"', b'"method"', b'"result"', b'"error"', b'"jsonrpc":"2.0"', b'"params":', b'"code"', b'"message"']
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join) | st.lists(st.sampled_from(PIECES)).map(b",".join))
+@settings(max_examples=150)
+def test_any_pieces_of_json_are_a_value_and_never_an_exception(data: bytes) -> None:
+    assert isinstance(decode(data, LIMITS), Message)
+
+
+@given(values)
+@settings(max_examples=100)
+def test_any_json_is_a_value_and_never_an_exception(value: Any) -> None:
+    assert isinstance(read(json.dumps(value)), Message)
+
+
+@given(st.data(), messages)
+@settings(max_examples=200)
+def test_a_damaged_message_is_a_value_and_its_reply_can_be_sent(data: st.DataObject, message: Any) -> None:
+    text = encode(message)
+    at = data.draw(st.integers(0, len(text)))
+    removed = data.draw(st.integers(0, 4))
+    inserted = data.draw(st.sampled_from([b"", *PIECES]) | st.binary(max_size=3))
+    got = decode(text[:at] + inserted + text[at + removed :], LIMITS)
+    for item in got.items if isinstance(got, Batch) else (got,):
+        if isinstance(item, Invalid):
+            assert item.why
+            if item.reply is not None:
+                assert decode(encode(item.reply), LIMITS) == item.reply
+                assert item.answers is None
+        else:
+            assert decode(encode(item), LIMITS) == item
+
+
+keys = st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error", "x"])
+envelopes: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    keys, st.sampled_from(["2.0", "m", 1, 1.5, None, True, {}, [], {"code": 1, "message": "m"}])
+)
+
+
+@req("core-11", "core-16", "core-28")
+@given(envelopes)
+@settings(max_examples=300)
+def test_every_envelope_is_a_message_or_gets_one_answer_or_is_one_that_must_get_none(value: dict[str, Any]) -> None:
+    message = read(json.dumps(value))
+    if not isinstance(message, Invalid):
+        assert json.loads(encode(message, null_id="id" in value)).items() <= {"params": {}, **value}.items()
+        return
+    response = "method" not in value and ("result" in value or "error" in value)
+    notification = value.get("jsonrpc") == "2.0" and isinstance(value.get("method"), str) and "id" not in value
+    assert (message.reply is None) == (response or notification)
+    id = value.get("id") if type(value.get("id")) in (int, str) else None
+    assert message.answers == (id if response else None)
+    if message.reply is not None:
+        assert message.reply.id == id
