@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.cache import MAX_BYTES, MAX_ENTRIES, MAX_TTL_MS, CacheHints, ResponseCache
+from trio_mcp.core.cache import MAX_BYTES, MAX_ENTRIES, CacheHints, ResponseCache
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import (
@@ -176,7 +176,9 @@ def test_without_a_positive_whole_number_a_result_is_stale_at_once(ann: Asker, h
 
 def test_an_absurd_time_is_cut_to_a_year(ann: Asker) -> None:
     assert ann.store("tools/list", {**RESULT, "ttlMs": 10**400})
-    ann.now += MAX_TTL_MS / 1000
+    ann.now += 365 * 24 * 3600 - 1
+    assert ann.get("tools/list") is not None
+    ann.now += 1
     assert ann.get("tools/list") is None
 
 
@@ -374,6 +376,18 @@ def test_beyond_the_bytes_the_least_recently_used_goes() -> None:
     ann.store("tools/list", {**RESULT, "tools": ["x" * 1001]}, cursor="3")
     assert [cursor for cursor in "0123" if ann.get("tools/list", cursor=cursor)] == ["2", "3"]
     assert ann.cache.size == 2 * one + 1
+
+
+def test_the_params_that_a_result_is_found_by_count_too_and_the_last_byte_is_used() -> None:
+    ann = Asker()
+    ann.store("resources/read", RESULT, uri="x")
+    ann.store("resources/read", RESULT, uri="y" * 1001)
+    size = ann.cache.size
+    ann.cache.forget("resources/read", "y" * 1001)
+    assert size - ann.cache.size == ann.cache.size + 1000
+    exact = Asker(ResponseCache(LATEST, max_bytes=ann.cache.size))
+    assert exact.store("resources/read", RESULT, uri="x")
+    assert not exact.store("resources/read", RESULT, uri="xy")
 
 
 def test_what_is_larger_than_the_cache_is_not_kept_and_throws_out_nothing_but_its_own_elder() -> None:

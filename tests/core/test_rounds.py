@@ -30,6 +30,8 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
 )
+from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core.peer import Answered, Peer
 from trio_mcp.core.revisions import LATEST, LEGACY, MODERN, REVISIONS, Role
 from trio_mcp.core.rounds import (
     MAX_PARKED,
@@ -905,6 +907,25 @@ def test_a_retry_alone_is_enough_for_any_server_to_go_on(method: str, kinds: lis
         params = json.loads(json.dumps(call.retry({each.key: ANSWERS[each.key[2:]] for each in event.questions})))
     else:
         pytest.fail("the call did not complete")
+
+
+@req("mrtr-20")
+def test_every_retry_is_a_new_request_with_a_new_id() -> None:
+    client, server, call, params, ids = Peer(Role.CLIENT), Peer(Role.SERVER), rounds(), CALL[1], []
+    for result in (ask(FORM, state="1"), ask(ROOTS, state="2"), {"resultType": "complete"}):
+        client.request("tools/call", params)
+        [(request, _)] = client.outgoing()
+        assert isinstance(request, Request)
+        assert "id" not in request.params
+        ids.append(request.id)
+        server.receive(request, 0.0)
+        server.answer(request.id, result)
+        [(answer, _)] = server.outgoing()
+        [answered] = client.receive(answer, 0.0)
+        assert isinstance(answered, Answered)
+        event = call.receive(answered.result)
+        params = call.retry({each.key: ANSWERS[each.key] for each in event.questions}) if isinstance(event, Ask) else {}
+    assert len(set(ids)) == 3
 
 
 @req("mrtr-11")

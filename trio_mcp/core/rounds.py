@@ -379,28 +379,24 @@ class Parked:
         self._each = each
         self._last = 0
         self._waiting: dict[str, tuple[float, str | None]] = {}  # handle -> deadline, principal
-        self._counts: Counter[str] = Counter()  # by principal
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def park(self, principal: str | None, now: float) -> str:
         """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room."""
+        mine = sum(owner == principal for _, owner in self._waiting.values())
         # Without authentication everybody has the principal None; there is no share to keep.
-        crowded = principal is not None and self._counts[principal] >= self._each
-        if crowded or len(self._waiting) >= self._limit:
+        if len(self._waiting) >= self._limit or (principal is not None and mine >= self._each):
             raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
         self._last += 1
         handle = f"{self._prefix}{self._last}"
         self._waiting[handle] = (now + self._ttl, principal)
-        if principal is not None:
-            self._counts[principal] += 1
         return handle
 
     def take(self, handle: str) -> Refusal | None:
         """Take the handler back.  None: it was parked, it is the caller's now, and its state is spent."""
-        if handle in self._waiting:
-            self._drop(handle)
+        if self._waiting.pop(handle, None):
             return None
         return Refusal.SPENT if handle.startswith(self._prefix) else Refusal.ELSEWHERE
 
@@ -415,15 +411,8 @@ class Parked:
                 break
             due.append(handle)
         for handle in due:
-            self._drop(handle)
+            del self._waiting[handle]
         return due
-
-    def _drop(self, handle: str) -> None:
-        _, principal = self._waiting.pop(handle)
-        if principal is not None:
-            self._counts[principal] -= 1
-            if not self._counts[principal]:
-                del self._counts[principal]
 
 
 # The client
