@@ -241,6 +241,7 @@ def test_values_that_cannot_be_expanded_are_refused(text: str, value: Value, why
         ("geo:{lat},{lon}", "geo:59.9,10.7", {"lat": "59.9", "lon": "10.7"}),
         ("geo:{lat,lon}", "geo:59.9,10.7", {"lat": "59.9", "lon": "10.7"}),
         ("file:///{name}.txt", "file:///a.txt.txt", {"name": "a.txt"}),
+        ("x:{a}@h:{b}:@{c}", "x:1:2@h:3:@4:5", {"a": "1:2", "b": "3", "c": "4:5"}),  # only the nearest delimiters stop
         ("x:v{major}:{rest}.tar", "x:v1.2:a.tar.tar", {"major": "1.2", "rest": "a.tar"}),
         ("x:{a}{/b,c}", "x:1/2/3", {"a": "1", "b": "2", "c": "3"}),
         ("x:{a}/z{.b}", "x:1/z.2.3", {"a": "1", "b": "2.3"}),

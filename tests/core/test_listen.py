@@ -1,0 +1,715 @@
+"""Subscriptions: exactly those hear of a change who asked for it, in both eras, and clients know what they hear."""
+
+import gc
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError, RequestError
+from trio_mcp.core.jsonrpc import Error, Id, Json, JsonObject, Limits, Notification, Request, Result
+from trio_mcp.core.listen import (
+    ACKNOWLEDGED,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Acknowledged,
+    Change,
+    Heard,
+    Kind,
+    Listeners,
+    State,
+    Subscription,
+    Subscriptions,
+    change_of,
+    listen_params,
+    resource_updated,
+)
+from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
+
+A, B, C = resource_updated("notes://a"), resource_updated("notes://b"), resource_updated("notes://ab")
+CHANGES = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, A, B, C]
+EVERYTHING = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+}
+
+
+def request(id: Id, *changes: Change) -> Request:
+    return Request(id, "subscriptions/listen", listen_params(changes))
+
+
+def asking(filter: Json) -> Request:
+    return Request(1, "subscriptions/listen", {"notifications": filter})
+
+
+def hearers(listeners: Listeners[Any], change: Change) -> list[Any]:
+    return [key for key, _ in listeners.publish(change)]
+
+
+# What a change is on the wire.
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "params"),
+    [
+        (TOOLS_CHANGED, "notifications/tools/list_changed", {}),
+        (PROMPTS_CHANGED, "notifications/prompts/list_changed", {}),
+        (RESOURCES_CHANGED, "notifications/resources/list_changed", {}),
+        (A, "notifications/resources/updated", {"uri": "notes://a"}),
+    ],
+)
+def test_a_change_is_told_by_its_notification_and_known_by_it(change: Change, method: str, params: JsonObject) -> None:
+    assert change.notification() == Notification(method, params)
+    tagged = change.notification(7)
+    assert tagged == Notification(method, {"_meta": {META_SUBSCRIPTION_ID: 7}, **params})
+    assert change_of(change.notification()) == change_of(tagged) == change
+
+
+@pytest.mark.parametrize("params", [{}, {"uri": None}, {"uri": 5}, {"uri": ["notes://a"]}])
+def test_an_update_without_a_uri_is_no_change(params: JsonObject) -> None:
+    assert change_of(Notification("notifications/resources/updated", params)) is None
+
+
+def test_other_notifications_are_no_changes() -> None:
+    assert change_of(Notification("notifications/progress", {})) is None
+
+
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_every_revision_has_each_change_on_the_capability_that_is_asked_here(revision: Revision) -> None:
+    for kind in Kind:
+        row = revision.notification(Role.SERVER, kind.method)
+        assert row is not None
+        name, option = row.needs
+        assert kind.declared_in({name: {option: True}})
+        assert not kind.declared_in({name: {option: False}})
+        assert not kind.declared_in({name: {}})
+        assert not kind.declared_in({})
+
+
+def test_the_params_of_a_listen_request_name_what_is_asked_for() -> None:
+    assert listen_params([B, TOOLS_CHANGED, A]) == {
+        "notifications": {"resourceSubscriptions": ["notes://b", "notes://a"], "toolsListChanged": True}
+    }
+    assert listen_params([]) == {"notifications": {}}
+
+
+# The server's side, modern.
+
+
+@req("sub-02", "sub-05")
+@pytest.mark.parametrize("id", [1, 0, "1", "", "listen-1", -5, 2**53])
+def test_everything_on_a_subscription_carries_the_id_of_its_request(id: Id) -> None:
+    listeners: Listeners[str] = Listeners()
+    assert listeners.publish(TOOLS_CHANGED) == []
+    acknowledgement = listeners.listen("key", request(id, TOOLS_CHANGED, A), EVERYTHING)
+    assert acknowledgement == Notification(
+        "notifications/subscriptions/acknowledged",
+        {
+            "_meta": {META_SUBSCRIPTION_ID: id},
+            "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["notes://a"]},
+        },
+    )
+    sent = [acknowledgement]
+    for change in (TOOLS_CHANGED, A):
+        ((key, notification),) = listeners.publish(change)
+        assert key == "key"
+        sent.append(notification)
+    ended = listeners.close("key")
+    assert ended is not None
+    for params in [*(notification.params for notification in sent), ended.result]:
+        got = params["_meta"][META_SUBSCRIPTION_ID]
+        assert (got, type(got)) == (id, type(id))
+
+
+def test_the_messages_are_those_of_the_official_examples() -> None:
+    listeners: Listeners[int] = Listeners()
+    declared = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
+    config = resource_updated("file:///project/config.json")
+    assert listeners.listen(0, request("listen-1", TOOLS_CHANGED, config), declared).params == {
+        "_meta": {"io.modelcontextprotocol/subscriptionId": "listen-1"},
+        "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["file:///project/config.json"]},
+    }
+    assert listeners.publish(TOOLS_CHANGED)[0][1].params == {
+        "_meta": {"io.modelcontextprotocol/subscriptionId": "listen-1"}
+    }
+    assert listeners.close(0) == Result(
+        "listen-1", {"resultType": "complete", "_meta": {"io.modelcontextprotocol/subscriptionId": "listen-1"}}
+    )
+
+
+CAPABILITIES = [
+    {},
+    {"tools": {}, "prompts": {"listChanged": False}, "resources": None},
+    {"tools": {"listChanged": True}},
+    {"prompts": {"listChanged": True}, "resources": {"subscribe": True}},
+    {"resources": {"listChanged": True}},
+    EVERYTHING,
+]
+
+
+@req("sub-01", "sub-11", "sub-13", "sub-14")
+@given(st.lists(st.sampled_from(CHANGES), unique=True), st.sampled_from(CAPABILITIES))
+@settings(max_examples=100)
+def test_what_was_asked_for_and_is_declared_is_agreed_to_and_heard_and_nothing_else(
+    asked: list[Change], declared: dict[str, Any]
+) -> None:
+    listeners: Listeners[int] = Listeners()
+    acknowledgement = listeners.listen(0, request(1, *asked), declared)
+    agreed = [change for change in asked if change.kind.declared_in(declared)]
+    assert acknowledgement.params["notifications"] == listen_params(agreed)["notifications"]
+    assert [change for change in CHANGES if listeners.publish(change)] == [each for each in CHANGES if each in agreed]
+
+
+@pytest.mark.parametrize("meant", ["notes://a/", "notes://A", "notes://a?x", "notes://", "notes://%61", ""])
+def test_a_resource_is_meant_by_its_exact_uri_only(meant: str) -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.listen(0, request(1, A), EVERYTHING)
+    assert listeners.publish(resource_updated(meant)) == []
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        {"toolsListChanged": False, "resourceSubscriptions": []},
+        {"somethingNew": True, "taskIds": 5},
+        {},
+    ],
+)
+@req("sub-14")
+def test_what_is_false_empty_or_unknown_is_not_subscribed(filter: Json) -> None:
+    listeners: Listeners[int] = Listeners()
+    assert listeners.listen(0, asking(filter), EVERYTHING).params["notifications"] == {}
+    assert [change for change in CHANGES if listeners.publish(change)] == []
+    assert len(listeners) == 1
+
+
+def test_a_uri_that_is_named_twice_is_heard_once() -> None:
+    listeners: Listeners[int] = Listeners()
+    acknowledgement = listeners.listen(0, asking({"resourceSubscriptions": ["notes://a", "notes://a"]}), EVERYTHING)
+    assert acknowledgement.params["notifications"] == {"resourceSubscriptions": ["notes://a"]}
+    assert hearers(listeners, A) == [0]
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({}, "notifications must be an object; got Absent"),
+        ({"notifications": None}, "notifications must be an object; got NoneType"),
+        ({"notifications": ["toolsListChanged"]}, "notifications must be an object; got list"),
+        ({"notifications": {"toolsListChanged": None}}, "toolsListChanged must be a boolean; got NoneType"),
+        ({"notifications": {"promptsListChanged": 1}}, "promptsListChanged must be a boolean; got int"),
+        ({"notifications": {"resourcesListChanged": "yes"}}, "resourcesListChanged must be a boolean; got str"),
+        ({"notifications": {"resourceSubscriptions": "notes://a"}}, "must be an array of strings; got str"),
+        ({"notifications": {"resourceSubscriptions": [1]}}, "must be an array of strings"),
+        ({"notifications": {"resourceSubscriptions": None}}, "must be an array of strings; got NoneType"),
+        ({"notifications": {"resourceSubscriptions": {}}}, "must be an array of strings; got dict"),
+        ({"notifications": {"resourceSubscriptions": True}}, "must be an array of strings; got bool"),
+    ],
+)
+def test_a_malformed_filter_is_refused_and_nobody_listens(params: JsonObject, why: str) -> None:
+    listeners: Listeners[int] = Listeners()
+    with pytest.raises(RequestError, match=why) as caught:
+        listeners.listen(0, Request(1, "subscriptions/listen", params), EVERYTHING)
+    assert caught.value.code == -32602
+    assert len(listeners) == 0
+
+
+@req("sub-03")
+def test_subscriptions_on_one_channel_do_not_wait_for_each_other() -> None:
+    listeners: Listeners[str] = Listeners()
+    listeners.listen("first", request(1, TOOLS_CHANGED), EVERYTHING)
+    sent = [notification for _, notification in listeners.publish(TOOLS_CHANGED)]
+    sent.append(listeners.listen("second", request("1", TOOLS_CHANGED), EVERYTHING))
+    sent += [notification for _, notification in listeners.publish(TOOLS_CHANGED)]
+    assert [(each.params["_meta"][META_SUBSCRIPTION_ID], each.method == ACKNOWLEDGED) for each in sent] == [
+        (1, False),
+        ("1", True),
+        (1, False),
+        ("1", False),
+    ]
+
+
+def test_one_key_is_one_listener() -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.listen(0, request(1, TOOLS_CHANGED), EVERYTHING)
+    for again in (
+        lambda: listeners.listen(0, request(2, A), EVERYTHING),
+        lambda: listeners.add_session(0, EVERYTHING),
+    ):
+        with pytest.raises(LocalProtocolError, match="listens already"):
+            again()
+    assert hearers(listeners, A) == []
+    assert listeners.publish(TOOLS_CHANGED) == [(0, TOOLS_CHANGED.notification(1))]
+
+
+@req("sub-08")
+def test_a_subscription_that_the_server_ends_gets_its_result_once_and_then_nothing() -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.listen(0, request("x", TOOLS_CHANGED, A), EVERYTHING)
+    listeners.listen(1, request("y", TOOLS_CHANGED), EVERYTHING)
+    assert listeners.close(0) == Result("x", {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: "x"}})
+    assert listeners.close(0) is None
+    assert not listeners.forget(0)
+    assert hearers(listeners, TOOLS_CHANGED) == [1]
+    assert hearers(listeners, A) == []
+
+
+def test_a_subscription_that_the_client_ends_gets_nothing_more() -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.listen(0, request(1, TOOLS_CHANGED, A), EVERYTHING)
+    assert listeners.forget(0)
+    assert not listeners.forget(0)
+    assert listeners.close(0) is None
+    assert len(listeners) == 0
+    assert [change for change in CHANGES if listeners.publish(change)] == []
+
+
+def test_when_the_server_ends_everybody_is_told_who_is_owed_it() -> None:
+    listeners: Listeners[str] = Listeners()
+    listeners.listen("a", request(1, TOOLS_CHANGED), EVERYTHING)
+    listeners.add_session("b", EVERYTHING)
+    listeners.listen("c", request(2), EVERYTHING)
+    assert [(key, result.id) for key, result in listeners.close_all()] == [("a", 1), ("c", 2)]
+    assert len(listeners) == 0
+    assert listeners.close_all() == []
+
+
+# The server's side, legacy.
+
+
+def test_a_session_hears_of_every_list_whose_changes_are_declared_and_carries_no_id() -> None:
+    listeners: Listeners[str] = Listeners()
+    listeners.add_session("all", EVERYTHING)
+    listeners.add_session("tools", {"tools": {"listChanged": True}, "prompts": {}, "resources": {"subscribe": True}})
+    assert listeners.publish(TOOLS_CHANGED) == [
+        ("all", Notification("notifications/tools/list_changed")),
+        ("tools", Notification("notifications/tools/list_changed")),
+    ]
+    assert hearers(listeners, PROMPTS_CHANGED) == ["all"]
+    assert hearers(listeners, RESOURCES_CHANGED) == ["all"]
+    assert hearers(listeners, A) == []
+
+
+@req("res-19", "res-20")
+def test_a_session_hears_of_a_resource_from_subscribe_to_unsubscribe() -> None:
+    listeners: Listeners[str] = Listeners()
+    listeners.add_session("s", EVERYTHING)
+    listeners.add_session("t", EVERYTHING)
+    a, b = {"uri": "notes://a"}, {"uri": "notes://b", "_meta": {}}
+    assert listeners.unsubscribe("s", a) == {}  # never subscribed: no harm
+    assert listeners.subscribe("s", a) == listeners.subscribe("s", b) == listeners.subscribe("s", a) == {}
+    listeners.subscribe("t", b)
+    assert listeners.publish(A) == [("s", Notification("notifications/resources/updated", {"uri": "notes://a"}))]
+    assert hearers(listeners, B) == ["s", "t"]
+    assert hearers(listeners, C) == []
+    assert listeners.unsubscribe("s", a) == listeners.unsubscribe("s", a) == {}
+    assert hearers(listeners, A) == []
+    assert hearers(listeners, B) == ["s", "t"]
+    assert hearers(listeners, TOOLS_CHANGED) == ["s", "t"]
+    assert listeners.forget("s")
+    assert hearers(listeners, B) == ["t"]
+
+
+@pytest.mark.parametrize("params", [{}, {"uri": None}, {"uri": 5}, {"uri": ["notes://a"]}])
+def test_a_subscribe_request_without_a_uri_is_refused(params: JsonObject) -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.add_session(0, EVERYTHING)
+    for serve in (listeners.subscribe, listeners.unsubscribe):
+        with pytest.raises(RequestError, match="uri must be a string") as caught:
+            serve(0, params)
+        assert caught.value.code == -32602
+
+
+@req("res-21")
+def test_a_modern_subscription_cannot_be_changed_by_subscribe_requests() -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.listen(0, request(1), EVERYTHING)
+    for key in (0, 1):
+        for serve in (listeners.subscribe, listeners.unsubscribe):
+            with pytest.raises(LocalProtocolError, match="no legacy session"):
+                serve(key, {"uri": "notes://a"})
+    assert hearers(listeners, A) == []
+    assert LATEST.request(Role.CLIENT, "resources/subscribe") is None
+    assert LATEST.request(Role.CLIENT, "resources/unsubscribe") is None
+
+
+def test_a_session_is_owed_no_result() -> None:
+    listeners: Listeners[int] = Listeners()
+    listeners.add_session(0, EVERYTHING)
+    assert listeners.close(0) is None
+    assert len(listeners) == 0
+    assert hearers(listeners, TOOLS_CHANGED) == []
+
+
+def test_both_eras_hear_of_the_same_change_each_in_its_own_way() -> None:
+    listeners: Listeners[str] = Listeners()
+    listeners.add_session("legacy", EVERYTHING)
+    listeners.listen("modern", request(9, TOOLS_CHANGED), EVERYTHING)
+    assert listeners.publish(TOOLS_CHANGED) == [
+        ("legacy", TOOLS_CHANGED.notification()),
+        ("modern", TOOLS_CHANGED.notification(9)),
+    ]
+
+
+# Limits.
+
+
+def test_one_listener_may_ask_for_so_much_and_no_more() -> None:
+    listeners: Listeners[int] = Listeners(Limits(listener_changes=2))
+    listeners.listen(0, request(1, A, B), EVERYTHING)
+    with pytest.raises(RequestError, match="may ask for 2 changes; these would be 3") as caught:
+        listeners.listen(1, request(2, A, B, C), EVERYTHING)
+    assert caught.value.code == -32602
+    listeners.add_session(2, {"tools": {"listChanged": True}})
+    listeners.subscribe(2, {"uri": "notes://a"})
+    with pytest.raises(RequestError, match="may ask for 2 changes; these would be 3"):
+        listeners.subscribe(2, {"uri": "notes://b"})
+    listeners.subscribe(2, {"uri": "notes://a"})  # nothing new
+    listeners.unsubscribe(2, {"uri": "notes://a"})
+    listeners.subscribe(2, {"uri": "notes://b"})
+    assert hearers(listeners, B) == [0, 2]
+
+
+def test_a_uri_may_have_so_many_characters_and_no_more() -> None:
+    listeners: Listeners[int] = Listeners(Limits(uri_length=9))
+    listeners.listen(0, request(1, A), EVERYTHING)
+    with pytest.raises(RequestError, match="may have 9 characters; one has 10") as caught:
+        listeners.listen(1, request(2, A, C), EVERYTHING)
+    assert caught.value.code == -32602
+    listeners.add_session(2, EVERYTHING)
+    with pytest.raises(RequestError, match="may have 9 characters; one has 10"):
+        listeners.subscribe(2, {"uri": C.item})
+    assert len(listeners) == 2
+    assert hearers(listeners, C) == []
+
+
+def test_a_server_has_room_for_so_many_subscriptions_and_gets_it_back() -> None:
+    listeners: Listeners[int] = Listeners(Limits(subscriptions=6))
+
+    def refused(serve: Any, *arguments: Any) -> None:
+        with pytest.raises(RequestError, match="no room for more subscriptions") as caught:
+            serve(*arguments)
+        assert caught.value.code == -32603
+
+    listeners.listen(0, request(1, A, B), EVERYTHING)  # 3 places: itself and two changes
+    listeners.add_session(1, {})  # 1
+    listeners.subscribe(1, {"uri": "notes://a"})  # 1
+    listeners.subscribe(1, {"uri": "notes://a"})  # none
+    refused(listeners.listen, 2, request(2, A), EVERYTHING)  # 2
+    listeners.listen(2, request(2), EVERYTHING)  # 1: an empty one is not free, or there could be any number of them
+    refused(listeners.listen, 3, request(3), EVERYTHING)
+    refused(listeners.subscribe, 1, {"uri": "notes://b"})
+    listeners.unsubscribe(1, {"uri": "notes://a"})
+    listeners.unsubscribe(1, {"uri": "notes://a"})
+    listeners.subscribe(1, {"uri": "notes://b"})
+    refused(listeners.subscribe, 1, {"uri": "notes://c"})
+    listeners.close(0)
+    listeners.forget(1)
+    listeners.forget(1)
+    listeners.listen(4, request(4, TOOLS_CHANGED, PROMPTS_CHANGED, A, B), EVERYTHING)
+    refused(listeners.listen, 5, request(5), EVERYTHING)
+
+
+def test_ten_thousand_idle_subscriptions_cost_less_than_a_kibibyte_each() -> None:
+    requests = [request(at, TOOLS_CHANGED, resource_updated(f"notes://{at}")) for at in range(10_000)]
+    listeners: Listeners[int] = Listeners()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for at, each in enumerate(requests):
+            listeners.listen(at, each, EVERYTHING)
+        gc.collect()
+        used, _ = tracemalloc.get_traced_memory()
+        assert used < 10_000 * 1024
+        for at in range(10_000):
+            listeners.forget(at)
+        gc.collect()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < used / 5  # empty tables
+
+
+def test_publishing_costs_nothing_for_those_who_do_not_hear() -> None:
+    # To look at every listener each time would be 400 million looks, which the timeout of the suite would end.
+    listeners: Listeners[int] = Listeners()
+    for at in range(20_000):
+        listeners.listen(at, request(at, resource_updated(f"notes://{at}")), EVERYTHING)
+    for at in range(20_000):
+        assert len(listeners.publish(resource_updated(f"notes://{at}"))) == 1
+    assert listeners.publish(TOOLS_CHANGED) == []
+
+
+# Any order of anything, against the simplest thing that could be right.
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("listen"), st.integers(0, 3), st.lists(st.sampled_from(CHANGES), max_size=3)),
+        st.tuples(st.just("add_session"), st.integers(4, 5), st.just([])),
+        st.tuples(st.sampled_from(["subscribe", "unsubscribe"]), st.integers(4, 5), st.just([A]) | st.just([B])),
+        st.tuples(st.sampled_from(["forget", "close"]), st.integers(0, 5), st.just([])),
+    ),
+    max_size=20,
+)
+
+
+def play(listeners: Listeners[int], heard: dict[int, set[Change]], name: str, key: int, changes: list[Change]) -> None:
+    if name == "listen" and key not in heard:
+        listeners.listen(key, request(key, *changes), EVERYTHING)
+        heard[key] = set(changes)
+    elif name == "add_session" and key not in heard:
+        listeners.add_session(key, EVERYTHING)
+        heard[key] = {TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED}
+    elif name == "subscribe" and key in heard:
+        listeners.subscribe(key, {"uri": changes[0].item})
+        heard[key].add(changes[0])
+    elif name == "unsubscribe" and key in heard:
+        listeners.unsubscribe(key, {"uri": changes[0].item})
+        heard[key].discard(changes[0])
+    elif name == "forget":
+        assert listeners.forget(key) is (key in heard)
+        heard.pop(key, None)
+    elif name == "close":
+        assert (listeners.close(key) is not None) is (key in heard and key < 4)
+        heard.pop(key, None)
+
+
+@given(steps)
+@settings(max_examples=150)
+def test_in_any_order_exactly_those_hear_who_have_asked(plan: list[tuple[str, int, list[Change]]]) -> None:
+    listeners: Listeners[int] = Listeners()
+    heard: dict[int, set[Change]] = {}
+    for step in plan:
+        play(listeners, heard, *step)
+        assert len(listeners) == len(heard)
+        for change in CHANGES:
+            published = listeners.publish(change)
+            assert {key for key, _ in published} == {key for key in heard if change in heard[key]}
+            assert all(note == change.notification(key if key < 4 else None) for key, note in published)
+
+
+# The client's side.
+
+
+def acknowledged(id: Json, filter: Json) -> Notification:
+    return Notification(ACKNOWLEDGED, {"_meta": {META_SUBSCRIPTION_ID: id}, "notifications": filter})
+
+
+@req("sub-04")
+@pytest.mark.parametrize(
+    ("filter", "agreed", "missing"),
+    [
+        ({"toolsListChanged": True, "resourceSubscriptions": ["notes://b", "notes://a"]}, (TOOLS_CHANGED, A, B), ()),
+        ({"toolsListChanged": True}, (TOOLS_CHANGED,), (A, B)),
+        ({"resourceSubscriptions": ["notes://b"]}, (B,), (TOOLS_CHANGED, A)),
+        ({}, (), (TOOLS_CHANGED, A, B)),
+        ({"toolsListChanged": False, "somethingNew": [1]}, (), (TOOLS_CHANGED, A, B)),
+        ({"toolsListChanged": True, "promptsListChanged": True}, (TOOLS_CHANGED,), (A, B)),  # more than we asked for
+        (None, (), (TOOLS_CHANGED, A, B)),
+        ({"toolsListChanged": "yes"}, (), (TOOLS_CHANGED, A, B)),
+    ],
+)
+def test_the_client_knows_what_it_asked_for_and_did_not_get(
+    filter: Json, agreed: tuple[Change, ...], missing: tuple[Change, ...]
+) -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED, A, B, A])
+    assert (subscription.state, subscription.asked) == (State.ASKED, (TOOLS_CHANGED, A, B))
+    assert (subscription.agreed, subscription.missing) == (None, ())
+    assert subscriptions.hear(acknowledged(1, filter)) == [Acknowledged(subscription)]
+    assert (subscription.state, subscription.agreed, subscription.missing) == (State.OPEN, agreed, missing)
+
+
+def test_only_the_first_acknowledgement_counts() -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED])
+    subscriptions.hear(acknowledged(1, {"toolsListChanged": True}))
+    assert subscriptions.hear(acknowledged(1, {})) == []
+    assert subscription.agreed == (TOOLS_CHANGED,)
+
+
+@req("sub-06", "sub-07", "stdio-15")
+def test_notifications_go_to_the_subscription_they_name() -> None:
+    subscriptions = Subscriptions()
+    one, text, two = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, "1", 2))
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [Heard(one, TOOLS_CHANGED)]
+    assert subscriptions.hear(TOOLS_CHANGED.notification("1")) == [Heard(text, TOOLS_CHANGED)]
+    assert subscriptions.hear(acknowledged("1", {})) == [Acknowledged(text)]
+    assert subscriptions.hear(A.notification(2)) == [Heard(two, A)]
+    assert (one.state, text.state, two.state) == (State.ASKED, State.OPEN, State.ASKED)
+
+
+@pytest.mark.parametrize(
+    "notification",
+    [
+        TOOLS_CHANGED.notification(2),  # no such subscription
+        TOOLS_CHANGED.notification("1"),
+        TOOLS_CHANGED.notification(),  # of the legacy era
+        PROMPTS_CHANGED.notification(1),  # never asked for
+        acknowledged(2, {}),
+        Notification(ACKNOWLEDGED, {"notifications": {}}),
+        Notification("notifications/progress", {"_meta": {META_SUBSCRIPTION_ID: 1}}),
+        Notification("notifications/resources/updated", {"_meta": {META_SUBSCRIPTION_ID: 1}}),
+        Notification("notifications/resources/updated", {"_meta": {META_SUBSCRIPTION_ID: 1}, "uri": 5}),
+        *(
+            Notification("notifications/tools/list_changed", {"_meta": {META_SUBSCRIPTION_ID: id}})
+            for id in (True, 1.0, None, [1], {})
+        ),
+        Notification("notifications/tools/list_changed", {"_meta": [1]}),
+        Notification("notifications/tools/list_changed", {"_meta": None}),
+    ],
+)
+def test_what_is_for_none_of_ours_is_heard_by_none(notification: Notification) -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED, A])
+    assert subscriptions.hear(notification) == []
+    assert subscription.state is State.ASKED
+
+
+def test_an_update_of_what_lies_below_a_resource_is_heard() -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [A])
+    below = resource_updated("notes://a/line/1")
+    assert subscriptions.hear(below.notification(1)) == [Heard(subscription, below)]
+
+
+OUTCOMES: list[tuple[Outcome, State]] = [
+    (Answered(1, "subscriptions/listen", {"resultType": "complete"}), State.ENDED),
+    (TornDown(1, "subscriptions/listen", ""), State.ENDED),
+    (Refused(1, "subscriptions/listen", Error(1, -32601, "no")), State.REFUSED),
+    (Garbled(1, "subscriptions/listen", "why"), State.BROKEN),
+    (TimedOut(1, "subscriptions/listen"), State.BROKEN),
+    (Lost(1, "subscriptions/listen", "why"), State.BROKEN),
+]
+
+
+@req("sub-09")
+@pytest.mark.parametrize("open", [False, True])
+@pytest.mark.parametrize(("outcome", "state"), OUTCOMES)
+def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
+    outcome: Outcome, state: State, open: bool
+) -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED])
+    if open:
+        subscriptions.hear(acknowledged(1, {"toolsListChanged": True}))
+    assert subscriptions.over(outcome) is subscription
+    assert subscription.state is state
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == []
+    for late, _ in OUTCOMES:  # sub-08 and cancel-12 may come in either order
+        assert subscriptions.over(late) is None
+    assert subscriptions.close(1) is None
+    assert subscriptions.lost() == []
+    assert subscription.state is state
+
+
+def test_an_outcome_of_another_request_ends_nothing() -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED])
+    assert subscriptions.over(Answered(2, "tools/list", {})) is None
+    assert subscription.state is State.ASKED
+
+
+def test_a_subscription_that_we_end_hears_nothing_more() -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.ask(1, [TOOLS_CHANGED])
+    assert subscriptions.close(1) is subscription
+    assert subscription.state is State.ENDED
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == []
+    assert subscriptions.close(1) is None
+
+
+def test_what_was_open_when_the_link_was_lost_can_be_asked_for_again() -> None:
+    subscriptions = Subscriptions()
+    first, second, third = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, 2, 3))
+    subscriptions.close(2)
+    assert subscriptions.lost() == [first, third]
+    assert [each.state for each in (first, second, third)] == [State.BROKEN, State.ENDED, State.BROKEN]
+    again = subscriptions.ask(1, third.asked)
+    assert (again.state, again.asked) == (State.ASKED, third.asked)
+
+
+def test_two_subscriptions_cannot_have_one_id() -> None:
+    subscriptions = Subscriptions()
+    first = subscriptions.ask(1, [TOOLS_CHANGED])
+    with pytest.raises(LocalProtocolError, match="already"):
+        subscriptions.ask(1, [PROMPTS_CHANGED])
+    with pytest.raises(LocalProtocolError, match="already"):
+        subscriptions.attach(1, [PROMPTS_CHANGED], EVERYTHING)
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [Heard(first, TOOLS_CHANGED)]
+
+
+# The client's side, legacy.
+
+
+def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
+    subscriptions = Subscriptions()
+    tools = subscriptions.attach("tools", [TOOLS_CHANGED], EVERYTHING)
+    both = subscriptions.attach("both", [TOOLS_CHANGED, A, A], EVERYTHING)
+    notes = subscriptions.attach("notes", [B], EVERYTHING)
+    assert [each.state for each in (tools, both, notes)] == [State.OPEN] * 3
+    assert both.asked == both.agreed == (TOOLS_CHANGED, A)
+
+    def heard(change: Change) -> list[Subscription]:
+        events = subscriptions.hear(change.notification())
+        assert events == [Heard(each.subscription, change) for each in events]
+        return [each.subscription for each in events]
+
+    assert heard(TOOLS_CHANGED) == [tools, both]
+    assert heard(PROMPTS_CHANGED) == []
+    assert heard(A) == [both]
+    assert heard(B) == [notes]
+    assert heard(resource_updated("notes://elsewhere")) == [both, notes]  # below one of them, and who knows which
+    assert subscriptions.hear(Notification("notifications/message", {})) == []
+    subscriptions.close("both")
+    assert heard(TOOLS_CHANGED) == [tools]
+
+
+def test_the_uris_to_subscribe_are_those_that_some_legacy_subscription_wants() -> None:
+    subscriptions = Subscriptions()
+    assert subscriptions.uris == frozenset()
+    subscriptions.ask(1, [C])  # has a listen request of its own
+    subscriptions.attach("x", [TOOLS_CHANGED, A, B], EVERYTHING)
+    subscriptions.attach("y", [A], EVERYTHING)
+    assert subscriptions.uris == {"notes://a", "notes://b"}
+    subscriptions.close("x")
+    assert subscriptions.uris == {"notes://a"}
+    subscriptions.lost()
+    assert subscriptions.uris == frozenset()
+
+
+def test_a_legacy_subscription_gets_what_the_server_declares() -> None:
+    subscriptions = Subscriptions()
+    subscription = subscriptions.attach("x", [TOOLS_CHANGED, PROMPTS_CHANGED, A], {"tools": {"listChanged": True}})
+    assert subscription.agreed == (TOOLS_CHANGED,)
+    assert subscription.missing == (PROMPTS_CHANGED, A)
+    assert subscriptions.uris == frozenset()
+
+
+# Both sides.
+
+
+@req("sub-02", "sub-06")
+@given(st.lists(st.lists(st.sampled_from(CHANGES), max_size=4), min_size=1, max_size=4), st.sampled_from(CAPABILITIES))
+@settings(max_examples=60)
+def test_what_one_side_sends_the_other_hears(wishes: list[list[Change]], declared: dict[str, Any]) -> None:
+    listeners: Listeners[int] = Listeners()
+    subscriptions = Subscriptions()
+    ours = [subscriptions.ask(id, asked) for id, asked in enumerate(wishes)]
+    for each in ours:
+        acknowledgement = listeners.listen(hash(each.id), request(each.id, *each.asked), declared)
+        assert subscriptions.hear(acknowledgement) == [Acknowledged(each)]
+        assert set(each.agreed or ()) | set(each.missing) == set(each.asked)
+    for change in CHANGES:
+        heard = [event for _, notification in listeners.publish(change) for event in subscriptions.hear(notification)]
+        assert heard == [Heard(each, change) for each in ours if change in (each.agreed or ())]
+    for _, result in listeners.close_all():
+        ended = subscriptions.over(Answered(result.id, "subscriptions/listen", result.result))
+        assert ended is not None
+    assert {each.state for each in ours} == {State.ENDED}
