@@ -1,0 +1,537 @@
+"""Validating against schemas: every dialect, nothing fetched, and bounds on hostile schemas and values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.validation import (
+    DEFAULT_DIALECT,
+    DIALECTS,
+    InvalidSchema,
+    Problem,
+    check_input_schema,
+    compile_schema,
+)
+
+D4, D6, D7, D2019, D2020 = DIALECTS
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}, "value": {"type": "integer"}},
+    "required": ["value"],
+}
+
+
+def deep(levels: int, leaf: Any = None, name: str = "left") -> Any:
+    for _ in range(levels):
+        leaf = {"value": 1, name: leaf} if leaf is not None else {"value": 1}
+    return leaf
+
+
+def refused(schema: Any) -> str:
+    with pytest.raises(InvalidSchema) as caught:
+        compile_schema(schema)
+    return caught.value.reason
+
+
+def doubling(levels: int, keyword: str) -> dict[str, Any]:
+    """Definitions that each use the next one twice: 2 ** levels subschemas in a few hundred bytes."""
+    definitions: dict[str, Any] = {
+        f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"type": "integer"}}}
+
+
+def chained(references: int, end: Any) -> dict[str, Any]:
+    definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(references)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{references}": end}}
+
+
+# Dialects.
+
+
+@req("schema-01", "schema-05")
+@pytest.mark.parametrize(
+    ("dialect", "schema", "valid", "invalid"),
+    [
+        # Each of these means something else, or nothing, in the other dialects.
+        (D4, {"maximum": 3, "exclusiveMaximum": True}, 2, 3),
+        (D6, {"items": [{"type": "integer"}], "additionalItems": False}, [1], [1, 2]),
+        (D7, {"definitions": {"a": {"$id": "#a", "type": "string"}}, "$ref": "#a"}, "x", 1),
+        (D7, {"if": {"minimum": 0}, "then": {"multipleOf": 2}}, 2, 3),
+        (
+            D2019,
+            {"$recursiveAnchor": True, "properties": {"a": {"$recursiveRef": "#"}}, "type": "object"},
+            {},
+            {"a": 1},
+        ),
+        (D2020, {"prefixItems": [{"type": "integer"}], "items": False}, [1], [1, 2]),
+    ],
+)
+def test_a_schema_is_validated_by_the_dialect_it_names(dialect: str, schema: Any, valid: Any, invalid: Any) -> None:
+    compiled = compile_schema({"$schema": dialect, **schema})
+    assert compiled.dialect == dialect
+    assert compiled.errors(valid) == []
+    assert compiled.errors(invalid) != []
+
+
+@req("schema-02", "schema-05")
+def test_without_a_dialect_it_is_2020_12() -> None:
+    schema = {"prefixItems": [{"type": "integer"}], "dependentRequired": {"a": ["b"]}, "unevaluatedItems": False}
+    compiled = compile_schema(schema)
+    assert compiled.dialect == DEFAULT_DIALECT == D2020
+    assert compiled.errors([1]) == []
+    assert compiled.errors(["x"]) == [Problem("/0", "type", "must be of type integer")]
+    assert compiled.errors([1, 2]) == [Problem("", "unevaluatedItems", "has items that are not allowed")]
+    assert compiled.errors({"a": 1}) == [Problem("", "required", 'lacks the member "b"')]
+
+
+@req("schema-01")
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_dialect_may_be_named_by_http_or_https_with_or_without_the_hash(dialect: str) -> None:
+    rest = dialect.removesuffix("#").split("://")[1]
+    for scheme in ("http", "https"):
+        for end in ("", "#"):
+            assert compile_schema({"$schema": f"{scheme}://{rest}{end}"}).dialect == dialect
+
+
+@req("schema-06")
+@pytest.mark.parametrize(
+    "named", ["http://json-schema.org/draft-03/schema#", "https://example.com/mine", "", 7, None, {"a": 1}]
+)
+def test_another_dialect_is_an_error_that_says_so(named: Any) -> None:
+    with pytest.raises(
+        InvalidSchema, match=r"dialect .* is not supported; supported are .*draft-07.*2020-12"
+    ) as caught:
+        compile_schema({"$schema": named})
+    assert caught.value.reason == "dialect"
+
+
+@req("schema-06")
+def test_the_parts_of_a_schema_have_the_dialect_of_the_whole() -> None:
+    assert compile_schema({"$defs": {"a": {"$id": "a", "$schema": D2020}}}).errors(1) == []
+    assert refused({"$defs": {"a": {"$id": "a", "$schema": D7}}}) == "dialect"
+    assert refused({"$defs": {"a": {"$id": "a", "$schema": "urn:mine"}}}) == "dialect"
+
+
+@req("schema-03")
+def test_the_module_says_which_dialects_it_knows() -> None:
+    import trio_mcp.core.validation as module
+
+    assert "draft 4, 6, 7, 2019-09 and 2020-12" in " ".join(str(module.__doc__).split())
+    assert len(DIALECTS) == 5
+
+
+# Schemas that are refused.
+
+
+@req("schema-07")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "text"},
+        {"type": 1},
+        {"properties": {"a": {"minimum": "3"}}},
+        {"required": 3, "dependentRequired": 3},
+        {"allOf": {}},
+        {"patternProperties": 3},
+        {"$id": "::"},
+        {"$ref": 1},
+        {"const": "\ud800"},
+        {1: {}},
+        "{}",
+        None,
+        [],
+    ],
+)
+def test_an_invalid_schema_is_refused(schema: Any) -> None:
+    assert refused(schema) == "invalid"
+
+
+@req("schema-07")
+def test_each_dialect_has_its_own_idea_of_what_is_valid() -> None:
+    boolean_bound = {"maximum": 3, "exclusiveMaximum": True}
+    assert compile_schema({"$schema": D4, **boolean_bound}).errors(2) == []
+    for dialect in (D6, D7, D2019, D2020):
+        assert refused({"$schema": dialect, **boolean_bound}) == "invalid"
+
+
+def test_a_refused_schema_is_our_callers_mistake_and_the_message_says_where() -> None:
+    with pytest.raises(LocalProtocolError, match=r"not valid under .*2020-12/schema at /properties/a/type"):
+        compile_schema({"properties": {"a": {"type": "text"}}})
+    with pytest.raises(LocalProtocolError, match="at its root"):
+        compile_schema({"$id": "::"})
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "object", "properties": {"a": {}}}])
+def test_an_input_schema_has_an_object_at_its_root(schema: Any) -> None:
+    check_input_schema(schema)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "array"}, {"type": ["object"]}, {"$ref": "#/$defs/a"}, True, None])
+def test_anything_else_is_no_input_schema(schema: Any) -> None:
+    with pytest.raises(InvalidSchema, match='"type": "object"') as caught:
+        check_input_schema(schema)
+    assert caught.value.reason == "root"
+
+
+def test_any_other_schema_may_have_any_root() -> None:
+    assert compile_schema(True).errors(1) == []
+    assert compile_schema(False).errors(1) == [Problem("", "falseSchema", "is not allowed")]
+    assert compile_schema({"type": "array"}).errors([]) == []
+    assert compile_schema({"anyOf": [{"type": "null"}, {"type": "string"}]}).errors(None) == []
+
+
+# References.
+
+EXTERNAL = [
+    "http://127.0.0.1:9/schema.json",
+    "https://example.com/schema.json#/$defs/a",
+    "file:///etc/passwd",
+    "urn:example:other",
+    "other.json",
+    "#/$defs/missing",
+    "#missing",
+    "#/allOf/1",
+    "#/allOf/x",
+    "#/type/x",
+    "https://json-schema.org/draft/2020-12/schema",
+]
+
+
+@req("schema-08", "schema-09", "schema-11")
+@pytest.mark.parametrize("reference", EXTERNAL)
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+def test_a_reference_out_of_the_document_is_refused_and_not_followed(reference: str, keyword: str) -> None:
+    there = {keyword: reference}
+    for schema in (there, {"$defs": {"unused": there}}, {"properties": {"a": {"items": there}}}):
+        assert refused({"allOf": [{}], "type": "object", **schema}) == "reference"
+
+
+def test_data_that_looks_like_a_reference_is_none() -> None:
+    looks = {"$ref": "http://127.0.0.1:9/"}
+    assert compile_schema({"const": looks, "default": looks, "x-ours": looks}).errors(looks) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+        {"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "integer"}}},
+        {"$ref": "#a", "$defs": {"x": {"$anchor": "a", "type": "integer"}}},
+        {"$dynamicRef": "#a", "$defs": {"x": {"$dynamicAnchor": "a", "type": "integer"}}},
+        {"$id": "https://example.com/root", "$ref": "root#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+        {"$id": "urn:example:root", "$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}},
+        {"$id": "https://example.com/root", "$ref": "a", "$defs": {"x": {"$id": "a", "type": "integer"}}},
+        {"$ref": "#/$defs/0/items", "$defs": {"0": {"items": {"type": "integer"}}}},
+        {"$ref": "#/allOf/1", "allOf": [{}, {"type": "integer"}]},
+        {"$ref": "#/x-ours/a", "x-ours": {"a": {"$ref": "#/x-ours/b"}, "b": {"type": "integer"}}},
+        {"$schema": D7, "$id": "https://e.com/", "$ref": "#/definitions/a", "definitions": {"a": {"type": "integer"}}},
+        {"$schema": D4, "id": "https://e.com/", "allOf": [{"$ref": "#/x"}], "x": {"type": "integer"}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"id": "no name now", "$ref": "#/$defs/b"}, "b": {"type": "integer"}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": False}},
+    ],
+)
+def test_references_inside_the_document_are_followed_however_they_are_written(schema: Any) -> None:
+    compiled = compile_schema(schema)
+    assert compiled.errors("x") != []
+    assert (compiled.errors(1) == []) is ("False" not in str(schema))
+
+
+def test_what_is_no_uri_is_refused() -> None:
+    assert refused({"$id": "https://example.com/", "allOf": [{"$ref": "http://[::"}]}) == "reference"
+
+
+# Problems.
+
+
+def test_a_problem_names_the_place_the_keyword_and_what_the_schema_wants() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a/b": {"type": ["string", "null"]}, "n": {"maximum": 3}, "e": {"enum": ["x", 1]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    assert set(compile_schema(schema).errors({"a/b": 1, "e": "y", "~other": 1, "n": 4})) == {
+        Problem("/a~1b", "type", "must be of type null or string"),
+        Problem("/n", "maximum", "must be at most 3"),
+        Problem("/e", "enum", 'must be one of ["x", 1]'),
+        Problem("/~0other", "additionalProperties", "is not allowed"),
+    }
+
+
+SECRET = "hunter2-hunter2"
+BROKEN: list[tuple[dict[str, Any], Any]] = [
+    ({"$schema": D7, "items": [{}], "additionalItems": False}, [1, SECRET]),
+    ({"$schema": D7, "contentEncoding": "base64"}, f"*{SECRET}"),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, SECRET),
+    ({"const": "x"}, SECRET),
+    ({"contains": {"type": "integer"}}, [SECRET]),
+    ({"contains": {}, "maxContains": 1}, [SECRET, SECRET]),
+    ({"enum": ["x"]}, SECRET),
+    ({"exclusiveMaximum": 0}, 424242),
+    ({"exclusiveMinimum": 10**9}, 424242),
+    ({"items": False}, [SECRET]),
+    ({"maxItems": 0}, [SECRET]),
+    ({"maxLength": 1}, SECRET),
+    ({"maxProperties": 0}, {"a": SECRET}),
+    ({"maximum": 0}, 424242),
+    ({"minItems": 2}, [SECRET]),
+    ({"minLength": 99}, SECRET),
+    ({"minProperties": 2}, {"a": SECRET}),
+    ({"minimum": 10**9}, 424242),
+    ({"multipleOf": 5}, 424242),
+    ({"not": {"type": "string"}}, SECRET),
+    ({"oneOf": [{"type": "string"}, {}]}, SECRET),
+    ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, SECRET),
+    ({"oneOf": [{"minLength": 99}, {"maxLength": 1}]}, SECRET),
+    ({"pattern": "^x"}, SECRET),
+    ({"propertyNames": {"maxLength": 0}}, {"a": SECRET}),
+    ({"required": ["a"]}, {"b": SECRET}),
+    ({"type": "integer"}, SECRET),
+    ({"unevaluatedItems": False}, [SECRET]),
+    ({"unevaluatedProperties": {"type": "null"}}, {"a": SECRET}),
+    ({"uniqueItems": True}, [SECRET, SECRET]),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), BROKEN)
+def test_no_problem_ever_quotes_the_value(schema: Any, value: Any) -> None:
+    problems = compile_schema({"properties": {"x": schema}, **{k: schema[k] for k in ("$schema",) if k in schema}})
+    found = problems.errors({"x": value})
+    assert found
+    for problem in found:
+        assert problem.path.startswith("/x")
+        assert problem.keyword
+        assert problem.message
+        assert SECRET not in problem.message
+        assert "424242" not in problem.message
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_where_one_alternative_has_the_right_type_its_problems_are_told(keyword: str) -> None:
+    schema = {keyword: [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "null"}]}
+    assert compile_schema(schema).errors({"a": "x"}) == [Problem("/a", "type", "must be of type integer")]
+    nested = {keyword: [schema, {"type": "array"}]}
+    assert compile_schema({"items": nested}).errors([{"a": "x"}])[0].path in ("/0", "/0/a")
+
+
+def test_the_number_and_the_length_of_problems_are_bounded() -> None:
+    many = compile_schema({"items": {"type": "integer"}})
+    assert [problem.path for problem in many.errors(["x"] * 1000)] == [f"/{i}" for i in range(20)]
+    closed = compile_schema({"properties": {}, "additionalProperties": False})
+    assert len(closed.errors(dict.fromkeys(map(str, range(1000)), 1))) == 20
+    long = compile_schema({"additionalProperties": {"enum": ["y" * 10_000]}}).errors({"n" * 10_000: 1})
+    assert long == [Problem("/" + "n" * 64 + "…", "enum", 'must be one of ["' + "y" * 198 + "…")]
+
+
+def test_the_same_problem_is_told_once() -> None:
+    assert len(compile_schema({"allOf": [{"type": "integer"}] * 5}).errors("x")) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (float("inf"), "outside the range of a double"),
+        (float("-inf"), "outside the range of a double"),
+        (float("nan"), "outside the range of a double"),
+        (10**400, "outside the range of a double"),
+        (json.loads("[1e400]"), "outside the range of a double"),
+        ("\ud800", "is not JSON"),
+        ({1: "x"}, "is not JSON"),
+        ({1, 2}, "is not JSON"),
+        (deep(251), "is nested more than 250 deep"),
+        ([[0] * 1_000_000] * 9, "has more than 8388608 values"),
+    ],
+)
+def test_what_is_not_json_or_too_large_is_a_problem_and_no_exception(value: Any, why: str) -> None:
+    (problem,) = compile_schema({"minLength": 0}).errors(value)
+    assert why in problem.message
+    assert problem.path == problem.keyword == ""
+
+
+def test_large_numbers_keep_their_value() -> None:
+    compiled = compile_schema({"type": "integer", "maximum": 2**80})
+    assert compiled.errors(2**80) == []
+    assert compiled.errors(2**80 + 1) == [Problem("", "maximum", f"must be at most {2**80}")]
+    assert compile_schema({"multipleOf": 0.01}).errors(1e300) == []
+    assert compile_schema({"const": 2**53}).errors(2**53 + 1) != []
+
+
+def test_true_is_no_integer_and_text_no_number() -> None:
+    for value in (True, "3", 3.5, None):
+        assert compile_schema({"type": "integer"}).errors(value) != []
+
+
+def test_formats_are_notes_in_every_dialect() -> None:
+    for dialect in DIALECTS:
+        assert compile_schema({"$schema": dialect, "format": "date-time"}).errors("soon") == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+SCHEMAS = [compile_schema(schema) for schema, _ in BROKEN] + [compile_schema(TREE), compile_schema(False)]
+
+
+@settings(max_examples=60)
+@given(JSON)
+def test_no_value_makes_it_raise(value: Any) -> None:
+    for compiled in SCHEMAS:
+        for problem in compiled.errors(value):
+            assert len(problem.message) < 300
+
+
+@settings(max_examples=60)
+@given(JSON)
+def test_no_schema_makes_it_raise_anything_else(value: Any) -> None:
+    for schema in (value, {"properties": value}, {"anyOf": [value]}, {"$ref": value}, {"$id": value, "type": value}):
+        try:
+            compiled = compile_schema(schema)
+        except InvalidSchema:
+            continue
+        compiled.errors(value)
+
+
+# Bounds.
+
+
+@req("schema-12")
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_a_small_schema_that_asks_for_endless_work_is_refused(keyword: str) -> None:
+    assert refused(doubling(40, keyword)) == "limit"
+    assert compile_schema(doubling(8, keyword)).errors("x") != []
+
+
+@req("schema-12")
+def test_doubling_on_the_way_into_a_value_counts_too() -> None:
+    definitions: dict[str, Any] = {
+        f"d{i}": {"allOf": [{"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}}] * 2} for i in range(30)
+    }
+    assert refused({"$ref": "#/$defs/d0", "$defs": {**definitions, "d30": {"type": "integer"}}}) == "limit"
+
+
+@req("schema-12")
+def test_what_nothing_uses_is_compiled_and_therefore_bounded() -> None:
+    assert refused({"properties": {"a": {"type": "string"}}, "$defs": doubling(40, "anyOf")["$defs"]}) == "limit"
+
+
+@req("schema-12")
+def test_unevaluated_members_make_the_engine_look_again_at_every_level() -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"properties": {"a": True}}
+        for _ in range(levels):
+            schema = {"anyOf": [schema], "unevaluatedProperties": False}
+        return schema
+
+    assert compile_schema(nested(4)).errors({"a": 1}) == []
+    assert refused(nested(25)) == "limit"
+
+
+@req("schema-12")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": list(range(30_000))},
+        {"$defs": {str(i): {} for i in range(30_000)}},
+        chained(300, {}),
+        {"properties": {str(i): {"pattern": "x"} for i in range(201)}},
+        {"patternProperties": {str(i): {} for i in range(201)}},
+        {"required": [str(i) for i in range(6000)]},
+        {"dependentRequired": {"a": [str(i) for i in range(6000)]}},
+        {"const": deep(70)},
+        {"maximum": 10**400},
+    ],
+    ids=["values", "subschemas", "chain", "patterns", "pattern names", "required", "dependent", "depth", "number"],
+)
+def test_a_schema_beyond_a_limit_is_refused(schema: Any) -> None:
+    assert refused(schema) == "limit"
+
+
+@req("schema-12")
+def test_a_schema_nested_beyond_the_stack_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100_000):
+        schema = {"not": schema}
+    assert refused(schema) == "limit"
+    while schema:  # taken apart by hand: the interpreter would do it recursively
+        schema = schema.pop("not")
+
+
+@req("schema-12")
+@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", "(", "(a{1000}){1000}"])
+def test_patterns_that_cannot_run_in_linear_time_are_refused(pattern: str) -> None:
+    assert refused({"properties": {"a": {"pattern": pattern}}}) == "pattern"
+    assert refused({"patternProperties": {pattern: {}}}) == "pattern"
+
+
+@req("schema-12")
+def test_a_pattern_that_backtracks_elsewhere_does_not_here() -> None:
+    compiled = compile_schema({"pattern": "^(a+)+$"})
+    assert compiled.errors("a" * 100_000) == []
+    assert compiled.errors("a" * 100_000 + "b") == [Problem("", "pattern", 'must match the pattern "^(a+)+$"')]
+
+
+@req("schema-12")
+def test_recursive_choices_are_judged_at_any_depth_but_explained_only_where_that_is_cheap() -> None:
+    branch = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    compiled = compile_schema({"anyOf": [{"type": "null"}, branch, {**branch, "required": ["b"]}]})
+    chain: Any = None
+    for _ in range(100):
+        chain = {"a": chain}
+    assert compiled.errors(chain) == []
+    bad: Any = {"a": 1}
+    assert compiled.errors(bad)[0].keyword == "anyOf"
+    for _ in range(100):
+        bad = {"a": bad}
+    assert compiled.errors(bad) == [Problem("", "", "breaks the schema; it would take too much work to say where")]
+
+
+@req("schema-12")
+def test_plain_recursion_is_explained_at_any_depth() -> None:
+    compiled = compile_schema(TREE)
+    assert compiled.errors(deep(200)) == []
+    assert compiled.errors(deep(200, {})) == [Problem("/left" * 200, "required", 'lacks the member "value"')]
+
+
+@req("schema-12")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        # Many values, each of which meets many subschemas.
+        ({"items": {"allOf": [{"minLength": i} for i in range(4000)]}}, ["x"] * 30_000),
+        # Many large integers that hash alike.
+        ({"uniqueItems": True}, [2**62 + i for i in range(200)]),
+        # A long way down for each of many levels.
+        (chained(150, {"properties": {"left": {"$ref": "#/$defs/d0"}}}), deep(200)),
+    ],
+    ids=["values", "crowd", "frames"],
+)
+def test_a_value_that_would_take_too_much_work_is_not_judged(schema: Any, value: Any) -> None:
+    assert compile_schema(schema).errors(value) == [
+        Problem("", "", "would take too much work to check against this schema")
+    ]
+
+
+def test_large_integers_are_judged_where_nothing_compares_them() -> None:
+    assert compile_schema({"items": {"type": "integer"}}).errors([2**62 + i for i in range(200)]) == []
+    assert compile_schema({"uniqueItems": True}).errors([2**62 + i * 2**20 for i in range(200)]) == []
+
+
+def test_the_engine_is_imported_with_the_first_schema_only() -> None:
+    code = (
+        "import sys; import trio_mcp.core.validation as v; assert 'jsonschema_rs' not in sys.modules;"
+        "v.check_input_schema({'type': 'object'}); assert 'jsonschema_rs' not in sys.modules;"
+        "v.compile_schema({}); assert 'jsonschema_rs' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,507 @@
+"""Validating JSON against a JSON Schema, trusting neither.
+
+`compile_schema` takes any schema once, checks it, and returns a `CompiledSchema`, whose `errors` say where a value
+breaks it.  The rules themselves are jsonschema_rs's, which is imported when the first schema is compiled.  This file
+owns what surrounds it: which dialects there are, that nothing is ever fetched, and what hostile schemas and values
+may cost.
+
+Dialects (`DIALECTS`): draft 4, 6, 7, 2019-09 and 2020-12; without `$schema` it is 2020-12; any other is refused.
+`format` is a note and never checked, in every dialect: 2020-12 has it so, the older ones permit it, and a peer is not
+blamed for what its dialect does not promise.  Patterns run in linear time, so look-around and back-references, which
+cannot, are refused when the schema is compiled.
+
+What surprises:
+- A schema of a kilobyte can ask for more work than there is time: definitions that use the next one twice, 40 deep, or
+  a recursive `anyOf` under a deep value.  So each schema is priced before it is compiled (see `_Price`), and each
+  value is measured before it is judged.
+- A verdict is cheap and its reasons are not (a thousandfold, as measured), so reasons are only worked out where the
+  price allows.  The verdict is right in any case.
+- A problem names the place, the keyword and what the schema wants, never the value found: it may be a secret.  Names
+  of members are part of a place and do appear.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urljoin
+
+import attrs
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Json, JsonObject
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+
+__all__ = [
+    "DEFAULT_DIALECT",
+    "DIALECTS",
+    "CompiledSchema",
+    "InvalidSchema",
+    "Problem",
+    "check_input_schema",
+    "compile_schema",
+]
+
+DEFAULT_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECTS: Mapping[str, str] = MappingProxyType(
+    {
+        "http://json-schema.org/draft-04/schema#": "Draft4Validator",
+        "http://json-schema.org/draft-06/schema#": "Draft6Validator",
+        "http://json-schema.org/draft-07/schema#": "Draft7Validator",
+        "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+        DEFAULT_DIALECT: "Draft202012Validator",
+    }
+)
+"""The dialects that `$schema` may name (http or https, with or without the last `#`), and who validates them."""
+
+# Schemas.  The largest tool schemas met have about 2,000 values, 20 deep; the engine compiles recursively.
+_SCHEMA_VALUES = 20_000
+_SCHEMA_DEPTH = 64
+# A pattern may grow into a program of 2 MiB (`.{1,1000}` makes half of that), and it takes milliseconds to build one.
+_PATTERNS = 200
+_PATTERN_BYTES = 2 * 1024 * 1024
+# Subschemas that may meet on one way into a value (`_Price.width`), and references that may follow one another.
+_WIDTH = 5_000
+_HEIGHT = 200
+
+# Values.  Messages are at most 128 deep (`Limits.depth`); the engine itself gives up at 255.
+_DEPTH = 250
+# A message of 16 MiB (`Limits.message_bytes`) holds no more.
+_VALUES = 8 * 1024 * 1024
+# Subschemas applied to a value, at about 10 ns each: a second at the worst.
+_WORK = 100_000_000
+# Frames of the engine's recursion; a thread's stack of 1 MiB has been seen to carry 12,000.
+_FRAMES = 12_000
+# Possible reasons, at about 10 µs each: again a second at the worst.
+_REASONS = 100_000
+# To find equal items the engine hashes large integers as doubles; those that share one are compared in pairs.
+_CROWD = 100
+_EXACT_IN_A_DOUBLE = 2**53
+_BITS_OF_A_DOUBLE = 1024
+
+# Answers: enough for a model to mend its call, and short whatever the schema and the names are.
+_PROBLEMS = 20
+_SHOWN = 200
+_NAME_SHOWN = 64
+
+
+class InvalidSchema(LocalProtocolError):
+    """A schema that cannot be used.
+
+    `reason` is "dialect" (not one of `DIALECTS`), "invalid" (against its dialect), "reference" (one that leads
+    nowhere, or out of the document), "pattern" (not one that runs in linear time), "limit" (too much work), or
+    "root" (not what this use of a schema requires).  Raised at our caller even where the schema is the peer's: what
+    a client does with a tool whose output schema is unusable is the client's decision.
+    """
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+@attrs.frozen
+class Problem:
+    """One way in which a value breaks a schema.
+
+    `path` is a JSON Pointer into the value, long names shortened; `keyword` is the schema keyword, or empty where the
+    value as a whole could not be judged; `message` never quotes the value.
+    """
+
+    path: str
+    keyword: str
+    message: str
+
+
+@attrs.frozen(eq=False)
+class CompiledSchema:
+    """A schema that is valid, self-contained and bounded.  Made by `compile_schema`."""
+
+    dialect: str
+    _validator: jsonschema_rs.Validator = attrs.field(repr=False)
+    _price: _Price = attrs.field(repr=False)
+
+    def errors(self, instance: Json) -> list[Problem]:
+        """What is wrong with `instance`: nothing, or at most 20 problems.  Raises for no value whatever."""
+        size = _measure(instance, _DEPTH)
+        if isinstance(size, str):
+            return [Problem("", "", size)]
+        if not self._price.allows_verdict(size):
+            return [Problem("", "", "would take too much work to check against this schema")]
+        try:
+            if self._validator.is_valid(instance):
+                return []
+            if not self._price.allows_reasons(size):
+                return [Problem("", "", "breaks the schema; it would take too much work to say where")]
+            found = self._validator.iter_errors(instance)
+        except ValueError:  # half a surrogate pair, a set, a member whose name is no string
+            return [Problem("", "", "is not JSON")]
+        problems = chain.from_iterable(_problems(leaf) for error in found for leaf in _closest(error))
+        return list(dict.fromkeys(problems))[:_PROBLEMS]
+
+
+def compile_schema(schema: Json) -> CompiledSchema:
+    """Check `schema` and make it ready for use; raises `InvalidSchema`.  Does no I/O of any kind."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidSchema("invalid", f"a schema is an object or a boolean, not {type(schema).__name__}")
+    size = _measure(schema, _SCHEMA_DEPTH)
+    if isinstance(size, str):
+        raise InvalidSchema("limit", f"the schema {size}")
+    if size.values > _SCHEMA_VALUES:
+        raise InvalidSchema("limit", f"the schema has {size.values} values; {_SCHEMA_VALUES} are allowed")
+    document = _Document(schema if isinstance(schema, dict) else {})
+    price = _Pricing(document).price()
+
+    import jsonschema_rs  # 20 ms, and only who has schemas to check should pay
+
+    try:
+        validator = getattr(jsonschema_rs, DIALECTS[document.dialect])(
+            schema,
+            validate_formats=False,
+            offline=True,  # schema-08: the engine's default is to fetch
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
+        )
+    except jsonschema_rs.ValidationError as error:
+        raise _refusal(error, document.dialect) from None
+    except ValueError as error:
+        raise InvalidSchema("invalid", f"the schema is not JSON: {error}") from None
+    return CompiledSchema(document.dialect, validator, price)
+
+
+def check_input_schema(schema: Json) -> None:
+    """Raise `InvalidSchema` unless `schema` can be a tool's input schema: an object with ``"type": "object"``."""
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise InvalidSchema("root", 'an input schema needs "type": "object" at its root: arguments come by name')
+
+
+def _refusal(error: jsonschema_rs.ValidationError, dialect: str) -> InvalidSchema:
+    where, what = _pointer(error.instance_path), _shortened(error.message, _SHOWN)
+    if error.kind.name == "format":
+        why = "wrong, too large, or needs look-around or back-references, which do not run in linear time"
+        return InvalidSchema("pattern", f"the pattern at {where} is {why}: {what}")
+    return InvalidSchema("invalid", f"the schema is not valid under {dialect} at {where or 'its root'}: {what}")
+
+
+# Measuring a value, before anybody recurses into it.
+
+
+class _Size(NamedTuple):
+    values: int
+    depth: int
+    crowd: int  # the most large integers that share one double
+
+
+def _measure(value: Json, most: int) -> _Size | str:
+    """How large `value` is, or what makes it unfit.  Level by level, so that no depth can exhaust a stack."""
+    values = depth = 0
+    crowds: dict[float, int] = {}
+    level = [value]
+    while level:
+        values += len(level)
+        depth += 1
+        if depth > most:
+            return f"is nested more than {most} deep"
+        if values > _VALUES:
+            return f"has more than {_VALUES} values"
+        below: list[Json] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, (list, tuple)):
+                below.extend(item)
+            elif isinstance(item, float):
+                if not math.isfinite(item):  # 1e400 is JSON, and read as infinity; the engine would take it for null
+                    return "holds a number outside the range of a double"
+            elif isinstance(item, int) and abs(item) > _EXACT_IN_A_DOUBLE:
+                if item.bit_length() >= _BITS_OF_A_DOUBLE:
+                    return "holds a number outside the range of a double"
+                crowds[float(item)] = crowds.get(float(item), 0) + 1
+        level = below
+    return _Size(values, depth, max(crowds.values(), default=0))
+
+
+# Knowing a schema: its subschemas, where they begin, and where its references lead.
+
+_NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+_NESTED = frozenset({"additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else"})
+_NESTED |= {"if", "items", "not", "oneOf", "prefixItems", "propertyNames", "then"}
+_NESTED |= {"unevaluatedItems", "unevaluatedProperties"}
+_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+
+
+def _subschemas(schema: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+    """The subschemas of any dialect, each with its keyword; boolean ones, which cost nothing, left out."""
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            inside = list(value.values())
+        elif keyword in _NESTED:
+            inside = list(value) if isinstance(value, list | tuple) else [value]
+        else:
+            continue
+        for each in inside:
+            if isinstance(each, dict):
+                yield keyword, each
+
+
+class _Document:
+    """A schema as a set of places that references can name.  A name given twice means all that have it."""
+
+    def __init__(self, root: JsonObject) -> None:
+        self.dialect = _dialect(root)
+        self.root = root
+        self.subschemas: list[JsonObject] = []
+        self._places: dict[str, list[JsonObject]] = {"": [root]}
+        self._base: dict[int, str] = {}  # by identity
+        self._patterns = 0
+        self._walk(root, "")
+
+    def _walk(self, root: JsonObject, base: str) -> None:
+        waiting = [(root, base)]
+        while waiting:
+            schema, base = waiting.pop()
+            if "$schema" in schema and _dialect(schema) != self.dialect:
+                raise InvalidSchema("dialect", "the schema mixes dialects; all of its parts must have the root's")
+            base = self._enter(schema, base)
+            self.subschemas.append(schema)
+            named = schema.get("patternProperties")
+            self._patterns += ("pattern" in schema) + (len(named) if isinstance(named, dict) else 0)
+            waiting.extend((below, base) for _, below in _subschemas(schema))
+        if self._patterns > _PATTERNS:
+            raise InvalidSchema("limit", f"the schema has more than {_PATTERNS} patterns")
+
+    def _enter(self, schema: JsonObject, base: str) -> str:
+        """Note the names of `schema`; return the base URI for the references in it."""
+        old = self.dialect.startswith("http:")
+        name = schema.get("id" if "draft-04" in self.dialect else "$id")
+        if isinstance(name, str) and not (old and "$ref" in schema):  # until draft 7, $ref silences all beside it
+            base, _, anchor = _join(base, name).partition("#")
+            self._places.setdefault(f"{base}#{anchor}" if anchor else base, []).append(schema)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(name := schema.get(keyword), str):
+                self._places.setdefault(f"{base}#{name}", []).append(schema)
+        # Which of these a dynamic reference means depends on the way that led to it.
+        dynamic = "" if schema.get("$recursiveAnchor") is True else schema.get("$dynamicAnchor")
+        if isinstance(dynamic, str):
+            self._places.setdefault(f"dynamic {dynamic}", []).append(schema)
+        self._base[id(schema)] = base
+        return base
+
+    def targets(self, schema: JsonObject) -> Iterator[JsonObject]:
+        """What the references of `schema` lead to."""
+        for keyword in _REFERENCES & schema.keys():
+            reference = schema[keyword]
+            if not isinstance(reference, str):
+                raise InvalidSchema("invalid", f"a {keyword} is a string")
+            base, _, fragment = _join(self._base[id(schema)], reference).partition("#")
+            found = self._find(base, unquote(fragment))
+            if not found:
+                # schema-08, schema-11: what is not in the document is neither fetched nor taken to allow everything.
+                raise InvalidSchema("reference", f"{_shown(reference)} leads to nothing in the schema itself")
+            if keyword != "$ref":
+                found += self._places.get(f"dynamic {fragment}", [])
+            for each in found:
+                if isinstance(each, dict):  # or true or false
+                    if id(each) not in self._base:  # a pointer may lead under a keyword that is no JSON Schema
+                        self._walk(each, base)
+                    yield each
+
+    def _find(self, base: str, fragment: str) -> list[Json]:
+        if fragment and not fragment.startswith("/"):
+            return list(self._places.get(f"{base}#{fragment}", ()))
+        found: list[Json] = list(self._places.get(base, ()))
+        for step in fragment.split("/")[1:]:
+            found = [below for at in found for below in _step(at, step.replace("~1", "/").replace("~0", "~"))]
+        return found
+
+
+def _step(at: Json, step: str) -> list[Json]:
+    if isinstance(at, list | tuple):
+        return [at[int(step)]] if step.isdecimal() and int(step) < len(at) else []
+    return [at[step]] if isinstance(at, dict) and step in at else []
+
+
+def _dialect(schema: JsonObject) -> str:
+    named = schema.get("$schema", DEFAULT_DIALECT)
+    for dialect in DIALECTS:
+        if isinstance(named, str) and _bare(named) == _bare(dialect):
+            return dialect
+    # schema-06: "return an appropriate error indicating the dialect is not supported".
+    raise InvalidSchema("dialect", f"the dialect {_shown(named)} is not supported; supported are {', '.join(DIALECTS)}")
+
+
+def _bare(uri: str) -> str:
+    return uri.removeprefix("http://").removeprefix("https://").removesuffix("#")
+
+
+def _join(base: str, reference: str) -> str:
+    if reference.startswith("#"):
+        return base + reference
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        raise InvalidSchema("reference", f"{_shown(reference)} is not a URI: {error}") from None
+
+
+# Pricing a schema.
+
+# Worked out again when the same schema has unevaluatedItems or unevaluatedProperties: once to validate, and (as
+# measured) up to twice to see what has been evaluated.
+_EVALUATED_AGAIN = frozenset({"$ref", "allOf", "anyOf", "contains", "dependentSchemas", "else", "if", "not", "oneOf"})
+_EVALUATED_AGAIN |= {"then"}
+_UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
+_DEFINITIONS = frozenset({"$defs", "definitions"})
+_ONE_OF_THEM = frozenset({"prefixItems", "properties"})  # a way into the value meets one of these, and all of the rest
+
+
+@attrs.frozen
+class _Price:
+    """What a schema may cost.  None of it depends on a value.
+
+    `width`: subschemas applied along the worst way from the root of a value down to one of its leaves, a recursive
+    reference counting as one.  `loops`: the recursive references among them; each starts the whole anew, one level
+    further down at least.  `height`: how deep the engine recurses before it comes to such a reference.
+    """
+
+    width: int
+    loops: int
+    height: int
+    compares: bool = False  # has uniqueItems
+
+    def allows_verdict(self, size: _Size) -> bool:
+        # The engine remembers verdicts of recursive references, and searches what it remembers from end to end.
+        again = self.width if self.loops else 1
+        levels = size.depth if self.loops else 1
+        crowded = self.compares and size.crowd > _CROWD
+        return size.values * self.width * again <= _WORK and self.height * levels <= _FRAMES and not crowded
+
+    def allows_reasons(self, size: _Size) -> bool:
+        # It remembers no reasons, and works them out for every branch of an anyOf.
+        branches: int = max(self.loops, 1) ** size.depth
+        return size.values * self.width * branches <= _REASONS
+
+
+class _Pricing:
+    def __init__(self, document: _Document) -> None:
+        self._document = document
+        self._known: dict[int, _Price | None] = {}  # by identity; None while it is being worked out
+
+    def price(self) -> _Price:
+        price = self._of(self._document.root, 1)
+        for schema in self._document.subschemas:  # definitions that nothing uses are compiled all the same
+            self._of(schema, 1)
+        return attrs.evolve(price, compares=any("uniqueItems" in each for each in self._document.subschemas))
+
+    def _of(self, schema: JsonObject, level: int) -> _Price:
+        if id(schema) not in self._known:
+            self._known[id(schema)] = None
+            self._known[id(schema)] = self._work_out(schema, level)
+        return self._known[id(schema)] or _Price(width=1, loops=1, height=1)
+
+    def _work_out(self, schema: JsonObject, level: int) -> _Price:
+        if level > _HEIGHT:
+            raise InvalidSchema("limit", f"subschemas or references follow one another more than {_HEIGHT} times")
+        again = 3 if _UNEVALUATED & schema.keys() else 1
+        parts = [*_subschemas(schema), *(("$ref", target) for target in self._document.targets(schema))]
+        width, loops, height = _own_reasons(schema), 0, 0
+        widest = most_loops = 0
+        for keyword, part in parts:
+            if keyword in _DEFINITIONS:
+                continue
+            price = self._of(part, level + 1)
+            height = max(height, price.height)
+            if keyword in _ONE_OF_THEM:
+                widest, most_loops = max(widest, price.width), max(most_loops, price.loops)
+            else:
+                times = again if keyword in _EVALUATED_AGAIN else 1
+                width, loops = width + times * price.width, loops + times * price.loops
+        width, loops, height = width + widest, loops + most_loops, height + 1
+        if width > _WIDTH or height > _HEIGHT:
+            raise InvalidSchema("limit", f"more than {_WIDTH} subschemas can meet at one value, or {_HEIGHT} in a row")
+        return _Price(width, loops, height)
+
+
+def _own_reasons(schema: JsonObject) -> int:
+    """How many problems a subschema can find by itself with one value: one, or one for each member required."""
+    lists = [schema.get("required")]
+    for keyword in ("dependentRequired", "dependencies"):
+        if isinstance(by_member := schema.get(keyword), dict):
+            lists.extend(by_member.values())
+    return 1 + sum(len(each) for each in lists if isinstance(each, list | tuple))
+
+
+# Saying what is wrong.
+
+_MESSAGES = {
+    "additionalItems": "must have at most {} items",
+    "anyOf": "matches none of the alternatives",
+    "const": "must be {}",
+    "contains": "does not have the required number of certain items",
+    "enum": "must be one of {}",
+    "exclusiveMaximum": "must be less than {}",
+    "exclusiveMinimum": "must be more than {}",
+    "falseSchema": "is not allowed",
+    "maxItems": "must have at most {} items",
+    "maxLength": "must have at most {} characters",
+    "maxProperties": "must have at most {} members",
+    "maximum": "must be at most {}",
+    "minItems": "must have at least {} items",
+    "minLength": "must have at least {} characters",
+    "minProperties": "must have at least {} members",
+    "minimum": "must be at least {}",
+    "multipleOf": "must be a multiple of {}",
+    "not": "is of a form that is excluded",
+    "oneOf": "must match exactly one of the alternatives",
+    "pattern": "must match the pattern {}",
+    "propertyNames": "has a member whose name is not allowed",
+    "required": "lacks the member {}",
+    "type": "must be of type {}",
+    "unevaluatedItems": "has items that are not allowed",
+    "uniqueItems": "must not have the same item twice",
+}
+
+
+def _closest(error: jsonschema_rs.ValidationError) -> Iterator[jsonschema_rs.ValidationError]:
+    """The reasons inside a failed choice, where only one of its branches was of the right type at all."""
+    if error.kind.name in ("anyOf", "oneOf"):
+        near = [
+            branch for branch in error.kind.value if branch and not any(_wrong_type(each, error) for each in branch)
+        ]
+        if len(near) == 1:
+            for each in near[0]:
+                yield from _closest(each)
+            return
+    yield error
+
+
+def _wrong_type(inner: jsonschema_rs.ValidationError, outer: jsonschema_rs.ValidationError) -> bool:
+    return inner.kind.name == "type" and inner.instance_path == outer.instance_path
+
+
+def _problems(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
+    keyword, value = error.kind.name, error.kind.value
+    if keyword in ("additionalProperties", "unevaluatedProperties"):
+        for name in value[:_PROBLEMS]:
+            yield Problem(_pointer([*error.instance_path, name]), keyword, "is not allowed")
+        return
+    message = _MESSAGES.get(keyword, f"breaks {keyword}")
+    if "{}" in message:  # then the value is the schema's
+        message = message.format(" or ".join(value) if keyword == "type" else _shown(value))
+    yield Problem(_pointer(error.instance_path), keyword, message)
+
+
+def _pointer(path: list[str | int]) -> str:
+    steps = (_shortened(str(step).replace("~", "~0").replace("/", "~1"), _NAME_SHOWN) for step in path)
+    return "".join("/" + step for step in steps)
+
+
+def _shown(of_the_schema: Json) -> str:
+    return _shortened(json.dumps(of_the_schema, ensure_ascii=False, default=str), _SHOWN)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
