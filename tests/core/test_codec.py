@@ -1,0 +1,608 @@
+"""Reading what a peer sent and writing what we send, in each revision."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, get_args
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.model_strategies import JSON, MODELS, Fixed, build, exists, instances
+from tests.requirements import req
+from trio_mcp.core import content, forms, jsonrpc, models
+from trio_mcp.core.codec import NOTIFICATIONS, REQUESTS, from_json, to_json
+from trio_mcp.core.content import AudioContent, ImageContent, Malformed, Model, TextContent, Unknown
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
+from trio_mcp.core.jsonrpc import ABSENT
+from trio_mcp.core.models import CallToolResult, CreateMessageResult, ListToolsResult, SamplingMessage, Tool
+from trio_mcp.core.revisions import REVISIONS, Revision, Role
+
+A, B, C, D, E = REVISIONS.values()
+EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+TEXT = {"type": "text", "text": "hi"}
+TOOL = {"name": "add", "inputSchema": {"type": "object"}}
+SCHEMA = {"type": "object"}
+
+
+def classes(shape: Any) -> tuple[type[Model], ...]:
+    return get_args(shape) or (shape,)
+
+
+def attempt(cls: type[Model], data: Any) -> Model | str:
+    try:
+        return from_json(cls, data)
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+# Both sides
+
+
+@EVERY
+def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision) -> None:
+    @settings(max_examples=100, deadline=None)
+    @given(instances(revision))
+    def check(value: Model) -> None:
+        written = to_json(value, revision)
+        assert jsonrpc.decode(jsonrpc.encode(jsonrpc.Result(1, written)), jsonrpc.Limits()) == jsonrpc.Result(
+            1, written
+        )
+        for strict in (False, True):
+            read = from_json(type(value), written, strict=strict)
+            assert read == value
+            assert read.raw is written
+            assert to_json(read, revision) == written
+
+    check()
+
+
+@given(st.sampled_from(MODELS), JSON)
+@settings(max_examples=200, deadline=None)
+def test_any_json_is_read_or_blamed_on_the_peer(cls: type[Model], data: Any) -> None:
+    read = attempt(cls, data)
+    assert read.startswith(f"{cls.__name__}: ") if isinstance(read, str) else type(read) is cls
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_one_member_of_any_kind_is_read_or_blamed_on_the_peer(data: Any) -> None:
+    cls = data.draw(st.sampled_from([cls for cls in MODELS if exists(cls, E)]))
+    written = to_json(build(cls, E, Fixed(full=True)), E)
+    if not written:
+        return
+    key = data.draw(st.sampled_from(sorted(written)))
+    spoilt = {**written, key: data.draw(JSON)}
+    read = attempt(cls, spoilt)
+    assert f"{cls.__name__}: {key}" in read if isinstance(read, str) else to_json(read, E).keys() <= written.keys()
+
+
+# Reading: scalars
+
+
+@pytest.mark.parametrize(
+    ("cls", "data", "why"),
+    [
+        (TextContent, {"type": "text", "text": 1}, "text: expected string, got integer"),
+        (TextContent, {"type": "text", "text": None}, "text: expected string, got null"),
+        (TextContent, {"type": "text", "text": True}, "text: expected string, got boolean"),
+        (TextContent, {"type": "text", "text": ["a"]}, "text: expected string, got array"),
+        (TextContent, {"type": "text", "text": {"a": 1}}, "text: expected string, got object"),
+        (TextContent, {"type": "text"}, "text: missing"),
+        (TextContent, {"text": "hi"}, 'type: expected "text"'),
+        (TextContent, {"type": "image", "text": "hi"}, 'type: expected "text"'),
+        (TextContent, [["type", "text"], ["text", "hi"]], "expected object, got array"),
+        (TextContent, "text", "expected object, got string"),
+        (TextContent, None, "expected object, got null"),
+        (TextContent, ("text",), "expected object, got tuple"),
+        (content.Resource, {"name": "a", "uri": "a:b", "size": True}, "size: expected integer, got boolean"),
+        (content.Resource, {"name": "a", "uri": "a:b", "size": "1"}, "size: expected integer, got string"),
+        (content.Resource, {"name": "a", "uri": "a:b", "size": 1.0}, "size: expected integer, got number"),
+        (content.Annotations, {"priority": True}, "priority: expected number or integer, got boolean"),
+        (content.Annotations, {"priority": "0.5"}, "priority: expected number or integer, got string"),
+        (content.Annotations, {"audience": "user"}, "audience: expected array, got string"),
+        (content.Annotations, {"audience": ["user", "cat"]}, "audience[1]: expected one of user, assistant"),
+        (models.ToolAnnotations, {"readOnlyHint": 1}, "readOnlyHint: expected boolean, got integer"),
+        (models.ToolAnnotations, {"readOnlyHint": "true"}, "readOnlyHint: expected boolean, got string"),
+        (models.ProgressParams, {"progressToken": True, "progress": 1}, "progressToken: expected integer or string"),
+        (models.ProgressParams, {"progressToken": 1.5, "progress": 1}, "progressToken: expected integer or string"),
+        (models.ProgressParams, {"progressToken": 1, "progress": False}, "progress: expected number or integer"),
+        (models.GetPromptParams, {"name": "a", "arguments": {"n": 1}}, "arguments.n: expected string, got integer"),
+        (models.CallToolParams, {"name": "a", "arguments": []}, "arguments: expected object, got array"),
+        (models.SetLevelParams, {"level": "verbose"}, "level: expected one of debug, info, notice"),
+        (models.SetLevelParams, {"level": 3}, "level: expected string, got integer"),
+        (models.Params, {"_meta": []}, "_meta: expected object, got array"),
+        (models.CompleteParams, {"ref": {"type": "ref/tool"}, "argument": {}}, "ref: fits none of PromptReference"),
+        (
+            models.CompleteParams,
+            {"ref": {"type": "ref/prompt", "name": "a"}, "argument": {"name": "a"}},
+            "argument.value",
+        ),
+        (forms.ElicitResult, {"action": "accept", "content": {"a": None}}, "content.a: expected string or integer or"),
+        (
+            forms.ElicitResult,
+            {"action": "accept", "content": {"a": ["b", 1]}},
+            "content.a[1]: expected string, got int",
+        ),
+        (forms.ElicitResult, {"action": "yes"}, "action: expected one of accept, decline, cancel"),
+        (ImageContent, {"type": "image", "data": "AA==", "mimeType": 1}, "mimeType: expected string, got integer"),
+        (ImageContent, {"type": "image", "data": 1, "mimeType": "a/b"}, "data: expected string, got integer"),
+        (models.PromptMessage, {"role": "user", "content": {"type": 1}}, "content: fits none of TextContent, Image"),
+        (models.PromptMessage, {"role": "user", "content": {}}, "content: fits none of TextContent, ImageContent"),
+        (models.PromptMessage, {"role": "user", "content": {"type": "text"}}, "content.text: missing"),
+        (models.PromptMessage, {"role": "user", "content": [TEXT]}, "content: expected object, got array"),
+    ],
+)
+def test_what_does_not_fit_is_blamed_by_its_place_and_kind(cls: Any, data: Any, why: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        from_json(cls, data)
+    assert str(caught.value).startswith(f"{cls.__name__}: {why}")
+    assert caught.value.reply is None
+
+
+@pytest.mark.parametrize("bad", ["A", "AA=", "AA", "A A=", "AA==\n", "-_-_", "äöüß", "=AAA", "AA==AA=="])
+def test_bad_base64_is_malformed(bad: str) -> None:
+    picture = {"type": "image", "data": bad, "mimeType": "image/png"}
+    with pytest.raises(RemoteProtocolError, match="ImageContent: data: expected base64"):
+        from_json(ImageContent, picture)
+    result = from_json(CallToolResult, {"content": [TEXT, picture]})
+    assert result.content == [TextContent("hi"), Malformed(picture, "data: expected base64")]
+
+
+def test_contents_never_stand_in_an_error() -> None:
+    for data in ({"type": "secret"}, {"type": "text", "text": ["secret"]}, {"type": "text", "text": {"secret": 1}}):
+        with pytest.raises(RemoteProtocolError) as caught:
+            from_json(TextContent, data)
+        assert "secret" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+
+def test_an_integer_may_stand_where_a_number_may_and_stays_one() -> None:
+    progress = from_json(models.ProgressParams, {"progressToken": "a", "progress": 1, "total": 2.5})
+    assert (progress.progress, progress.total) == (1, 2.5)
+    assert type(progress.progress) is int
+
+
+def test_null_is_absence_where_it_is_no_value() -> None:
+    tool = from_json(
+        Tool, {**TOOL, "title": None, "annotations": None, "icons": None, "outputSchema": None}, strict=True
+    )
+    assert tool == Tool("add", SCHEMA)
+    assert to_json(tool, E) == TOOL
+
+
+@req("tool-35")
+@pytest.mark.parametrize("value", [None, 0, False, "", [], [1], {}, {"a": None}])
+def test_structured_null_is_a_value_and_not_absence(value: Any) -> None:
+    written = {"resultType": "complete", "content": [], "structuredContent": value}
+    result = from_json(CallToolResult, written)
+    assert result.structured_content == value
+    assert to_json(result, E) == written
+    assert to_json(CallToolResult([], structured_content=value), E) == written
+    assert from_json(CallToolResult, {"content": []}).structured_content is ABSENT
+
+
+# Reading: elements, kinds and fields we do not know
+
+
+@req("type-20")
+def test_one_bad_element_does_not_hide_the_others() -> None:
+    bad: list[Any] = [{"name": "x"}, {"name": 1, "inputSchema": {}}, "tool", {**TOOL, "annotations": {"title": 1}}]
+    written = {"tools": [TOOL, *bad, TOOL]}
+    result = from_json(ListToolsResult, written)
+    assert content.well_formed(result.tools) == [Tool("add", SCHEMA), Tool("add", SCHEMA)]
+    assert [tool.why for tool in result.tools if isinstance(tool, Malformed)] == [
+        "inputSchema: missing",
+        "name: expected string, got integer",
+        "expected object, got string",
+        "annotations.title: expected string, got integer",
+    ]
+    assert to_json(result, C)["tools"] == written["tools"]
+    with pytest.raises(RemoteProtocolError, match=r"^ListToolsResult: tools\[1\]\.inputSchema: missing$"):
+        from_json(ListToolsResult, written, strict=True)
+
+
+def test_one_bad_value_of_a_map_does_not_hide_the_others() -> None:
+    answers = {"who": {"action": "accept"}, "what": {"action": "maybe"}, "where": {"roots": []}, "when": {"at": 1}}
+    params = from_json(models.CallToolParams, {"name": "a", "inputResponses": answers})
+    assert params.input_responses == {
+        "who": forms.ElicitResult("accept"),
+        "what": Malformed(answers["what"], "action: expected one of accept, decline, cancel"),
+        "where": models.ListRootsResult([]),
+        "when": Malformed(answers["when"], "fits none of ElicitResult, CreateMessageResult, ListRootsResult"),
+    }
+    with pytest.raises(RemoteProtocolError, match=r"^CallToolParams: inputResponses\.what\.action: expected one of"):
+        from_json(models.CallToolParams, {"name": "a", "inputResponses": answers}, strict=True)
+
+
+def test_a_bad_icon_costs_the_icon_and_a_bad_block_in_a_block_costs_the_block() -> None:
+    tool = from_json(Tool, {**TOOL, "icons": [{"src": "https://a/b"}, {"src": 1}]})
+    assert tool.icons == [content.Icon("https://a/b"), Malformed({"src": 1}, "src: expected string, got integer")]
+    nested = {"type": "tool_result", "toolUseId": "1", "content": [TEXT, {"type": "audio"}]}
+    message = from_json(SamplingMessage, {"role": "user", "content": [nested, 7]})
+    result, seven = message.blocks
+    assert isinstance(result, content.ToolResultContent)
+    assert result.content == [TextContent("hi"), Malformed({"type": "audio"}, "data: missing")]
+    assert seven == Malformed(7, "expected object, got integer")
+
+
+@req("type-20", "core-14", "life-21", "meta-01")
+@EVERY
+def test_unknown_fields_and_kinds_are_kept_and_sent_on(revision: Revision) -> None:
+    hologram = {"type": "hologram", "points": [1, 2]}
+    block = {**TEXT, "x-colour": "red", "annotations": {"priority": 1, "mood": None}}
+    written = {"content": [hologram, block], "extra": {"a": [None]}, "_meta": {"io.modelcontextprotocol/new": [1]}}
+    for strict in (False, True):
+        result = from_json(CallToolResult, written, strict=strict)
+        assert result.content == [Unknown(hologram), TextContent("hi", annotations=content.Annotations(priority=1))]
+        assert result.raw == written
+        assert to_json(result, revision) == {**written, **({"resultType": "complete"} if revision is E else {})}
+    capabilities = {"tools": {"flavour": "x"}, "telepathy": {"range": 5}, "logging": {}}
+    assert to_json(from_json(models.ServerCapabilities, capabilities, strict=True), revision) == capabilities
+
+
+def test_a_received_object_that_was_changed_keeps_what_is_unknown() -> None:
+    tool = from_json(Tool, {**TOOL, "title": "Add", "vendor": 1})
+    changed = attrs.evolve(tool, name="calc_add", title=None)
+    assert to_json(changed, E) == {"name": "calc_add", "inputSchema": SCHEMA, "vendor": 1}
+    assert "raw" not in to_json(from_json(Tool, {**TOOL, "\0raw": 1}), E)
+
+
+def test_a_field_of_another_revision_is_read_but_not_sent_on() -> None:
+    tool = from_json(Tool, {**TOOL, "icons": [{"src": "https://a/b"}], "execution": {"taskSupport": "optional"}})
+    assert to_json(tool, C) == TOOL
+    assert tool.raw is not None
+    assert to_json(tool, D) == tool.raw
+    assert to_json(tool, E) == {**TOOL, "icons": [{"src": "https://a/b"}]}
+
+
+@req("type-08")
+def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
+    link = {"type": "resource_link", "name": "a", "uri": "a:b"}
+    assert from_json(models.PromptMessage, {"role": "user", "content": link}).content == content.ResourceLink(
+        "a", "a:b"
+    )
+    assert from_json(SamplingMessage, {"role": "user", "content": link}).content == Unknown(link)
+    use = {"type": "tool_use", "id": "1", "name": "a", "input": {}}
+    assert from_json(models.PromptMessage, {"role": "user", "content": use}).content == Unknown(use)
+    with pytest.raises(LocalProtocolError, match=r"^ResourceLink cannot stand where TextContent \| ImageContent"):
+        to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), E)  # type: ignore[arg-type]
+
+
+@req("elic-57", "elic-15")
+@pytest.mark.parametrize(
+    ("written", "field"),
+    [
+        ({"type": "string", "format": "email", "pattern": "a"}, forms.StringSchema("email")),
+        ({"type": "string", "enum": ["a"]}, forms.EnumSchema(["a"])),
+        ({"type": "string", "enum": ["a"], "enumNames": ["A"]}, forms.EnumSchema(["a"], ["A"])),
+        (
+            {"type": "string", "oneOf": [{"const": "a", "title": "A"}]},
+            forms.TitledEnumSchema([forms.EnumOption("a", "A")]),
+        ),
+        ({"type": "number", "minimum": 0.5}, forms.NumberSchema(0.5)),
+        ({"type": "integer", "default": 3}, forms.IntegerSchema(default=3)),
+        ({"type": "boolean", "default": True}, forms.BooleanSchema(True)),
+        (
+            {"type": "array", "items": {"type": "string", "enum": ["a"]}, "maxItems": 1},
+            forms.MultiSelectSchema(forms.EnumItems(["a"]), max_items=1),
+        ),
+        (
+            {"type": "array", "items": {"anyOf": [{"const": "a", "title": "A"}]}},
+            forms.MultiSelectSchema(forms.TitledEnumItems([forms.EnumOption("a", "A")])),
+        ),
+        ({"type": "object", "properties": {}}, Unknown({"type": "object", "properties": {}})),
+    ],
+)
+def test_every_kind_of_form_field_is_told_apart(written: Any, field: Any) -> None:
+    form = {"message": "?", "requestedSchema": {"type": "object", "properties": {"a": written}, "required": ["a"]}}
+    params = from_json(forms.ElicitParams, form)
+    assert params == forms.ElicitFormParams("?", forms.RequestedSchema({"a": field}, ["a"]))
+    assert to_json(params, E) == form
+
+
+@req("elic-19")
+def test_the_modes_of_elicitation_are_told_apart() -> None:
+    page = {"mode": "url", "message": "?", "url": "https://a/b"}
+    assert from_json(forms.ElicitParams, page) == forms.ElicitUrlParams("?", "https://a/b")
+    assert to_json(forms.ElicitUrlParams("?", "https://a/b", "id-1"), E) == page
+    with pytest.raises(RemoteProtocolError, match="ElicitUrlParams or ElicitFormParams: mode: expected one of form"):
+        from_json(
+            forms.ElicitParams,
+            {"mode": "dream", "message": "?", "requestedSchema": {"type": "object", "properties": {}}},
+        )
+
+
+# Results
+
+
+@req("rtype-01", "rtype-04", "cache-01", "cache-07", "cache-09", "type-02")
+@EVERY
+def test_results_have_what_their_revision_requires_and_nothing_else(revision: Revision) -> None:
+    for sender in Role:
+        for method in revision.requests[sender]:
+            for shape in classes(REQUESTS[method].result):
+                if not exists(shape, revision):
+                    continue
+                written = to_json(build(shape, revision, Fixed(full=False)), revision)
+                complete = shape is not models.InputRequiredResult
+                assert ("resultType" in written) is revision.result_type
+                assert written.get("resultType", "complete") == ("complete" if complete else "input_required")
+                cached = method in revision.cacheable and complete
+                assert ("ttlMs" in written, "cacheScope" in written) == (cached, cached)
+                if cached:
+                    assert (written["ttlMs"], written["cacheScope"]) == (0, "private")
+                read = from_json(shape, {key: written[key] for key in written if key not in ("ttlMs", "cacheScope")})
+                assert to_json(read, revision) == written
+
+
+@req("rtype-03", "rtype-04")
+def test_a_result_is_told_by_its_type_and_complete_without_one() -> None:
+    shape = REQUESTS["tools/call"].result
+    assert from_json(shape, {"content": []}) == CallToolResult([])
+    assert from_json(shape, {"content": [], "resultType": "complete"}) == CallToolResult([])
+    asked = {"resultType": "input_required", "requestState": "s"}
+    assert from_json(shape, asked) == models.InputRequiredResult(request_state="s")
+    with pytest.raises(RemoteProtocolError, match=r"CallToolResult: resultType: expected one of complete"):
+        from_json(shape, {"content": [], "resultType": "task"})
+
+
+@req("cache-08")
+def test_a_negative_time_to_live_counts_as_zero() -> None:
+    assert from_json(ListToolsResult, {"tools": [], "ttlMs": -1, "cacheScope": "public"}).ttl_ms == 0
+    assert to_json(from_json(ListToolsResult, {"tools": [], "ttlMs": -1}), E)["ttlMs"] == 0
+
+
+@req("page-04", "page-08")
+def test_only_a_missing_or_null_cursor_ends_a_list() -> None:
+    assert from_json(ListToolsResult, {"tools": []}).next_cursor is None
+    assert from_json(ListToolsResult, {"tools": [], "nextCursor": None}).next_cursor is None
+    assert from_json(ListToolsResult, {"tools": [], "nextCursor": ""}).next_cursor == ""
+    assert to_json(models.PaginatedParams(""), E) == {"cursor": ""}
+    assert to_json(models.PaginatedParams(), E) == {}
+
+
+@req("mrtr-06", "mrtr-12", "type-13", "cache-26")
+def test_input_requests_are_method_and_params_and_answers_are_bare() -> None:
+    ask = models.InputRequiredResult(
+        {
+            "who": models.ElicitRequest(forms.ElicitFormParams("?", forms.RequestedSchema({}), meta={"a": 1})),
+            "how": models.CreateMessageRequest(
+                models.CreateMessageParams([SamplingMessage("user", TextContent("hi"))], 9)
+            ),
+            "where": models.ListRootsRequest(),
+        }
+    )
+    form = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
+    sampling = {"messages": [{"role": "user", "content": TEXT}], "maxTokens": 9}
+    written = {
+        "resultType": "input_required",
+        "inputRequests": {
+            "who": {"method": "elicitation/create", "params": form},
+            "how": {"method": "sampling/createMessage", "params": sampling},
+            "where": {"method": "roots/list"},
+        },
+    }
+    assert to_json(ask, E) == written
+    answers: dict[str, Any] = {
+        "who": forms.ElicitResult("decline"),
+        "how": CreateMessageResult("assistant", TextContent("hi"), "m"),
+        "where": models.ListRootsResult([models.Root("file:///a")]),
+    }
+    retry = to_json(models.CallToolParams("t", input_responses=answers, request_state="s"), E)
+    assert retry == {
+        "name": "t",
+        "requestState": "s",
+        "inputResponses": {
+            "who": {"action": "decline"},
+            "how": {"role": "assistant", "content": TEXT, "model": "m"},
+            "where": {"roots": [{"uri": "file:///a"}]},
+        },
+    }
+    assert from_json(models.CallToolParams, retry).input_responses == answers
+    strange = {"resultType": "input_required", "inputRequests": {"x": {"method": "dream/create"}, "y": {"id": 1}}}
+    read = from_json(models.InputRequiredResult, strange).input_requests
+    assert read is not None
+    assert read["x"] == Unknown({"method": "dream/create"})
+    assert isinstance(read["y"], Malformed)
+
+
+# Writing: what a revision does not know
+
+
+PICTURE = ImageContent(b"a", "image/png")
+USE = content.ToolUseContent("1", "t", {})
+RESULT = content.ToolResultContent("1", [])
+ITEMS = forms.MultiSelectSchema(forms.EnumItems(["a"]))
+REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
+    # (what, where it is refused, as what); everywhere else it can be written
+    (CallToolResult([AudioContent(b"a", "audio/wav")]), (A,), "AudioContent"),
+    (models.PromptMessage("user", AudioContent(b"a", "audio/wav")), (A,), "AudioContent"),
+    (SamplingMessage("user", AudioContent(b"a", "audio/wav")), (A,), "AudioContent"),
+    (CallToolResult([content.ResourceLink("a", "a:b")]), (A, B), "ResourceLink"),
+    (SamplingMessage("assistant", USE), (A, B, C), "ToolUseContent"),
+    (SamplingMessage("user", [RESULT]), (A, B, C), "ToolResultContent"),
+    (SamplingMessage("user", [PICTURE, PICTURE]), (A, B, C), "sampling content of several blocks"),
+    (SamplingMessage("user", []), (A, B, C), "sampling content of several blocks"),
+    (CreateMessageResult("assistant", [PICTURE, PICTURE], "m"), (A, B, C), "sampling content of several blocks"),
+    (models.CreateMessageParams([], 1, tools=[]), (A, B, C), "CreateMessageParams.tools"),
+    (models.CreateMessageParams([], 1, tool_choice=models.ToolChoice()), (A, B, C), "CreateMessageParams.tool_choice"),
+    (forms.ElicitUrlParams("?", "https://a", "1"), (A, B, C), "ElicitUrlParams"),
+    (forms.ElicitFormParams("?", forms.RequestedSchema({})), (A, B), "ElicitFormParams"),
+    (forms.RequestedSchema({"a": ITEMS}), (A, B, C), "RequestedSchema|MultiSelectSchema"),
+    (forms.ElicitResult("accept", {"a": "b"}), (A, B), "ElicitResult"),
+    (forms.ElicitResult("accept", {"a": ["b"]}), (A, B, C), "ElicitResult|an answer of several values"),
+    (forms.ElicitResult("accept", {"a": ("b",)}), (A, B, C), "ElicitResult|an answer of several values"),
+    (CallToolResult([], structured_content={}), (A, B), "structuredContent"),
+    (CallToolResult([PICTURE], structured_content={}), (), ""),
+    (CallToolResult([PICTURE], structured_content=[1]), (C, D), "structuredContent that is no object"),
+    (CallToolResult([PICTURE], structured_content=None), (C, D), "structuredContent that is no object"),
+    (content.ToolResultContent("1", [], [1]), (A, B, C, D), "ToolResultContent|structuredContent that is no object"),
+    (content.ToolResultContent("1", [], {}), (A, B, C), "ToolResultContent"),
+    (models.CallToolParams("t", request_state=""), (A, B, C, D), "CallToolParams.request_state"),
+    (models.CallToolParams("t", input_responses={}), (A, B, C, D), "CallToolParams.input_responses"),
+    (models.InputRequiredResult(request_state="a"), (A, B, C, D), "InputRequiredResult"),
+    (models.ListenParams(models.SubscriptionFilter()), (A, B, C, D), "ListenParams"),
+    (models.DiscoverResult([], models.ServerCapabilities()), (A, B, C, D), "DiscoverResult"),
+    (models.SubscribeParams("a:b"), (E,), "SubscribeParams"),
+    (models.SetLevelParams("info"), (E,), "SetLevelParams"),
+    (
+        models.InitializeParams("x", models.ClientCapabilities(), models.Implementation("a", "1")),
+        (E,),
+        "InitializeParams",
+    ),
+    (forms.ElicitationCompleteParams("1"), (A, B, C, E), "ElicitationCompleteParams"),
+]
+
+
+@req("type-02", "type-07", "type-08", "type-09", "type-11", "type-12", "type-17", "type-18", "tool-34", "elic-56")
+@EVERY
+@pytest.mark.parametrize(("value", "refused", "named"), REFUSED)
+def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
+    revision: Revision, value: Model, refused: tuple[Revision, ...], named: str
+) -> None:
+    if revision not in refused:
+        assert isinstance(to_json(value, revision), dict)
+        return
+    with pytest.raises(NotInThisRevision) as caught:
+        to_json(value, revision)
+    assert caught.value.method in named.split("|")
+    assert caught.value.revision == revision.name
+
+
+LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
+    (
+        Tool("t", SCHEMA, SCHEMA, models.ToolAnnotations("x"), title="T", meta={}, description="d"),
+        A,
+        {"name": "t", "description": "d", "inputSchema": SCHEMA},
+    ),
+    (Tool("t", SCHEMA, {"type": "array"}), C, {"name": "t", "inputSchema": SCHEMA}),
+    (Tool("t", SCHEMA, {"type": "array"}), D, {"name": "t", "inputSchema": SCHEMA}),
+    (Tool("t", SCHEMA, {"type": "array"}), E, {"name": "t", "inputSchema": SCHEMA, "outputSchema": {"type": "array"}}),
+    (Tool("t", SCHEMA, SCHEMA), D, {"name": "t", "inputSchema": SCHEMA, "outputSchema": SCHEMA}),
+    (models.ProgressParams(1, 2, message="m"), A, {"progressToken": 1, "progress": 2}),
+    (models.ProgressParams(1, 2, message="m"), B, {"progressToken": 1, "progress": 2, "message": "m"}),
+    (TextContent("hi", meta={"a": 1}), B, TEXT),
+    (models.RootsCapability(True), E, {}),
+    (models.RootsCapability(True), D, {"listChanged": True}),
+    (models.ServerCapabilities(completions={}, extensions={"a": {}}), A, {}),
+    (models.ClientCapabilities(experimental={"x": {}}, extensions={"a": {}}), D, {"experimental": {"x": {}}}),
+    (
+        models.ClientCapabilities(experimental={"x": {}}, extensions={"a": {}}),
+        E,
+        {"experimental": {"x": {}}, "extensions": {"a": {}}},
+    ),
+    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), C, {"elicitation": {}}),
+    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), B, {}),
+    (SamplingMessage("user", [TextContent("hi")]), A, {"role": "user", "content": TEXT}),
+    (SamplingMessage("user", [TextContent("hi")]), D, {"role": "user", "content": [TEXT]}),
+    (CreateMessageResult("user", [TextContent("hi")], "m"), C, {"role": "user", "content": TEXT, "model": "m"}),
+    (CallToolResult([TextContent("hi")], structured_content=[1]), B, {"content": [TEXT]}),
+    (forms.StringSchema(default="a"), C, {"type": "string"}),
+    (forms.BooleanSchema(False), C, {"type": "boolean", "default": False}),
+    (
+        forms.ElicitUrlParams("?", "https://a", "1"),
+        D,
+        {"mode": "url", "message": "?", "url": "https://a", "elicitationId": "1"},
+    ),
+    (ImageContent(b"\xff\xfe", "a/b"), A, {"type": "image", "data": "//4=", "mimeType": "a/b"}),
+]
+
+
+@req(
+    "type-02",
+    "type-04",
+    "type-05",
+    "type-10",
+    "type-11",
+    "type-19",
+    "prog-14",
+    "tool-36",
+    "tool-37",
+    "elic-53",
+    "life-22",
+    "root-15",
+)
+@pytest.mark.parametrize(("value", "revision", "written"), LEFT_OUT)
+def test_what_decorates_is_left_out_where_it_is_not_known(value: Model, revision: Revision, written: Any) -> None:
+    assert to_json(value, revision) == written
+
+
+@req("elic-53")
+@pytest.mark.parametrize("options", [[("r", "Red"), ("g", "Green")], []])
+def test_a_titled_choice_is_said_by_position_to_2025_06_18(options: list[tuple[str, str]]) -> None:
+    choice = forms.TitledEnumSchema([forms.EnumOption(*each) for each in options], "r", title="Colour")
+    form = forms.ElicitFormParams("?", forms.RequestedSchema({"colour": choice}))
+    field = to_json(form, C)["requestedSchema"]["properties"]["colour"]
+    values, names = [value for value, _ in options], [name for _, name in options]
+    assert field == {"type": "string", "enum": values, "enumNames": names, "title": "Colour"}
+    assert to_json(form, D)["requestedSchema"]["properties"]["colour"]["default"] == "r"
+
+
+@req("elic-18")
+def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
+    with pytest.raises(LocalProtocolError, match="elicitation_id is required in 2025-11-25"):
+        to_json(forms.ElicitUrlParams("?", "https://a"), D)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (CallToolResult("hi"), "str cannot stand where TextContent"),  # type: ignore[arg-type]
+        (CallToolResult(TextContent("hi")), r"TextContent cannot stand where Sequence\[TextContent"),  # type: ignore[arg-type]
+        (CallToolResult(["hi"]), "str cannot stand where TextContent"),  # type: ignore[list-item]
+        (models.CallToolParams("t", input_responses=5), "int cannot stand where Mapping"),  # type: ignore[arg-type]
+        ({"content": []}, "dict is no object of the protocol"),
+    ],
+)
+def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        to_json(value, E)
+
+
+def test_sequences_other_than_lists_are_written_too() -> None:
+    assert to_json(CallToolResult((TextContent("hi"),)), D) == {"content": [TEXT]}
+
+
+# The index of methods
+
+
+@EVERY
+def test_every_method_of_every_revision_has_its_classes(revision: Revision) -> None:
+    asked = {*revision.requests[Role.CLIENT], *revision.requests[Role.SERVER], *revision.input_requests}
+    told = {*revision.notifications[Role.CLIENT], *revision.notifications[Role.SERVER]}
+    assert asked <= REQUESTS.keys()
+    assert told <= NOTIFICATIONS.keys()
+    for method in asked:
+        params, result = map(classes, REQUESTS[method])
+        assert any(exists(cls, revision) for cls in params)
+        assert any(exists(cls, revision) for cls in result)
+        assert (models.InputRequiredResult in result) is (method in E.input_required)
+        assert issubclass(result[-1], models.CacheableResult) is (method in E.cacheable)
+    assert all(exists(NOTIFICATIONS[method], revision) for method in told)
+
+
+def test_no_class_is_for_a_method_that_no_revision_has() -> None:
+    every = [*REVISIONS.values()]
+    asked = {name for each in every for role in Role for name in each.requests[role]}
+    told = {name for each in every for role in Role for name in each.notifications[role]}
+    assert asked == REQUESTS.keys()
+    assert told == NOTIFICATIONS.keys()
+
+
+def test_importing_the_codec_imports_no_cattrs_until_it_is_used() -> None:
+    program = """if True:
+        import sys
+        from trio_mcp.core import codec, models
+        from trio_mcp.core.revisions import LATEST
+        unwanted = {"cattrs", "jsonschema_rs", "trio", "h11", "wsproto", "ssl", "socket", "asyncio", "logging"}
+        print(sorted(unwanted & sys.modules.keys()))
+        codec.to_json(models.Result(), LATEST)
+        print(sorted(unwanted & sys.modules.keys()))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['cattrs']"]
