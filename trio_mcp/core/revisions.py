@@ -113,6 +113,7 @@ class Revision:
     on_subscriptions: frozenset[str]  # notifications that travel on subscriptions only, and nothing else does there
     cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
     required_meta: tuple[str, ...]  # what every client request carries in params._meta
+    reserved_labels: slice | None  # a _meta prefix with "mcp" among these is the protocol's; None: keys have no rules
     teardown: frozenset[str]  # the client's requests that a server may end by notifications/cancelled
     uncancellable: frozenset[str]
     progress_message: bool  # notifications/progress may carry a message
@@ -144,6 +145,12 @@ class Revision:
             keep = rule.keys
             declared[name] = value if keep is None else {key: each for key, each in value.items() if key in keep}
         return declared
+
+    def instead_of(self, method: str) -> str:
+        """What to use where this revision lacks a method; empty if nothing."""
+        if method in self.input_requests:
+            return "an input request in an input-required result"
+        return INSTEAD.get(method, "")
 
     def error_code(self, code: int) -> int:
         """The code to send for an error, which may have been raised without this revision in mind."""
@@ -364,6 +371,7 @@ _A = Revision(
     on_subscriptions=frozenset(),
     cacheable=frozenset(),
     required_meta=(),
+    reserved_labels=None,
     teardown=frozenset(),
     uncancellable=frozenset({"initialize"}),
     progress_message=False,
@@ -389,6 +397,7 @@ _C = attrs.evolve(
     info_fields=frozenset({"name", "version", "title"}),
     requests=_legacy_requests(_LEGACY_CLIENT, _ELICITATION),
     batches=False,
+    reserved_labels=slice(None, -1),  # with "any valid label" behind: mcp.dev/, api.mcp.dev/
     http=_HTTP_C,
 )
 _D = attrs.evolve(
@@ -398,6 +407,7 @@ _D = attrs.evolve(
     info_fields=frozenset({"name", "version", "title", "icons", "description", "websiteUrl"}),
     notifications=_legacy_notifications({"notifications/elicitation/complete": ()}),
     unreadable_id_is_null=False,
+    reserved_labels=slice(1, 2),  # dev.mcp/, com.mcp.tools/
     invalid_arguments_are_results=True,
     forbidden_codes=frozenset(),
     conditional_needs=(_URL_MODE, _FORM_MODE, *_SAMPLING_NEEDS),
@@ -451,12 +461,9 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "resources/unsubscribe": "the end of subscriptions/listen",
         "subscriptions/listen": "resources/subscribe and the list_changed notifications",
         "server/discover": "initialize",
-        "sampling/createMessage": "an input request in an input-required result",
-        "roots/list": "an input request in an input-required result",
-        "elicitation/create": "an input request in an input-required result",
     }
 )
-"""What to use where a revision lacks a method."""
+"""What to use where a revision lacks a method, whichever side would have sent it."""
 
 REVISIONS: Mapping[str, Revision] = MappingProxyType({each.name: each for each in (_A, _B, _C, _D, _E)})
 """Every revision by name, oldest first."""

@@ -1,0 +1,102 @@
+"""The keys of `_meta`, and of `extensions`: their grammar, who owns them, and the three that come from W3C.
+
+This looks at what *our* user wants to send.  What the peer sends is never checked here: any value at any key is
+tolerated and passed on, as "implementations MUST NOT make assumptions about values at these keys".
+
+A key is an optional prefix of dotted labels and a slash, then a name.  Custom prefixes should be a domain in reverse
+(``com.example/``), which no check can tell from any other order.  Which prefixes the protocol keeps to itself has
+changed once and stands in `Revision.reserved_labels`.  The keys there, and the progress token, are written by the parts
+of the core that mean something by them, after this check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.revisions import Revision
+
+__all__ = ["check_extension", "check_key", "check_meta"]
+
+# Labels "start with a letter and end with a letter or digit".
+_LABEL = re.compile("[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+# Names, "unless empty", begin and end with a letter or digit.
+_NAME = re.compile("(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?")
+
+_RESERVED = frozenset({"modelcontextprotocol", "mcp"})
+
+
+def check_meta(meta: Mapping[str, Json], revision: Revision) -> None:
+    """Raise LocalProtocolError unless a user may send these keys in `_meta`."""
+    for key, value in meta.items():
+        if key == "progressToken":
+            raise LocalProtocolError("progressToken in _meta is set when progress is asked for, and not by hand")
+        if key in _W3C:
+            if not isinstance(value, str) or not _W3C[key](value):
+                raise LocalProtocolError(f"{key} in _meta must follow the W3C format of that name")
+        elif revision.reserved_labels is not None and _RESERVED & set(check_key(key)[revision.reserved_labels]):
+            raise LocalProtocolError(
+                f"{key!r} in _meta has a prefix reserved by {revision}; use your own: com.example/name"
+            )
+
+
+def check_extension(identifier: str) -> None:
+    """Raise LocalProtocolError unless this can name an extension: a key whose prefix is not optional (ver-05)."""
+    if not check_key(identifier):
+        raise LocalProtocolError(f"the extension {identifier!r} needs a prefix, such as com.example/{identifier}")
+
+
+def check_key(key: str) -> list[str]:
+    """The labels of the key's prefix.  Raises LocalProtocolError for a malformed key."""
+    prefix, slash, name = key.rpartition("/")
+    labels = prefix.split(".") if slash else []
+    if not all(map(_LABEL.fullmatch, labels)):
+        raise LocalProtocolError(
+            f"the prefix of {key!r} must be labels of letters, digits and hyphens, such as com.example/"
+        )
+    if not _NAME.fullmatch(name):
+        raise LocalProtocolError(f"{key!r} must end in letters, digits, hyphens, underscores and dots, or in the slash")
+    return labels
+
+
+# The formats.  W3C Trace Context, https://www.w3.org/TR/trace-context/, and Baggage, https://www.w3.org/TR/baggage/.
+
+_IDS = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+# Version ff is forbidden; versions to come may add fields.
+_TRACEPARENT = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-[!-~]*)?")
+
+_TRACESTATE_KEY = "[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
+_TRACESTATE_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_TRACESTATE_MEMBER = re.compile(f"({_TRACESTATE_KEY})={_TRACESTATE_VALUE}")
+
+_TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_BAGGAGE_VALUE = r"[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*"
+_BAGGAGE_ENTRY = re.compile(f"{_TOKEN}{_BAGGAGE_VALUE}")
+_BAGGAGE_PROPERTY = re.compile(f"{_TOKEN}(?:{_BAGGAGE_VALUE})?")
+
+
+def _is_traceparent(text: str) -> bool:
+    return _TRACEPARENT.fullmatch(text) is not None
+
+
+def _is_tracestate(text: str) -> bool:
+    members = [_TRACESTATE_MEMBER.fullmatch(member.strip(" \t")) for member in text.split(",") if member.strip(" \t")]
+    keys = {member[1] for member in members if member}
+    return len(keys) == len(members) <= 32  # every member well-formed, and no key twice
+
+
+def _is_baggage(text: str) -> bool:
+    members = [[part.strip(" \t") for part in member.split(";")] for member in text.split(",")]
+    return len(members) <= 180 and all(
+        _BAGGAGE_ENTRY.fullmatch(entry) and all(map(_BAGGAGE_PROPERTY.fullmatch, properties))
+        for entry, *properties in members
+    )
+
+
+_W3C: dict[str, Callable[[str], bool]] = {
+    "traceparent": _is_traceparent,
+    "tracestate": _is_tracestate,
+    "baggage": _is_baggage,
+}
