@@ -607,7 +607,7 @@ MODERN_RULES = [
         headers={"Accept": "application/json"},
     ),
     *(
-        modern(f"{method} is left to the methods there are", 200, method, proves=req("ver-18"), policy=policy)
+        modern(f"{method} is left to the methods there are", 200, method, policy=policy)
         for method in ("initialize", "ping", "unknown/method")
         for policy in (NONE, MODERN_ONLY)
     ),
@@ -812,7 +812,7 @@ LEGACY_RULES = [
         200,
         body=request("tools/list"),
         policy={"sessions": False},
-        proves=req("http-64"),
+        proves=req("http-64", "http-72"),
     ),
     Rule(
         "a batch, without sessions and version",

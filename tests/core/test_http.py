@@ -354,7 +354,6 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, obj
             HttpPolicy(**settings)  # type: ignore[arg-type]
 
 
-@req("http-06")
 def test_by_default_only_loopback_is_served() -> None:
     policy = HttpPolicy()
     assert (policy.allowed_hosts, policy.allowed_origins) == (LOOPBACK_HOSTS, LOOPBACK_ORIGINS)

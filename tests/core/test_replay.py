@@ -126,6 +126,7 @@ def test_names_are_not_given_out_twice_even_after_clearing() -> None:
     again = log.open()
     assert again != stream
     assert datas(log.replay(log.append(again, b"a" * 1000))) == []
+    assert len(log) == 1
 
 
 @req("http-40", "http-42", "http-43")

@@ -1,0 +1,655 @@
+"""The client's decisions: what to send, and what a reply means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.headers import Headers, find_mirrors
+from trio_mcp.core.http import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts, judge
+from trio_mcp.core.http_client import (
+    Acknowledged,
+    Challenged,
+    Exchange,
+    Failed,
+    NoStream,
+    Received,
+    Reconnect,
+    Redirected,
+    RefreshTools,
+    RetryAfter,
+    SessionGone,
+    Streaming,
+    StreamResumption,
+    TryInitialize,
+    TrySse,
+    TryVersion,
+    Verdict,
+    read_answer,
+    read_endpoint,
+    read_reply,
+    request_headers,
+)
+from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Limits, Message, Notification, Request, Result, decode, encode
+from trio_mcp.core.replay import MemoryEventLog, Replay
+from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.sse import Event, EventReader, Oversized, encode_message, priming_event
+
+A, B, C, D, E = REVISIONS.values()
+URL = "https://example.com/mcp"
+SESSION = "fIVvX1WMvj8nT7Wc"
+META = {"_meta": {META_VERSION: E.name, META_CLIENT_CAPABILITIES: {}}}
+LIST = Request(1, "tools/list")
+CALL = Request(1, "tools/call", {"name": "t", "arguments": {"region": "eu"}, **META})
+DISCOVER = Request(1, "server/discover", META)
+INITIALIZE = Request(1, "initialize", {"protocolVersion": D.name})
+NOTE = Notification("notifications/initialized")
+MIRRORS = find_mirrors({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}).rules
+JSON = {"Content-Type": "application/json"}
+STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
+def exchange(message: Message | None = LIST, revision: Revision = D, **more: Any) -> Exchange:
+    return Exchange(URL, revision, message, **more)
+
+
+def get(revision: Revision = D, **more: Any) -> Exchange:
+    return exchange(None, revision, method="GET", **more)
+
+
+def fault(code: int, message: str = "no", id: Any = 1, data: Any = None) -> Error:
+    return Error(id, code, message) if data is None else Error(id, code, message, data)
+
+
+def reply(asked: Exchange, status: int, body: bytes | Message = b"", **headers: str) -> Verdict:
+    content = body if isinstance(body, bytes) else encode(body)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    if not isinstance(body, bytes):
+        fields = {**JSON, **fields}
+    return read_reply(asked, status, Headers(fields.items()), content)
+
+
+# What to send.
+
+
+@req("http-09", "http-55", "http-62", "http-63", "http-119")
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        (exchange(INITIALIZE, D, session=SESSION), {}),
+        (exchange(LIST, A, session=SESSION), {"Mcp-Session-Id": SESSION}),
+        (exchange(LIST, B, session=SESSION), {"Mcp-Session-Id": SESSION}),
+        (exchange(LIST, C, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": C.name}),
+        (exchange(NOTE, D, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}),
+        (exchange(Result(1, {}), D, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}),
+        (exchange(LIST, D), {"MCP-Protocol-Version": D.name}),
+        (exchange(Batch((LIST, NOTE)), B, session=SESSION), {"Mcp-Session-Id": SESSION}),
+    ],
+)
+def test_a_legacy_message_is_posted_with_its_session_and_version(asked: Exchange, fields: dict[str, str]) -> None:
+    wanted = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **fields}
+    assert dict(request_headers(asked, mirrors=MIRRORS)) == wanted
+
+
+@req("http-09", "http-66", "http-67", "http-68", "http-74", "http-75", "http-78", "draft-06")
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        (CALL, {"Mcp-Method": "tools/call", "Mcp-Name": "t", "Mcp-Param-Region": "eu"}),
+        (Request(1, "tools/call", {"name": "t", **META}), {"Mcp-Method": "tools/call", "Mcp-Name": "t"}),
+        (Request(1, "prompts/get", {"name": "p", **META}), {"Mcp-Method": "prompts/get", "Mcp-Name": "p"}),
+        (Request(1, "resources/read", {"uri": "a:b", **META}), {"Mcp-Method": "resources/read", "Mcp-Name": "a:b"}),
+        (DISCOVER, {"Mcp-Method": "server/discover"}),
+        (NOTE, {"Mcp-Method": "notifications/initialized"}),
+    ],
+)
+def test_a_modern_message_is_mirrored_and_knows_no_session(message: Message, fields: dict[str, str]) -> None:
+    sent = dict(request_headers(exchange(message, E, session=SESSION), mirrors=MIRRORS))
+    wanted = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    assert sent == {**wanted, "MCP-Protocol-Version": E.name, **fields}
+
+
+@req("http-68")
+def test_the_version_header_is_the_version_of_the_body() -> None:
+    message = Request(1, "tools/list", {"_meta": {META_VERSION: "2099-01-01"}})
+    assert dict(request_headers(exchange(message, E)))["MCP-Protocol-Version"] == "2099-01-01"
+    for meta in ({}, None, 7):
+        message = Request(1, "tools/list", {"_meta": meta})
+        assert dict(request_headers(exchange(message, E)))["MCP-Protocol-Version"] == E.name
+
+
+@req("http-32", "http-41", "http-55", "http-59", "http-62")
+def test_streams_are_opened_and_sessions_ended_with_their_id() -> None:
+    ours = {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}
+    assert dict(request_headers(get(session=SESSION))) == {"Accept": "text/event-stream", **ours}
+    resumed = request_headers(get(session=SESSION), last_event_id="1-7")
+    assert dict(resumed) == {"Accept": "text/event-stream", **ours, "Last-Event-ID": "1-7"}
+    assert dict(request_headers(exchange(None, session=SESSION, method="DELETE"))) == ours
+    assert dict(request_headers(get(A, sse=True))) == {"Accept": "text/event-stream"}
+
+
+@req("http-11", "http-12", "http-13")
+@pytest.mark.parametrize(
+    ("message", "revision"),
+    [
+        *((Batch((LIST,)), each) for each in (A, C, D, E)),
+        (Result(1, {}), E),
+        (fault(-1), E),
+    ],
+)
+def test_what_may_not_be_posted_is_our_callers_mistake(message: Message, revision: Revision) -> None:
+    with pytest.raises(LocalProtocolError):
+        request_headers(exchange(message, revision))
+
+
+def test_an_argument_that_no_header_can_hold_is_our_callers_mistake() -> None:
+    message = Request(1, "tools/call", {"name": "t", "arguments": {"region": []}})
+    with pytest.raises(LocalProtocolError, match="region"):
+        request_headers(exchange(message, E), mirrors=MIRRORS)
+
+
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+@pytest.mark.parametrize(
+    "message", [CALL, DISCOVER, LIST, NOTE, INITIALIZE, Result(1, {})], ids=lambda each: type(each).__name__
+)
+def test_the_server_takes_what_the_client_sends(message: Message, revision: Revision) -> None:
+    if isinstance(message, Request) and message is not INITIALIZE:
+        without = {name: value for name, value in message.params.items() if name != "_meta"}
+        message = attrs.evolve(message, params=without if revision.handshake else {**without, **META})
+    if not revision.handshake and (message is INITIALIZE or isinstance(message, Result)):
+        return
+    asked = exchange(message, revision, session=SESSION)
+    headers = Headers([("Host", "localhost"), *request_headers(asked, mirrors=MIRRORS)])
+    verdict = judge(
+        HttpPolicy(),
+        HttpRequest("POST", "/mcp", headers, encode(message)),
+        find_session={SESSION: SessionFacts(revision)}.get,
+        find_mirrors={"t": MIRRORS}.get,
+    )
+    assert isinstance(verdict, Serve | Deliver)
+    assert verdict.message == message
+    assert verdict.revision is (None if message is INITIALIZE else revision)
+
+
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+def test_the_server_takes_the_clients_get_and_delete(revision: Revision) -> None:
+    facts = {SESSION: SessionFacts(revision)}
+    for method, wanted in [("GET", OpenStream), ("DELETE", EndSession)]:
+        asked = exchange(None, revision, method=method, session=SESSION)
+        headers = Headers([("Host", "localhost"), *request_headers(asked, last_event_id="1-0")])
+        assert isinstance(judge(HttpPolicy(), HttpRequest(method, "/mcp", headers), find_session=facts.get), wanted)
+
+
+# What a reply means.
+
+
+@req("http-19")
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_an_answer_comes_as_json_or_as_a_stream(revision: Revision) -> None:
+    asked = exchange(revision=revision)
+    assert reply(asked, 200, Result(1, {"a": 1})) == Received(Result(1, {"a": 1}))
+    assert reply(asked, 200, b"unread", **STREAM) == Streaming()
+    assert reply(asked, 200, fault(-32602)) == Received(fault(-32602))
+
+
+@req("http-21")
+def test_an_answer_to_a_batch_may_be_one() -> None:
+    asked = exchange(Batch((LIST, NOTE)), B)
+    assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == Received(Batch((Result(1, {}),)))
+    assert reply(exchange(Batch((NOTE,)), B), 202) == Acknowledged()
+    # An error without an id is about the batch, or about one of its requests: that is for the peer.
+    assert reply(asked, 200, fault(-32600, id=None)) == Received(fault(-32600, id=None))
+
+
+def test_initialize_brings_the_session_id() -> None:
+    headers = {"Mcp-Session-Id": SESSION}
+    asked = exchange(INITIALIZE)
+    assert reply(asked, 200, Result(1, {}), **headers) == Received(Result(1, {}), SESSION)
+    assert reply(asked, 200, **STREAM, **headers) == Streaming(SESSION)
+    assert reply(asked, 200, Result(1, {})) == Received(Result(1, {}))
+    assert reply(exchange(), 200, Result(1, {}), **headers) == Received(Result(1, {}))
+    assert reply(exchange(DISCOVER, E), 200, Result(1, {}), **headers) == Received(Result(1, {}))
+    assert isinstance(reply(asked, 200, Result(1, {}), Mcp_Session_Id="a b"), Failed)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "why"),
+    [
+        (200, {"Content-Type": "text/html"}, b"<html>", "'text/html'"),
+        (200, {}, b"{}", "no Content-Type"),
+        (202, {}, b"", "202"),
+        (204, {}, b"", "204"),
+        (200, JSON, b"{", "not JSON"),
+        (200, JSON, b"", "not JSON"),
+        (500, {}, b"oops", "HTTP 500"),
+        (404, {}, b"<html>", "HTTP 404"),
+        (418, JSON, b'{"jsonrpc":"2.0","id":1,"result":{}}', "HTTP 418"),
+    ],
+)
+def test_a_reply_that_is_no_answer_fails_and_says_why(
+    status: int, headers: dict[str, str], body: bytes, why: str
+) -> None:
+    verdict = reply(exchange(), status, body, **headers)
+    assert isinstance(verdict, Failed)
+    assert why in verdict.why
+
+
+@req("http-05")
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", ""])
+def test_an_error_is_read_from_any_body_and_belongs_to_the_request(kind: str) -> None:
+    for id in (1, None):
+        body = encode(fault(-32600, id=id), null_id=False)
+        assert reply(exchange(), 400, body, Content_Type=kind) == Received(fault(-32600))
+
+
+def test_a_notification_is_done_with_any_success() -> None:
+    for message in (NOTE, Result(1, {}), fault(1)):
+        for status in (200, 202, 204):
+            assert reply(exchange(message, session=SESSION), status) == Acknowledged()
+        refused = reply(exchange(message), 400, fault(-32600, "bad", id=None))
+        assert refused == Failed("HTTP 400: bad (-32600)", 400)
+    assert reply(exchange(LIST, A, sse=True), 202) == Acknowledged()
+    assert isinstance(reply(exchange(LIST, A, sse=True), 500), Failed)
+
+
+@req("http-58")
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+def test_a_session_that_is_gone_is_opened_anew_once(revision: Revision) -> None:
+    body = fault(-32001, "Session not found", id=None)
+    for asked in (
+        exchange(revision=revision, session=SESSION),
+        get(revision, session=SESSION),
+        exchange(NOTE, revision, session=SESSION),
+    ):
+        assert reply(asked, 404, body) == SessionGone()
+        assert reply(asked, 404, b"") == SessionGone()
+        assert isinstance(reply(attrs.evolve(asked, again=True), 404, body), Failed)
+    assert isinstance(reply(exchange(revision=revision), 404), Failed)
+
+
+def test_404_says_nothing_about_sessions_where_there_are_none() -> None:
+    unknown = fault(errors.METHOD_NOT_FOUND)
+    assert reply(exchange(LIST, E, session=SESSION), 404, unknown) == Received(unknown)
+
+
+@req("http-60")
+def test_a_server_may_do_without_streams_and_deletes() -> None:
+    assert reply(get(), 405) == NoStream()
+    assert reply(get(), 404) == NoStream()
+    assert reply(get(), 200, **STREAM) == Streaming()
+    assert isinstance(reply(get(), 200, **JSON), Failed)
+    assert reply(get(), 500) == Failed("GET failed: HTTP 500, without a JSON-RPC error", 500)
+    ending = exchange(None, method="DELETE", session=SESSION)
+    for status in (200, 202, 204, 404, 405):
+        assert reply(ending, status) == Acknowledged()
+    assert isinstance(reply(ending, 500), Failed)
+
+
+@req("ver-02", "ver-14")
+@pytest.mark.parametrize(
+    ("supported", "speaks", "chosen"),
+    [
+        ([E.name], REVISIONS.values(), E),
+        ([B.name, D.name, "2099-01-01", 7], REVISIONS.values(), D),
+        ([D.name, E.name], [C, D], D),
+    ],
+)
+def test_another_version_is_tried_once(supported: list[Any], speaks: Any, chosen: Revision) -> None:
+    error = fault(errors.UNSUPPORTED_VERSION, data={"supported": supported, "requested": E.name})
+    for probing in (True, False):
+        asked = exchange(DISCOVER, E, speaks=tuple(speaks), probing=probing)
+        assert reply(asked, 400, error) == TryVersion(chosen, error)
+        assert reply(attrs.evolve(asked, again=True), 400, error) == Received(error)
+    assert reply(exchange(INITIALIZE, speaks=tuple(speaks), probing=True), 400, error) == TryVersion(chosen, error)
+
+
+@req("ver-02", "ver-14")
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"supported": "2026-07-28"}, {"supported": ["2099-01-01"]}, {"supported": [[]]}]
+)
+def test_without_a_common_version_the_error_is_the_answer(data: Any) -> None:
+    error = fault(errors.UNSUPPORTED_VERSION, data=data)
+    assert reply(exchange(DISCOVER, E, probing=True), 400, error) == Received(error)
+
+
+@req("http-93", "draft-01")
+def test_wrong_headers_of_a_call_are_corrected_once() -> None:
+    for code, status in [(errors.HEADER_MISMATCH, 400), (errors.HEADER_MISMATCH, 200), (-32001, 400)]:
+        error = fault(code)
+        assert reply(exchange(CALL, E), status, error) == RefreshTools(error)
+        assert reply(exchange(CALL, E, again=True), status, error) == Received(error)
+        assert reply(exchange(DISCOVER, E), status, error) == Received(error)
+        assert reply(exchange(CALL, D), status, error) == Received(error)
+    assert reply(exchange(CALL, E), 200, fault(-32001)) == Received(fault(-32001))
+
+
+@req("http-109", "ver-14")
+@pytest.mark.parametrize("code", [errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION])
+@pytest.mark.parametrize("message", [DISCOVER, CALL, INITIALIZE], ids=lambda each: each.method)
+def test_a_modern_error_never_leads_to_initialize_or_further(code: int, message: Request) -> None:
+    revision = D if message is INITIALIZE else E
+    for status in (400, 404, 405, 200):
+        verdict = reply(exchange(message, revision, probing=True), status, fault(code))
+        assert verdict == Received(fault(code))
+
+
+@req("http-108", "http-109")
+@pytest.mark.parametrize("message", [DISCOVER, CALL], ids=lambda each: each.method)
+@pytest.mark.parametrize("status", [400, 404, 405, 406, 415, 422])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"jsonrpc":"2.0","id":1,"result":{}}'])
+def test_a_probe_refused_without_a_modern_error_leads_to_initialize(message: Request, status: int, body: bytes) -> None:
+    assert reply(exchange(message, E, probing=True), status, body) == TryInitialize(f"HTTP {status}")
+    assert isinstance(reply(exchange(message, E), status, body), Failed)
+
+
+@req("http-109")
+@pytest.mark.parametrize("code", [-32600, -32601, -32602, -32603, -32000, -32001, -32700, 0])
+def test_no_single_code_makes_a_server_legacy(code: int) -> None:
+    error = fault(code)
+    for status in (200, 400, 404):
+        why = f"HTTP {status}, error {code}"
+        assert reply(exchange(DISCOVER, E, probing=True), status, error) == TryInitialize(why, error)
+    assert reply(exchange(CALL, E, probing=True), 200, error) == Received(error)
+    assert reply(exchange(CALL, E, probing=True), 400, error) == TryInitialize(f"HTTP 400, error {code}", error)
+
+
+def test_a_modern_server_that_lacks_a_method_is_modern() -> None:
+    unknown = fault(errors.METHOD_NOT_FOUND)
+    assert reply(exchange(CALL, E, probing=True), 404, unknown) == Received(unknown)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_trouble_of_the_moment_says_nothing_about_the_era(status: int) -> None:
+    for message, revision in [(DISCOVER, E), (INITIALIZE, D)]:
+        asked = exchange(message, revision, probing=True)
+        assert isinstance(reply(asked, status), Failed)
+        assert reply(asked, status, fault(-32603)) == Received(fault(-32603))
+
+
+@req("sse-10", "sse-11", "sse-12")
+@pytest.mark.parametrize("revision", [B, C, D], ids=str)
+@pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 415, 500])
+def test_a_refused_handshake_leads_to_http_sse_as_its_revision_says(revision: Revision, status: int) -> None:
+    falls = status in (400, 404, 405) or (revision is not D and status < 500)
+    error = fault(-32600)
+    asked = exchange(INITIALIZE, revision, probing=True)
+    assert reply(asked, status) == (
+        TrySse(f"HTTP {status}") if falls else Failed(f"HTTP {status}, without a JSON-RPC error", status)
+    )
+    assert reply(asked, status, error) == (TrySse(f"HTTP {status}, error -32600", error) if falls else Received(error))
+    assert isinstance(reply(attrs.evolve(asked, probing=False), status), Failed)
+
+
+def test_the_oldest_handshake_falls_back_on_any_refusal() -> None:
+    assert reply(exchange(INITIALIZE, A, probing=True), 418) == TrySse("HTTP 418")
+    assert isinstance(reply(exchange(INITIALIZE, A, probing=True), 500), Failed)
+    assert isinstance(reply(exchange(LIST, D, probing=True), 404), Failed)
+
+
+def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
+    for status in (429, 503):
+        assert reply(exchange(), status, Retry_After="7") == RetryAfter(7)
+        assert isinstance(reply(exchange(again=True), status, Retry_After="7"), Failed)
+    assert isinstance(reply(exchange(), 500, Retry_After="7"), Failed)
+
+
+@pytest.mark.parametrize("after", ["", "-1", "soon", "9" * 10, "1.5", "\u0661", "Fri, 31 Dec 1999 23:59:59 GMT"])
+def test_a_time_that_is_no_number_of_seconds_is_none(after: str) -> None:
+    assert isinstance(reply(exchange(), 503, Retry_After=after), Failed)
+
+
+def test_a_challenge_is_handed_on_whole() -> None:
+    for status in (401, 403):
+        for asked in (exchange(), get(), exchange(DISCOVER, E, probing=True)):
+            verdict = reply(asked, status, fault(-32600, "no token"), WWW_Authenticate='Bearer scope="a", DPoP')
+            assert verdict == Challenged(status, 'Bearer scope="a", DPoP', f"HTTP {status}: no token (-32600)")
+    assert reply(exchange(), 401) == Challenged(401, "", "HTTP 401, without a JSON-RPC error")
+
+
+@req("http-61")
+@pytest.mark.parametrize(
+    ("status", "method", "location", "url"),
+    [
+        (307, "POST", "/mcp/", "https://example.com/mcp/"),
+        (308, "POST", "https://EXAMPLE.com:443/x", "https://EXAMPLE.com:443/x"),
+        (308, "GET", "other", "https://example.com/other"),
+        (302, "GET", "/x", "https://example.com/x"),
+        (301, "POST", "/x", None),
+        (302, "POST", "/x", None),
+        (303, "DELETE", "/x", None),
+        (300, "GET", "/x", None),
+        (304, "GET", "/x", None),
+        (307, "POST", "http://example.com/mcp", None),
+        (307, "POST", "https://example.com:8443/mcp", None),
+        (307, "POST", "https://evil.example/mcp", None),
+        (307, "POST", "//evil.example/mcp", None),
+        (307, "POST", "https://example.com@evil.example/", None),
+        (307, "POST", "https://[evil/", None),
+        (307, "POST", "https://example.com:port/", None),
+        (307, "POST", None, None),
+    ],
+)
+def test_only_redirects_to_the_same_origin_are_followed(
+    status: int, method: str, location: str | None, url: str | None
+) -> None:
+    asked = exchange(LIST if method == "POST" else None, method=method, session=SESSION)
+    verdict = reply(asked, status, **({} if location is None else {"Location": location}))
+    if url is None:
+        assert isinstance(verdict, Failed)
+        assert SESSION not in repr(verdict)
+    else:
+        assert verdict == Redirected(url)
+
+
+@req("http-61")
+def test_the_session_id_is_not_shown() -> None:
+    headers = {"Mcp-Session-Id": SESSION}
+    values = [
+        exchange(session=SESSION),
+        reply(exchange(INITIALIZE), 200, Result(1, {}), **headers),
+        reply(exchange(INITIALIZE), 200, **STREAM, **headers),
+        reply(exchange(session=SESSION), 404),
+        reply(exchange(session=SESSION, again=True), 404),
+        reply(exchange(session=SESSION), 500),
+    ]
+    assert SESSION not in repr(values)
+
+
+def test_an_answer_on_a_stream_is_judged_like_one_in_a_body() -> None:
+    error = fault(errors.METHOD_NOT_FOUND)
+    assert read_answer(exchange(DISCOVER, E, probing=True), error) == TryInitialize("HTTP 200, error -32601", error)
+    assert read_answer(exchange(CALL, E), fault(errors.HEADER_MISMATCH)) == RefreshTools(fault(errors.HEADER_MISMATCH))
+    assert read_answer(exchange(), Result(1, {})) == Received(Result(1, {}))
+    assert isinstance(read_answer(exchange(), Invalid("why not")), Failed)
+
+
+@given(
+    st.sampled_from([LIST, CALL, DISCOVER, INITIALIZE, NOTE, None]),
+    st.sampled_from(list(REVISIONS.values())),
+    st.sampled_from(["GET", "POST", "DELETE"]),
+    st.integers(200, 599),
+    st.dictionaries(
+        st.sampled_from(["Content-Type", "Location", "Retry-After", "Mcp-Session-Id", "WWW-Authenticate", "Date"]),
+        st.text(max_size=12) | st.sampled_from([*JSON.values(), *STREAM.values(), "//["]),
+    ),
+    st.binary(max_size=20) | st.sampled_from([encode(fault(code, data=[])) for code in (-32022, -32020, 1)]),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_reply_raises(
+    message: Message | None,
+    revision: Revision,
+    method: str,
+    status: int,
+    headers: dict[str, str],
+    body: bytes,
+    flag: bool,
+) -> None:
+    asked = Exchange(URL, revision, message, method, session=SESSION if flag else None, probing=flag)
+    assert SESSION not in repr(read_reply(asked, status, Headers(headers.items()), body, Limits()))
+
+
+# HTTP+SSE.
+
+
+@req("sse-06", "sse-08", "sse-14")
+@pytest.mark.parametrize(
+    ("event", "url"),
+    [
+        (Event(b"/messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
+        (Event(b"messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
+        (Event(b"?session=x", "endpoint"), "https://example.com/sse?session=x"),
+        (Event(b"https://example.com/m", "endpoint"), "https://example.com/m"),
+        (Event(b"https://evil.example/m", "endpoint"), None),
+        (Event(b"http://example.com/m", "endpoint"), None),
+        (Event(b"//evil.example/m", "endpoint"), None),
+        (Event(b"https://[", "endpoint"), None),
+        (Event(b"javascript:1", "endpoint"), None),
+        (Event(b"\xff\xfe", "endpoint"), "https://example.com/\ufffd\ufffd"),
+        (Event(b"/messages", "message"), None),
+        (Oversized(1), None),
+    ],
+)
+def test_the_first_event_says_where_to_post(event: Event | Oversized, url: str | None) -> None:
+    found = read_endpoint("https://example.com/sse", event)
+    assert found == url or (url is None and isinstance(found, Failed))
+
+
+# Streams that break.
+
+
+def feed(resumption: StreamResumption, data: bytes) -> list[Event | Oversized]:
+    """One connection, from its first byte to its last."""
+    reader = EventReader(1000)
+    events = reader.feed(data)
+    resumption.heard(reader, events)
+    return events
+
+
+@req("http-44", "http-48")
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+def test_a_stream_with_an_id_is_resumed_after_it(revision: Revision) -> None:
+    resumption = StreamResumption(revision)
+    feed(resumption, encode_message(b"1", "7-1") + encode_message(b"2", "7-2"))
+    assert resumption.ended() == Reconnect(1.0, "7-2")
+    feed(resumption, b"")
+    assert resumption.last_event_id == "7-2"
+    feed(resumption, b": nothing yet\n\n")
+    assert resumption.ended() == Reconnect(2.0, "7-2")
+
+
+@req("http-114")
+def test_a_modern_stream_is_lost_with_its_connection() -> None:
+    resumption = StreamResumption(E, standalone=True)
+    feed(resumption, encode_message(b"1", "7-1"))
+    assert isinstance(resumption.ended(), Failed)
+
+
+def test_a_stream_without_ids_cannot_be_resumed_but_a_standalone_one_opened_again() -> None:
+    assert isinstance(StreamResumption(D).ended(), Failed)
+    assert StreamResumption(D, standalone=True).ended() == Reconnect(1.0, "")
+
+
+@req("http-48", "http-50")
+def test_the_time_to_wait_is_what_the_server_said_last() -> None:
+    resumption = StreamResumption(D)
+    feed(resumption, priming_event("7-0", 500))
+    assert resumption.ended() == Reconnect(0.5, "7-0")
+    assert resumption.ended() == Reconnect(0.5, "7-0")
+    feed(resumption, priming_event("7-1"))
+    assert resumption.ended() == Reconnect(0.5, "7-1")
+    feed(resumption, b"retry: 90000\n\n")
+    assert resumption.ended() == Reconnect(90, "7-1")
+
+
+def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -> None:
+    resumption = StreamResumption(D, attempts=4, delay=1, longest=3)
+    feed(resumption, priming_event("7-0"))
+    for _ in range(2):
+        waits = [resumption.ended() for _ in range(5)]
+        assert waits[:4] == [Reconnect(wait, "7-0") for wait in (1, 2, 3, 3)]
+        assert isinstance(waits[4], Failed)
+        feed(resumption, encode_message(b"1"))
+
+
+@pytest.mark.parametrize("sign", [priming_event("7-0"), b"id: 7-1\n\n", b"retry: 1000\n\n", encode_message(b"1")])
+def test_a_server_that_says_anything_may_close_as_often_as_it_likes(sign: bytes) -> None:
+    resumption = StreamResumption(D, attempts=1)
+    feed(resumption, priming_event("7-0"))
+    for _ in range(20):
+        assert isinstance(resumption.ended(), Reconnect)
+        feed(resumption, sign)
+
+
+def test_a_server_that_only_comments_is_given_up() -> None:
+    resumption = StreamResumption(D, attempts=2)
+    feed(resumption, priming_event("7-0"))
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(resumption.ended())
+        feed(resumption, b": ping\n\n")
+    assert [type(each) for each in outcomes] == [Reconnect, Reconnect, Failed]
+
+
+def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:
+    resumption = StreamResumption(D, attempts=3)
+    feed(resumption, priming_event("7-0"))
+    assert resumption.refused(RetryAfter(9)) == Reconnect(9, "7-0")
+    assert resumption.refused(reply(get(), 502)) == Reconnect(2.0, "7-0")
+    for status in (400, 404, 405, 401):
+        assert isinstance(resumption.refused(reply(get(), status)), Failed)
+    resumption.ended()
+    assert isinstance(resumption.refused(RetryAfter(9)), Failed)
+    assert isinstance(resumption.refused(reply(get(), 502)), Failed)
+
+
+@req("http-41", "http-42", "http-43", "http-44")
+@given(st.integers(1, 8), st.lists(st.integers(0, 120), max_size=12), st.integers(0, 3))
+@settings(max_examples=150)
+def test_whatever_byte_a_connection_breaks_at_each_message_comes_once_or_is_lost_loudly(
+    count: int, cuts: list[int], room: int
+) -> None:
+    """A server that logs what it sends, a client that resumes, and a wire that breaks after so many bytes."""
+    log = MemoryEventLog(Limits(replay_events=count + 1 if room else 2))
+    stream, other = log.open(), log.open()
+    primed = log.append(stream, b"")
+    wire = priming_event(primed)
+    messages = [Notification("n", {"n": n}) for n in range(count)]
+    for message in messages:
+        data = encode(message)
+        wire += encode_message(data, log.append(stream, data))
+        if not room:
+            log.append(other, b"not for this stream")
+    log.finish(stream)
+    resumption, got, lost = StreamResumption(D, attempts=99), [], False
+    for cut in [*cuts, 10_000]:
+        got += [
+            decode(each.data, Limits())
+            for each in feed(resumption, wire[:cut])
+            if isinstance(each, Event) and each.data
+        ]
+        if len(got) == count:
+            break
+        step = resumption.ended()
+        replayed = log.replay(step.last_event_id) if isinstance(step, Reconnect) else step
+        if not isinstance(replayed, Replay):
+            lost = True
+            break
+        wire = b"".join(encode_message(each.data, each.id) for each in replayed.events)
+    assert got == messages if not lost else got == messages[: len(got)]
+    assert lost or len(got) == count
+
+
+def test_a_body_over_the_limit_is_not_read() -> None:
+    body = encode(Result(1, {"a": "x" * 100}))
+    verdict = read_reply(exchange(), 200, Headers(JSON.items()), body, Limits(message_bytes=50))
+    assert isinstance(verdict, Failed)
+    assert json.loads(body)["id"] == 1

@@ -1,0 +1,484 @@
+"""The client's half of HTTP, as decisions: which headers a message needs, and what a reply means.
+
+One request and its reply are an `Exchange`.  `request_headers` says what to send with it; `read_reply` takes status,
+headers and body and says what to do: hand a message on, read a stream, or one of the few things that HTTP adds to a
+JSON-RPC answer (open the session anew, try another revision or transport, wait, ask for a token).  Nothing is ever
+tried without end: what was a second attempt already (`again`) is not followed by a third.
+
+An event stream is not read here: `read_reply` says `Streaming` as soon as it knows, and needs no body for it.  What the
+stream then carries in answer to the request is judged by `read_answer`, like an answer in a JSON body.  A stream that
+breaks is the business of `StreamResumption`.
+
+What surprises: no reply is good enough to be refused for its form alone.  An error is read from a body of any type
+(http-05), an error without an id is taken for the answer to the one request it can mean, and 404 or 405 to a GET or a
+DELETE means only that the server does without.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+from urllib.parse import urljoin, urlsplit
+
+import attrs
+
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.headers import (
+    DRAFT_HEADER_MISMATCH,
+    EVENT_STREAM,
+    JSON,
+    LAST_EVENT_ID,
+    PROTOCOL_VERSION,
+    SESSION_ID,
+    Fields,
+    Headers,
+    Mirror,
+    is_session_id,
+    media_type,
+    mirrored,
+    standard_headers,
+)
+from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Json, Limits, Message, Notification, Request, Result, decode
+from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
+from trio_mcp.core.sse import Event, EventReader, Oversized
+
+__all__ = [
+    "Acknowledged",
+    "Challenged",
+    "Exchange",
+    "Failed",
+    "NoStream",
+    "Received",
+    "Reconnect",
+    "Redirected",
+    "RefreshTools",
+    "RetryAfter",
+    "SessionGone",
+    "StreamResumption",
+    "Streaming",
+    "TryInitialize",
+    "TrySse",
+    "TryVersion",
+    "Verdict",
+    "read_answer",
+    "read_endpoint",
+    "read_reply",
+    "request_headers",
+]
+
+
+@attrs.frozen
+class Exchange:
+    """One HTTP request of ours, and all that its reply is to be judged by.
+
+    `revision` is the one the message is written in (for initialize, the one it proposes).  `probing`: nothing is known
+    of this server yet.  `again`: this is the second attempt at the same thing.  `sse`: on the HTTP+SSE transport.
+    """
+
+    url: str
+    revision: Revision
+    message: Message | None = None  # None for GET and DELETE
+    method: str = "POST"
+    session: str | None = attrs.field(default=None, repr=False)  # http-61: never shown
+    speaks: Sequence[Revision] = tuple(REVISIONS.values())  # what we could use instead
+    probing: bool = False
+    again: bool = False
+    sse: bool = False
+
+    @property
+    def opening(self) -> bool:
+        return isinstance(self.message, Request) and self.message.method == "initialize"
+
+
+# What to send.
+
+
+def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_event_id: str = "") -> Fields:
+    """The protocol's headers for this request.
+
+    `mirrors` are the rules of the tool that is called, `last_event_id` what a GET resumes after.  Raises
+    `LocalProtocolError` for a message that may not be posted in this revision, or an argument that no header can hold.
+    """
+    revision, message = exchange.revision, exchange.message
+    if message is None:
+        accept: Fields = (("Accept", EVENT_STREAM),) if exchange.method == "GET" else ()  # http-32
+        after: Fields = ((LAST_EVENT_ID, last_event_id),) if last_event_id else ()  # http-41
+        return (*accept, *_session_headers(exchange), *after)
+    _check_message(revision, message)
+    # http-09: "an Accept header, listing both application/json and text/event-stream".
+    fields: Fields = (("Content-Type", JSON), ("Accept", f"{JSON}, {EVENT_STREAM}"))
+    if revision.handshake or not isinstance(message, Request | Notification):
+        # http-119: the POST that opens a session has none, and has agreed no version yet.
+        return fields if exchange.opening else (*fields, *_session_headers(exchange))
+    # http-68: the header equals the version in the body, because it is taken from there.
+    meta = message.params.get("_meta")
+    version = str(meta.get(META_VERSION, revision)) if isinstance(meta, dict) else revision.name
+    fields = (*fields, (PROTOCOL_VERSION, version), *standard_headers(message))
+    if message.method != "tools/call":
+        return fields
+    return (*fields, *mirrored(mirrors, message.params.get("arguments") or {}))
+
+
+def _check_message(revision: Revision, message: Message) -> None:
+    if isinstance(message, Batch) and not revision.batches:
+        raise LocalProtocolError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
+    if isinstance(message, Result | Error) and not revision.handshake:
+        raise LocalProtocolError(f"responses are never posted in {revision}")  # http-13
+
+
+def _session_headers(exchange: Exchange) -> Fields:
+    session: Fields = () if exchange.session is None else ((SESSION_ID, exchange.session),)  # http-55
+    rules = exchange.revision.http
+    named = rules is not None and rules.version_header
+    return (*session, (PROTOCOL_VERSION, exchange.revision.name)) if named else session  # http-62, http-63
+
+
+# What a reply means.
+
+
+@attrs.frozen
+class Received:
+    """An answer.  `session` is the id that the answer to initialize gave us, if any."""
+
+    message: Message
+    session: str | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class Streaming:
+    """The body is an event stream: read it, and `read_answer` what answers the request."""
+
+    session: str | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class Acknowledged:
+    """Done, and nothing more will come on this response."""
+
+
+@attrs.frozen
+class SessionGone:
+    """http-58: "it MUST start a new session by sending a new InitializeRequest without a session ID attached"."""
+
+
+@attrs.frozen
+class TryVersion:
+    """The server is modern and does not serve this version, but serves that one of ours (ver-02)."""
+
+    revision: Revision
+    error: Error
+
+
+@attrs.frozen
+class RefreshTools:
+    """The mirrored headers did not match: list the tools anew, then call again with the right ones (http-93)."""
+
+    error: Error
+
+
+@attrs.frozen
+class TryInitialize:
+    """The server is not modern: open a session by initialize.  `error` is what it said, if it was JSON-RPC."""
+
+    why: str
+    error: Error | None = None
+
+
+@attrs.frozen
+class TrySse:
+    """The server may be one of HTTP+SSE: GET the same URL and expect an ``endpoint`` event."""
+
+    why: str
+    error: Error | None = None
+
+
+@attrs.frozen
+class RetryAfter:
+    """The server is too busy.  Wait for so many seconds and send the same again, once."""
+
+    seconds: int
+
+
+@attrs.frozen
+class Challenged:
+    """401 or 403: authorization is missing or not enough.  `challenge` is WWW-Authenticate, with all its challenges."""
+
+    status: int
+    challenge: str
+    why: str
+
+
+@attrs.frozen
+class Redirected:
+    """Send the same request to this URL, which has the same origin.  How often is for the driver to bound."""
+
+    url: str
+
+
+@attrs.frozen
+class NoStream:
+    """The server offers no standalone stream.  That is no error."""
+
+
+@attrs.frozen
+class Failed:
+    """The request, or the stream, is lost.  A request may or may not have been carried out."""
+
+    why: str
+    status: int | None = None
+
+
+Verdict: TypeAlias = (
+    Received
+    | Streaming
+    | Acknowledged
+    | SessionGone
+    | TryVersion
+    | RefreshTools
+    | TryInitialize
+    | TrySse
+    | RetryAfter
+    | Challenged
+    | Redirected
+    | NoStream
+    | Failed
+)
+
+
+def read_reply(
+    exchange: Exchange, status: int, headers: Headers, body: bytes = b"", limits: Limits | None = None
+) -> Verdict:
+    """What this reply means.  For a 2xx with an event stream the body is left alone; for all others it is needed."""
+    limits = limits or Limits()
+    if 300 <= status < 400:
+        return _redirect(exchange, status, headers.get("Location"))
+    if status in (401, 403):
+        return Challenged(status, headers.get("WWW-Authenticate", ""), _said(status, body, limits))
+    after = headers.get("Retry-After", "")
+    # Seconds only: a date would need a clock, and servers that limit rates do not send one.
+    if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
+        return RetryAfter(int(after))
+    gone = status == 404 and exchange.session is not None and exchange.revision.handshake
+    if gone and exchange.method != "DELETE":
+        return Failed("the new session ended at once", status) if exchange.again else SessionGone()
+    if exchange.method != "POST":
+        return _read_other(exchange, status, headers, body, limits)
+    if 200 <= status < 300:
+        return _read_success(exchange, status, headers, body, limits)
+    return _read_failure(exchange, status, body, limits)
+
+
+def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> Verdict:
+    """GET and DELETE, both of which a server may do without (http-33, http-60)."""
+    good = 200 <= status < 300
+    if exchange.method == "DELETE" and (good or status in (404, 405)):
+        return Acknowledged()
+    if good and media_type(headers.get("Content-Type", ""))[0] == EVENT_STREAM:
+        return Streaming()
+    if status in (404, 405):
+        return NoStream()
+    return Failed(f"{exchange.method} failed: {_said(status, body, limits)}", status)
+
+
+def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> Verdict:
+    asked = exchange.message.items if isinstance(exchange.message, Batch) else (exchange.message,)
+    if exchange.sse or not any(isinstance(each, Request) for each in asked):
+        return Acknowledged()
+    session = headers.get(SESSION_ID) if exchange.opening else None
+    if session is not None and not is_session_id(session):
+        return Failed("the server gave a session id with other characters than visible ASCII")
+    kind = media_type(headers.get("Content-Type", ""))[0]
+    if kind == EVENT_STREAM:
+        return Streaming(session)
+    if kind != JSON:
+        came = repr(kind[:80]) if kind else "no Content-Type"
+        return Failed(f"a request is answered by {JSON} or {EVENT_STREAM}; the reply ({status}) has {came}")
+    verdict = read_answer(exchange, decode(body, limits))
+    return attrs.evolve(verdict, session=session) if isinstance(verdict, Received) else verdict
+
+
+def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> Verdict:
+    message = decode(body, limits)
+    error = message if isinstance(message, Error) else None
+    if error is not None and isinstance(exchange.message, Request):
+        return read_answer(exchange, error, status)
+    return _fall_back(exchange, status, error) or Failed(_said(status, body, limits), status)
+
+
+# ver-14: "a recognised modern error identifies a modern server".
+_MODERN_ERRORS = frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION})
+
+
+def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Verdict:
+    """What answers the request, from a body or from a stream: mostly just `Received`."""
+    if isinstance(message, Invalid):
+        return Failed(f"the answer cannot be read: {message.why}")
+    if not isinstance(message, Error):
+        return Received(message)
+    if message.id is None and isinstance(exchange.message, Request):
+        message = attrs.evolve(message, id=exchange.message.id)
+    remedy = None if exchange.again else _remedy(exchange, message, status)
+    return remedy or _fall_back(exchange, status, message) or Received(message)
+
+
+def _remedy(exchange: Exchange, error: Error, status: int) -> Verdict | None:
+    """What to do about an error that only HTTP and the version negotiation know the cure for."""
+    calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
+    if error.code == errors.UNSUPPORTED_VERSION:
+        newest = _mutual(error.data, exchange.speaks)
+        return None if newest is None else TryVersion(newest, error)
+    # draft-01: "A client may tolerate -32001 with 400."
+    mismatch = error.code == errors.HEADER_MISMATCH or (error.code == DRAFT_HEADER_MISMATCH and status == 400)
+    if mismatch and calling and not exchange.revision.handshake and not exchange.probing:
+        return RefreshTools(error)
+    return None
+
+
+def _mutual(data: Json, speaks: Sequence[Revision]) -> Revision | None:
+    """The newest revision that both sides speak.  It may be the one just tried: some servers refuse only once."""
+    supported = data.get("supported") if isinstance(data, dict) else None
+    names = supported if isinstance(supported, list) else []
+    return max((each for each in speaks if each.name in names), key=str, default=None)
+
+
+def _fall_back(exchange: Exchange, status: int, error: Error | None) -> Verdict | None:
+    """What a first contact that failed says about the server.  A 5xx says nothing: it may be any."""
+    if not exchange.probing or (error is not None and error.code in _MODERN_ERRORS):
+        return None
+    why = f"HTTP {status}" if error is None else f"HTTP {status}, error {error.code}"
+    rules = exchange.revision.http
+    if exchange.opening:
+        # sse-10..12.  2024-11-05 knows no other transport, so there every refusal will do.
+        falls = status in rules.sse_fallback if rules is not None else 400 <= status < 500
+        return TrySse(why, error) if falls else None
+    if exchange.revision.handshake or not _is_legacy(exchange.message, status, error):
+        return None
+    return TryInitialize(why, error)
+
+
+def _is_legacy(message: Message | None, status: int, error: Error | None) -> bool:
+    """http-109: "If the body is empty or is not a recognized modern JSON-RPC error, fall back to initialize"."""
+    # Every modern server knows server/discover, so that any other error says the same; on a stream there is no status.
+    discovering = isinstance(message, Request) and message.method == "server/discover"
+    # 408 and 429 are about the moment, not about the server.
+    if 400 <= status < 500 and status not in (408, 429):
+        # http-71: 404 with this error is how a modern server says that it lacks the method.
+        lacking = error is not None and (status, error.code) == (404, errors.METHOD_NOT_FOUND)
+        return discovering or not lacking
+    return discovering and status < 300
+
+
+def _said(status: int, body: bytes, limits: Limits) -> str:
+    """A failure in words: the error's own, if there is one."""
+    message = decode(body, limits)
+    said = f"{message.message} ({message.code})" if isinstance(message, Error) else ""
+    return f"HTTP {status}: {said}" if said else f"HTTP {status}, without a JSON-RPC error"
+
+
+def _redirect(exchange: Exchange, status: int, location: str | None) -> Verdict:
+    if location is None:
+        return Failed(f"HTTP {status} without a Location")
+    # 301 to 303 turn a POST into a GET, in practice or by definition.
+    if status not in (307, 308) and (exchange.method != "GET" or status not in (301, 302, 303)):
+        return Failed(f"HTTP {status} cannot be followed for a {exchange.method}")
+    url = _same_origin(exchange.url, location)
+    # http-61: what we send along (session, token, arguments) is for this origin alone.
+    return (
+        Failed(f"HTTP {status} leads to another origin; use its URL if you trust it")
+        if url is None
+        else Redirected(url)
+    )
+
+
+def _same_origin(base: str, reference: str) -> str | None:
+    """The reference as a URL, if it has the origin of the base."""
+    try:
+        url = urljoin(base, reference)
+        return url if _origin(url) == _origin(base) else None
+    except ValueError:  # no URL at all: a port that is no number, half a bracket
+        return None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def read_endpoint(url: str, event: Event | Oversized) -> str | Failed:
+    """Where to post on an HTTP+SSE stream, from its first event (sse-06, sse-08, sse-14)."""
+    if not isinstance(event, Event) or event.event != "endpoint":
+        return Failed("an HTTP+SSE stream begins with an endpoint event, and this one does not")
+    target = _same_origin(url, event.data.decode("utf-8", "replace"))
+    return Failed("the endpoint event names a URL of another origin") if target is None else target
+
+
+# Streams that break.
+
+
+@attrs.frozen
+class Reconnect:
+    """After so many seconds, GET the endpoint with this Last-Event-ID ("": there was none)."""
+
+    seconds: float
+    last_event_id: str
+
+
+class StreamResumption:
+    """One stream of a session over all its connections: what was seen of it, and what to do when one breaks.
+
+    `standalone` is the stream that a GET opened, which is worth opening again even without an id to resume from.  A
+    stream is over, and this object with it, when the response to its request was read; nothing here needs to know.
+
+    Attempts count from the last event, even an empty one, so a server that closes its connections on purpose
+    ("polling") can do so for ever, and one that is gone is given up after `attempts`.
+    """
+
+    def __init__(
+        self,
+        revision: Revision,
+        *,
+        standalone: bool = False,
+        attempts: int = 5,
+        delay: float = 1.0,
+        longest: float = 30,
+    ) -> None:
+        self.last_event_id = ""
+        self._resumable = revision.handshake  # http-114
+        self._standalone = standalone
+        self._attempts = attempts
+        self._delay = delay
+        self._longest = longest
+        self._retry: int | None = None
+        self._tried = 0
+
+    def heard(self, reader: EventReader, events: Sequence[Event | Oversized]) -> None:
+        """Call this after each `feed` of the present connection's reader, with what that gave."""
+        if events or reader.last_event_id or reader.retry is not None:
+            self._tried = 0
+        # A connection that brings no id, or no `retry`, leaves what an earlier one said.
+        self.last_event_id = reader.last_event_id or self.last_event_id
+        self._retry = self._retry if reader.retry is None else reader.retry
+
+    def ended(self) -> Reconnect | Failed:
+        """The connection was closed or lost, or could not be made."""
+        if not self._resumable:
+            return Failed("the stream ended before the answer, and this revision resumes none; send a new request")
+        if not self.last_event_id and not self._standalone:
+            return Failed("the stream ended before the answer, and gave no event id to resume from")
+        if self._tried >= self._attempts:
+            return Failed(f"the stream could not be resumed in {self._attempts} attempts")
+        # http-50: "The client MUST respect the retry field".  Without one, wait longer each time.
+        wait = min(self._delay * 2**self._tried, self._longest) if self._retry is None else self._retry / 1000
+        self._tried += 1
+        return Reconnect(wait, self.last_event_id)
+
+    def refused(self, verdict: Verdict) -> Reconnect | Failed:
+        """The GET was answered, but not by a stream: `read_reply` said this instead."""
+        if isinstance(verdict, Failed) and verdict.status is not None and verdict.status >= 500:
+            return self.ended()  # a proxy whose server is just starting again
+        if isinstance(verdict, RetryAfter):
+            again = self.ended()
+            return attrs.evolve(again, seconds=verdict.seconds) if isinstance(again, Reconnect) else again
+        return Failed(f"the server does not resume the stream: {verdict}")
