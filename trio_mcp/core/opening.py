@@ -3,8 +3,10 @@
 A server of the modern era answers `server/discover`; one of the legacy era answers it with some error, with nonsense,
 or not at all, and wants `initialize`.  So the client probes first, if it speaks a modern revision, and the table
 `OPENING` says what follows from what it hears.  "The fallback MUST NOT be keyed to one specific error code": whatever
-is not a recognised modern answer means legacy.  What was tried, what came back, what was chosen and why is kept as a
-`Negotiation`, because that is what every report of a connection that does not open lacks.
+is not a recognised modern answer means legacy.  A modern server that only took too long to answer the probe says so
+when it refuses `initialize`, and is probed again.  No revision that the server has refused is tried once more, so the
+opening ends whatever it is told.  What was tried, what came back, what was chosen and why is kept as a `Negotiation`,
+because that is what every report of a connection that does not open lacks.
 
 To pin a revision, offer only that one.  A modern-only client probes too (ver-13): a legacy server then fails at once
 and for a stated reason, instead of serving a request under rules the client does not know.
@@ -19,6 +21,7 @@ import attrs
 
 from trio_mcp.core.errors import (
     HEADER_MISMATCH,
+    INVALID_PARAMS,
     MISSING_CLIENT_CAPABILITY,
     UNSUPPORTED_VERSION,
     LocalProtocolError,
@@ -42,6 +45,8 @@ from trio_mcp.core.terms import Terms
 __all__ = ["OPENING", "Attempt", "ClientSession", "Deed", "Heard", "Negotiation", "OpeningFailed", "Phase"]
 
 MODERN_ERRORS: Final = frozenset({HEADER_MISMATCH, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION})
+# life-20: -32602 is how the lifecycle pages of the legacy era show it.
+_ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
 
 
 class Phase(enum.Enum):
@@ -53,13 +58,12 @@ class Phase(enum.Enum):
 
 
 class Heard(enum.Enum):
-    SHARES_MODERN = enum.auto()  # the server is modern and serves a modern revision of ours
-    SHARES_LEGACY = enum.auto()  # the server names its versions, and only legacy ones are ours too
+    AGREED = enum.auto()  # on a revision that both sides speak, under its own rules
+    OTHER_MODERN = enum.auto()  # what we asked for is not served, a modern revision of ours is
+    OTHER_LEGACY = enum.auto()  # likewise, a legacy one
     SHARES_NONE = enum.auto()
-    OTHER_MODERN = enum.auto()  # the version we probed with is not served, another modern one of ours is
-    MODERN_ERROR = enum.auto()  # a modern server refuses for a reason that is not the version
-    NOT_MODERN = enum.auto()  # any other error, nonsense, or silence
-    REFUSED = enum.auto()  # initialize was
+    NOT_MODERN = enum.auto()  # the probe got any other error, nonsense, or silence
+    REFUSED = enum.auto()  # for a reason that is not the version
     LOST = enum.auto()
 
 
@@ -72,22 +76,25 @@ class Deed(enum.Enum):
 
 OPENING: dict[Phase, dict[Heard, tuple[Phase, Deed]]] = {
     Phase.PROBING: {
-        Heard.SHARES_MODERN: (Phase.OPEN, Deed.ADOPT),
-        Heard.SHARES_LEGACY: (Phase.INITIALIZING, Deed.INITIALIZE),
-        Heard.SHARES_NONE: (Phase.FAILED, Deed.GIVE_UP),
+        Heard.AGREED: (Phase.OPEN, Deed.ADOPT),
         Heard.OTHER_MODERN: (Phase.PROBING, Deed.PROBE),
-        # ver-14: a modern error never leads to initialize.
-        Heard.MODERN_ERROR: (Phase.FAILED, Deed.GIVE_UP),
+        Heard.OTHER_LEGACY: (Phase.INITIALIZING, Deed.INITIALIZE),
+        Heard.SHARES_NONE: (Phase.FAILED, Deed.GIVE_UP),
         Heard.NOT_MODERN: (Phase.INITIALIZING, Deed.INITIALIZE),
+        # ver-14: only a modern server refuses so, and it is not asked to initialize.
+        Heard.REFUSED: (Phase.FAILED, Deed.GIVE_UP),
         Heard.LOST: (Phase.FAILED, Deed.GIVE_UP),
     },
     Phase.INITIALIZING: {
-        Heard.SHARES_LEGACY: (Phase.OPEN, Deed.ADOPT),
+        Heard.AGREED: (Phase.OPEN, Deed.ADOPT),
+        Heard.OTHER_MODERN: (Phase.PROBING, Deed.PROBE),
+        Heard.OTHER_LEGACY: (Phase.INITIALIZING, Deed.INITIALIZE),
         Heard.SHARES_NONE: (Phase.FAILED, Deed.GIVE_UP),
         Heard.REFUSED: (Phase.FAILED, Deed.GIVE_UP),
         Heard.LOST: (Phase.FAILED, Deed.GIVE_UP),
     },
 }
+_BY_HAND_NEVER = frozenset({"initialize", "notifications/initialized"})
 
 
 @attrs.frozen
@@ -143,33 +150,36 @@ class ClientSession(Session):
         self.negotiation: Negotiation | None = None
         self.instructions: str | None = None
         self.log_level: str | None = None
-        """From which level on modern requests ask for log messages; None: for none."""
+        """From which level on modern requests ask for log messages, unless they say so themselves; None: for none."""
         self.phase = Phase.NEW if terms is None else Phase.OPEN
         self._attempts: list[Attempt] = []
-        self._tried = ""
+        self._trying: Revision | None = None
+        self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
         self._opening_id: int | None = None
         self._deadline: float | None = None
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
 
-        A server that has not answered the probe by `probe_until` is taken for a legacy one; one that has not answered
-        `initialize` by `deadline` is given up.  Raises `LocalProtocolError` when called again.
+        A server that has not answered the probe by `probe_until` is taken for a legacy one; what has not ended by
+        `deadline` is given up.  Raises `LocalProtocolError` when called again.
         """
         if self.phase is not Phase.NEW:
             raise LocalProtocolError("a client session is opened once")
         self._deadline = deadline
         if (modern := self.offer.modern) is not None:
+            until = (each for each in (probe_until, deadline) if each is not None)
+            self._probe(modern, min(until, default=None))
             self.phase = Phase.PROBING
-            self._probe(modern, probe_until)
         else:
-            self.phase = Phase.INITIALIZING
             self._initialize(self.offer.legacy)
+            self.phase = Phase.INITIALIZING
 
     def fall_back(self, why: str) -> list[Event]:
         """The transport has seen that the probed server is not modern.  Raises unless it is being probed."""
-        if self.phase is not Phase.PROBING or self._opening_id is None:
+        if self.phase is not Phase.PROBING:
             raise LocalProtocolError("only a server that is being probed can turn out to be a legacy one")
+        assert self._opening_id is not None
         self.cancel(self._opening_id)
         return self._go_on(self._not_modern(why))
 
@@ -189,38 +199,55 @@ class ClientSession(Session):
             params = self._with_meta(self.terms.revision, params or {})
         return super().request(method, params, deadline=deadline, progress=progress, about=about)
 
+    def _terms_for(self, method: str, about: Id | None) -> Terms:
+        if method in _BY_HAND_NEVER:
+            raise LocalProtocolError(f"{method} is sent by ClientSession.open, not by hand")
+        if self.phase is Phase.INITIALIZING and self._trying is not None:
+            return Terms(self._trying)  # life-05: a ping may be sent, and `Session` lets nothing else pass
+        return super()._terms_for(method, about)
+
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
-        ours: JsonObject = {
+        level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
+        ours = {
             META_VERSION: revision.name,
             META_CLIENT_CAPABILITIES: self.declared(revision),
             META_CLIENT_INFO: self.offer.info_in(revision),
         }
-        if self.log_level is not None:
-            ours[META_LOG_LEVEL] = self.log_level
-        return {**params, "_meta": {**params.get("_meta", {}), **ours}}
+        return {**params, "_meta": {**level, **params.get("_meta", {}), **ours}}
 
     def _probe(self, revision: Revision, until: float | None) -> None:
-        self._tried = f"server/discover in {revision}"
         self._opening_id = Peer.request(self, "server/discover", self._with_meta(revision, {}), deadline=until)
+        self._trying = revision
 
     def _initialize(self, revision: Revision | None) -> None:
         assert revision is not None  # the table leads here only where a legacy revision is on offer
-        self._tried = f"initialize with {revision}"
         params = {
             "protocolVersion": revision.name,
             "capabilities": self.declared(revision),
             "clientInfo": self.offer.info_in(revision),
         }
         self._opening_id = Peer.request(self, "initialize", params, deadline=self._deadline)
+        self._trying = revision
 
     # What the server sends.
 
-    def _unknown(self, request: Request, why: str) -> list[Event]:
-        if self.terms is not None and not self.terms.revision.handshake:
-            # http-13, stdio: a modern client writes no responses; nobody can be waiting for one.
-            self._forget(request.id)
-            return [PeerMistake(f"{request.method} is no request for the client; not answered")]
-        return super()._unknown(request, why)
+    @property
+    def _answers_nothing(self) -> bool:
+        """trans-05: in the modern era the client writes no responses, and nobody can be waiting for one."""
+        revision = self.offer.legacy if self.terms is None else self.terms.revision
+        return revision is None or not revision.handshake
+
+    def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
+        if not self._answers_nothing:
+            return super()._refuse_call(request, code, why, data)
+        self._forget(request.id)
+        return [PeerMistake(f"{why}; not answered")]
+
+    def _refuse_at_once(self, error: Error, events: list[Event], batch: Any) -> None:
+        if self._answers_nothing:
+            events.append(PeerMistake(f"{error.message}; not answered"))
+        else:
+            super()._refuse_at_once(error, events, batch)
 
     def _judge_outcome(self, event: Event) -> list[Event]:
         if not isinstance(event, Outcome) or event.id != self._opening_id:
@@ -228,18 +255,20 @@ class ClientSession(Session):
         return self._go_on(self._read_probe(event) if self.phase is Phase.PROBING else self._read_initialize(event))
 
     def _go_on(self, found: _Finding) -> list[Event]:
-        self._attempts.append(Attempt(self._tried, found.said))
+        assert self._trying is not None
+        how = "initialize with" if self._trying.handshake else "server/discover in"
+        self._attempts.append(Attempt(f"{how} {self._trying}", found.said))
         self._opening_id = None
         self.phase, deed = OPENING[self.phase][found.heard]
         if deed is Deed.ADOPT:
             return self._adopt(found)
-        if deed is Deed.PROBE and found.revision is not None:
-            self._probe(found.revision, self._deadline)
-        elif deed is Deed.INITIALIZE:
-            self._initialize(found.revision)
-        else:
+        if deed is Deed.GIVE_UP:
             self.negotiation = Negotiation(tuple(self._attempts), None, found.said)
             return [*super().lost(why=found.said), OpeningFailed(self.negotiation, found.error)]
+        if deed is Deed.PROBE and found.revision is not None:
+            self._probe(found.revision, self._deadline)
+        else:
+            self._initialize(found.revision)
         return []
 
     def _adopt(self, found: _Finding) -> list[Event]:
@@ -256,63 +285,60 @@ class ClientSession(Session):
         self.opened = True
         self.negotiation = Negotiation(tuple(self._attempts), revision, found.said)
         if revision.handshake:
-            self.notify("notifications/initialized")
+            Peer.notify(self, "notifications/initialized")
         return [Opened(self.terms)]
 
     def _read_probe(self, outcome: Outcome) -> _Finding:
         match outcome:
             case Answered(result={"supportedVersions": [*versions]} as result):
-                return self._compare(versions, f"the server speaks {_listed(versions)}", result)
+                found = self._compare(versions, f"the server speaks {_listed(versions)}")
+                heard = Heard.AGREED if found.heard is Heard.OTHER_MODERN else found.heard
+                return attrs.evolve(found, heard=heard, result=result)
             case Refused(error=Error(code=code)) if code in MODERN_ERRORS:
-                return self._read_modern_error(outcome.error)
+                return self._read_refusal(outcome.error)
             case Lost(why=why):
                 return _Finding(Heard.LOST, why)
             case _:
                 return self._not_modern(_describe(outcome))
-
-    def _read_modern_error(self, error: Error) -> _Finding:
-        said, raised = _describe_error(error), _as_error(error)
-        versions = _member(error.data, "supported")
-        if error.code != UNSUPPORTED_VERSION or not isinstance(versions, list):
-            return _Finding(Heard.MODERN_ERROR, said, error=raised)
-        found = self._compare(versions, said, {})
-        if found.heard is Heard.SHARES_MODERN:
-            # It cannot both refuse the version we asked in and serve it; another one is worth a second probe.
-            heard = Heard.MODERN_ERROR if str(found.revision) in self._tried else Heard.OTHER_MODERN
-            return attrs.evolve(found, heard=heard, error=raised)
-        return attrs.evolve(found, error=raised)
-
-    def _compare(self, versions: list[Any], said: str, result: JsonObject) -> _Finding:
-        """The newest version that both sides speak."""
-        shared = [each for each in self.offer.revisions if each.name in versions]
-        if not shared:
-            return _Finding(Heard.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
-        revision = max(shared, key=str)
-        heard = Heard.SHARES_LEGACY if revision.handshake else Heard.SHARES_MODERN
-        return _Finding(heard, said, revision, result)
-
-    def _not_modern(self, said: str) -> _Finding:
-        legacy = self.offer.legacy
-        if legacy is None:
-            said = f"not a server of {self.offer.modern}, and no older revision may be used: {said}"
-            return _Finding(Heard.SHARES_NONE, said)
-        return _Finding(Heard.NOT_MODERN, said, legacy)
 
     def _read_initialize(self, outcome: Outcome) -> _Finding:
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
                 if revision is not None:
-                    return _Finding(Heard.SHARES_LEGACY, f"the server chose {version}", revision, result)
+                    return _Finding(Heard.AGREED, f"the server chose {version}", revision, result)
                 # life-13: a client that cannot speak the version closes the connection.
-                said = f"the server chose {version!r}; we speak {_listed(self.offer.versions)}"
+                said = f"the server chose {version[:20]!r}; we speak {_listed(self.offer.versions)}"
                 return _Finding(Heard.SHARES_NONE, said)
             case Refused(error=error):
-                return _Finding(Heard.REFUSED, _describe_error(error), error=_as_error(error))
+                return self._read_refusal(error)
             case Lost(why=why):
                 return _Finding(Heard.LOST, why)
             case _:
                 return _Finding(Heard.REFUSED, _describe(outcome))
+
+    def _read_refusal(self, error: Error) -> _Finding:
+        said, raised = _describe_error(error), _as_error(error)
+        versions = _member(error.data, "supported")
+        if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
+            return _Finding(Heard.REFUSED, said, error=raised)
+        self._refused.add(self._trying)
+        return attrs.evolve(self._compare(versions, f"{said}; the server speaks {_listed(versions)}"), error=raised)
+
+    def _compare(self, versions: list[Any], said: str) -> _Finding:
+        """What to go on with: the newest version that both sides speak."""
+        shared = [each for each in self.offer.revisions if each.name in versions and each not in self._refused]
+        if not shared:
+            return _Finding(Heard.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
+        revision = max(shared, key=str)
+        return _Finding(Heard.OTHER_LEGACY if revision.handshake else Heard.OTHER_MODERN, said, revision)
+
+    def _not_modern(self, said: str) -> _Finding:
+        older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
+        if older:
+            return _Finding(Heard.NOT_MODERN, said, max(older, key=str))
+        said = f"not a server of {self.offer.modern}, and no older revision may be used: {said}"
+        return _Finding(Heard.SHARES_NONE, said)
 
     # Outcomes reach `_judge_outcome` from wherever they arise.  What `receive` gets from `tick` is judged twice, which
     # is harmless: the opening has moved on by then.

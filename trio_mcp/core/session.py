@@ -13,16 +13,15 @@ with modern `_meta` brings its own, and neither looks at the other (ver-08, ver-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError
+from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import (
-    INSTEAD,
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
@@ -64,7 +63,14 @@ class Opened(Event):
     terms: Terms
 
 
-def _is_info(info: object) -> bool:
+_MODERN_META = (META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_CLIENT_INFO)
+
+
+def _needed_meta(revision: Revision) -> str:
+    return f"params._meta must have {' (a string) and '.join(revision.required_meta)} (an object)"
+
+
+def _is_info(info: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(info, Mapping) and all(isinstance(info.get(name), str) for name in ("name", "version"))
 
 
@@ -80,9 +86,24 @@ class Offer:
     capabilities: Mapping[str, Any] = NOTHING
     revisions: tuple[Revision, ...] = tuple(REVISIONS.values())
     instructions: str | None = None  # a server's advice on how to use it
+    legacy: Revision | None = attrs.field(init=False, repr=False, eq=False)
+    """The newest revision of the legacy era that is offered."""
+    modern: Revision | None = attrs.field(init=False, repr=False, eq=False)
+    """The newest revision of the modern era that is offered."""
     # Worked out once, because a modern request lives for microseconds and its session is born with it.
     _infos: dict[Revision, JsonObject] = attrs.field(init=False, repr=False, eq=False)
     _declared: dict[tuple[Role, Revision], JsonObject] = attrs.field(init=False, repr=False, eq=False)
+
+    @legacy.default
+    def _(self) -> Revision | None:
+        return self._newest(handshake=True)
+
+    @modern.default
+    def _(self) -> Revision | None:
+        return self._newest(handshake=False)
+
+    def _newest(self, *, handshake: bool) -> Revision | None:
+        return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
 
     @_infos.default
     def _(self) -> dict[Revision, JsonObject]:
@@ -104,27 +125,16 @@ class Offer:
         }
 
     @property
-    def legacy(self) -> Revision | None:
-        """The newest revision of the legacy era that is offered."""
-        return self._newest(handshake=True)
-
-    @property
-    def modern(self) -> Revision | None:
-        """The newest revision of the modern era that is offered."""
-        return self._newest(handshake=False)
-
-    def _newest(self, *, handshake: bool) -> Revision | None:
-        return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
-
-    @property
     def versions(self) -> list[str]:
         """The names of the revisions, newest first."""
         return sorted(map(str, self.revisions), reverse=True)
 
     def find(self, version: object, *, handshake: bool) -> Revision | None:
         """The offered revision of this name, if it is of that era."""
-        found = (each for each in self.revisions if each.name == version and each.handshake is handshake)
-        return next(found, None)
+        for each in self.revisions:
+            if each.name == version and each.handshake is handshake:
+                return each
+        return None
 
     def info_in(self, revision: Revision) -> JsonObject:
         """Our identity as this revision describes it."""
@@ -148,6 +158,8 @@ class Session(Peer):
         first_id: int = 1,
         terms: Terms | None = None,
     ) -> None:
+        if terms is not None and terms.revision not in offer.revisions:
+            raise LocalProtocolError(f"the terms are of {terms.revision}, which is not offered")
         super().__init__(role, link=link, limits=limits, first_id=first_id)
         self.offer = offer
         self.terms = terms
@@ -161,8 +173,9 @@ class Session(Peer):
     @property
     def unreadable_id_is_null(self) -> bool:
         """How to encode an error for something whose id could not be read: with a null id, or without one."""
-        revision = self.terms.revision if self.terms else self.offer.legacy or self.offer.modern
-        return revision is not None and revision.unreadable_id_is_null
+        # Before anything is agreed JSON-RPC's own rule holds, unless no revision on offer has it.
+        revisions = self.offer.revisions if self.terms is None else (self.terms.revision,)
+        return any(revision.unreadable_id_is_null for revision in revisions)
 
     # What we send.
 
@@ -183,8 +196,8 @@ class Session(Peer):
         terms = self._terms_for(method, about)
         row = terms.revision.request(self.role, method)
         if row is None:
-            raise NotInThisRevision(method, terms.revision.name, INSTEAD.get(method, ""))
-        self._check_early(row)
+            raise NotInThisRevision(method, terms.revision.name, terms.revision.instead_of(method))
+        self._check_early(row, terms.revision)
         missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
         if missing:
             raise NotDeclared(method, row.owner.value, missing[0])
@@ -198,19 +211,22 @@ class Session(Peer):
         row = terms.revision.notification(self.role, method)
         if row is None:
             raise NotInThisRevision(method, terms.revision.name)
-        self._check_early(row)
+        self._check_early(row, terms.revision)
         if row.needs and not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
         return super().notify(method, params, about=about)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
+        if self.closed:
+            raise SessionClosed(f"{method} was not sent: the link is closed")
         terms = self.terms if about is None else self.terms_of(about)
         if terms is None:
-            raise LocalProtocolError(f"{method} was not sent: no revision has been agreed on this link")
+            why = "no revision has been agreed on this link" if about is None else f"request {about!r} is over"
+            raise LocalProtocolError(f"{method} was not sent: {why}")
         return terms
 
-    def _check_early(self, row: Method) -> None:
-        if not self.opened and not row.early:
+    def _check_early(self, row: Method, revision: Revision) -> None:
+        if revision.handshake and not self.opened and not row.early:
             raise LocalProtocolError(f"{row.name} was not sent: the handshake has not ended")
 
     def refuse(self, id: Id, error: RequestError) -> bool:
@@ -240,16 +256,25 @@ class Session(Peer):
         return events
 
     def _judge_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
-        terms = self.terms
-        if terms is None and (legacy := self.offer.legacy) is not None:
-            row = legacy.request(self.role.other, request.method)
-            if row is not None and row.early:  # the same in every revision, so any will do before one is agreed
-                terms = Terms(legacy)
+        terms = self._heard_under(request.method)
         if terms is None:
             return self._without_terms(request)
         return self._serve(request, self._with(terms, principal, headers))
 
+    def _heard_under(self, method: str) -> Terms | None:
+        """The terms of the link; before they are agreed, provisional ones for what may be said as early as that."""
+        legacy = self.offer.legacy
+        if self.terms is not None or legacy is None:
+            return self.terms
+        sender = self.role.other
+        row = legacy.request(sender, method) or legacy.notification(sender, method)
+        return Terms(legacy) if row is not None and row.early else None  # early is the same in every revision
+
     def _without_terms(self, request: Request) -> list[Event]:
+        """A request before it is known what it means."""
+        if not any(each.request(self.role.other, request.method) for each in self.offer.revisions):
+            why = f"{request.method} does not exist in {', '.join(self.offer.versions)}"
+            return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         return self._refuse_call(request, errors.INVALID_REQUEST, f"{request.method} before the end of initialize")
 
     def _judge_outcome(self, event: Event) -> list[Event]:
@@ -257,15 +282,17 @@ class Session(Peer):
 
     def _judge_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
         """Hand on what the terms of the link know; "unknown notifications are ignored", and reported."""
-        if self.terms is None or self.terms.revision.notification(self.role.other, note.method) is None:
+        terms = self._heard_under(note.method)
+        if terms is None or terms.revision.notification(self.role.other, note.method) is None:
             return [PeerMistake(f"{note.method} is no notification for the {self.role.value} here; ignored")]
-        return [Notice(note, self._with(self.terms, principal, headers))]
+        return [Notice(note, self._with(terms, principal, headers))]
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
         row = terms.revision.request(self.role.other, request.method)
         if row is None:
-            return self._unknown(request, f"{request.method} does not exist in {terms.revision}")
+            why = f"{request.method} does not exist in {terms.revision}"
+            return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         declared = self.declared(terms.revision)
         missing = missing_capabilities(terms.revision, row, request.params, declared)
         if not missing:
@@ -275,9 +302,6 @@ class Session(Peer):
         # core-32: without its capability the method does not exist; a mode that was not declared is a wrong parameter.
         code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
         return self._refuse_call(request, code, why)
-
-    def _unknown(self, request: Request, why: str) -> list[Event]:
-        return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         super().refuse(request.id, RequestError(code, why, data))
@@ -364,22 +388,21 @@ class ServerSession(Session):
 
     def _judge_request(self, request: Request, principal: Any, headers: Mapping[str, str]) -> list[Event]:
         meta = request.params.get("_meta", NOTHING)
-        if META_VERSION in meta:
+        # A server of the legacy era alone knows no such key, and must not be taken for a modern one by its errors.
+        if META_VERSION in meta and self.offer.modern is not None:
             return self._modern(request, meta, principal, headers)
         return super()._judge_request(request, principal, headers)
 
     def _without_terms(self, request: Request) -> list[Event]:
         """A request with neither a handshake before it nor a version in it."""
         modern = self.offer.modern
-        if modern is None:
-            return super()._without_terms(request)
-        if request.method == "initialize":
+        if modern is not None and request.method == "initialize":
             # ver-12: name the versions served; a legacy client has nothing else to show its user.
             return self._unsupported(request, request.params.get("protocolVersion"))
-        if modern.request(Role.CLIENT, request.method) is None:
-            return self._unknown(request, f"{request.method} does not exist in {modern}")
+        if modern is None or modern.request(Role.CLIENT, request.method) is None:
+            return super()._without_terms(request)
         how = "" if self.offer.legacy is None else ", unless the connection was opened by initialize"
-        return self._refuse_call(request, errors.INVALID_PARAMS, f"params._meta must have {META_VERSION}{how}")
+        return self._refuse_call(request, errors.INVALID_PARAMS, f"{_needed_meta(modern)}{how}")
 
     def _modern(
         self, request: Request, meta: Mapping[str, Any], principal: Any, headers: Mapping[str, str]
@@ -388,23 +411,24 @@ class ServerSession(Session):
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
             return self._unsupported(request, meta[META_VERSION])
-        capabilities, level = meta.get(META_CLIENT_CAPABILITIES), meta.get(META_LOG_LEVEL)
+        capabilities, level, info = (meta.get(name) for name in _MODERN_META)
         if not isinstance(capabilities, dict):
-            why = f"params._meta must have {META_CLIENT_CAPABILITIES}, an object"
-            return self._refuse_call(request, errors.INVALID_PARAMS, why)
+            return self._refuse_call(request, errors.INVALID_PARAMS, _needed_meta(revision))
         if level is not None and level not in LOG_LEVELS:
             return self._refuse_call(request, errors.INVALID_PARAMS, f"{META_LOG_LEVEL} must be one of {LOG_LEVELS}")
-        terms = Terms(revision, capabilities, meta.get(META_CLIENT_INFO), level, principal, headers)
+        # meta-14: the identity is for display, so one that cannot be displayed is no reason to refuse.
+        terms = Terms(revision, capabilities, info if _is_info(info) else None, level, principal, headers)
         self._agree(request.id, terms)
         return self._serve(request, terms)
 
     def _unsupported(self, request: Request, requested: object) -> list[Event]:
-        if not isinstance(requested, str):
-            return self._refuse_call(request, errors.INVALID_PARAMS, "the protocol version must be a string")
         supported = self.offer.versions
+        data: JsonObject = {"supported": supported}
+        if not isinstance(requested, str):
+            why = f"the protocol version must be a string: one of {', '.join(supported)}"
+            return self._refuse_call(request, errors.INVALID_PARAMS, why, data)
         why = f"protocol version {requested[:40]!r} is not served here; served: {', '.join(supported)}"
-        data = {"supported": supported, "requested": requested}
-        return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, data)
+        return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, {**data, "requested": requested})
 
     def _discover(self, request: Request, terms: Terms) -> list[Event]:
         self._introduce(request, terms.revision, {"supportedVersions": self.offer.versions})
@@ -420,7 +444,7 @@ class ServerSession(Session):
             return self._refuse_call(request, errors.INVALID_PARAMS, why)
         # life-09..11: the same version if we serve it, else the latest that a handshake can agree.
         revision = self.offer.find(version, handshake=True) or terms.revision
-        self.terms = attrs.evolve(terms, revision=revision, capabilities=capabilities, identity=info)
+        self.terms = Terms(revision, capabilities, info)  # and not the principal and headers of this one request
         who = {"protocolVersion": revision.name, "serverInfo": self.offer.info_in(revision)}
         self._introduce(request, revision, who)
         return []
@@ -435,8 +459,8 @@ class ServerSession(Session):
         level = request.params.get("level")
         if level not in LOG_LEVELS:
             return self._refuse_call(request, errors.INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
-        if self.terms is not None:
-            self.terms = attrs.evolve(self.terms, log_level=level)
+        assert self.terms is not None  # it is none of the requests that may come before them
+        self.terms = attrs.evolve(self.terms, log_level=level)
         self.answer(request.id, {})
         return []
 
@@ -448,7 +472,9 @@ class ServerSession(Session):
     }
 
     def _judge_notification(self, note: Notification, principal: Any, headers: Mapping[str, str]) -> list[Event]:
-        if note.method == "notifications/initialized" and self.terms is not None and not self.opened:
-            self.opened = True
-            return [Opened(self.terms)]
-        return super()._judge_notification(note, principal, headers)
+        if note.method != "notifications/initialized":
+            return super()._judge_notification(note, principal, headers)
+        if self.terms is None or self.opened:
+            return [PeerMistake(f"{note.method} does not follow an initialize; ignored")]
+        self.opened = True
+        return [Opened(self.terms)]

@@ -12,9 +12,10 @@ from typing import Any
 
 import attrs
 
+from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.revisions import Capability, Revision, declares
 
-__all__ = ["LOG_LEVELS", "Terms"]
+__all__ = ["LOG_LEVELS", "NOTHING", "Terms"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -44,8 +45,10 @@ class Terms:
         """Whether the other side asked for log messages of this level.
 
         In the modern era none are sent unasked; in the legacy one the server may choose what to send until a level is
-        set, and we choose everything.
+        set, and we choose everything.  Raises `LocalProtocolError` for a level that does not exist.
         """
+        if level not in LOG_LEVELS:
+            raise LocalProtocolError(f"{level!r} is no log level; there are {', '.join(LOG_LEVELS)}")
         if self.log_level is None:
             return self.revision.handshake
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)

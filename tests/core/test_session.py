@@ -1,0 +1,1051 @@
+"""The server's side and what both sides share: the handshake, per-request terms, and who may say what."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.core.pairs import (
+    CLIENT_INFO,
+    EVERYTHING_OF_A_CLIENT,
+    EVERYTHING_OF_A_SERVER,
+    SERVER_INFO,
+    Pair,
+    drain,
+    initialize,
+    modern,
+    opened,
+    pair,
+)
+from tests.requirements import req
+from trio_mcp.core import errors
+from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
+from trio_mcp.core.jsonrpc import Batch, Error, Notification, Request, Result
+from trio_mcp.core.opening import ClientSession, OpeningFailed
+from trio_mcp.core.peer import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
+from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, MODERN, REVISIONS, Revision, Role
+from trio_mcp.core.session import Call, Notice, Offer, Opened, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import LOG_LEVELS, Terms
+
+A, B, C, D, E = REVISIONS.values()
+ALL = tuple(REVISIONS.values())
+each_legacy = pytest.mark.parametrize("revision", LEGACY, ids=str)
+each_revision = pytest.mark.parametrize("revision", ALL, ids=str)
+INFO = {"name": "s", "version": "1"}
+LOG = {"level": "info", "data": "hello"}
+INITIALIZED = Notification("notifications/initialized")
+
+
+def server(*revisions: Revision, capabilities: Any = EVERYTHING_OF_A_SERVER, **more: Any) -> ServerSession:
+    return ServerSession(Offer(SERVER_INFO, capabilities, revisions or ALL), **more)
+
+
+def ask(session: ServerSession, request: Request) -> Result | Error:
+    """The answer to a request that the session answers by itself."""
+    events = session.receive(request, 0.0)
+    assert not any(isinstance(event, Call) for event in events)
+    (answer,) = drain(session)
+    assert isinstance(answer, Result | Error)
+    assert answer.id == request.id
+    return answer
+
+
+def call(session: ServerSession, request: Request, **more: Any) -> Terms:
+    """The terms under which a request is handed out."""
+    (event,) = session.receive(request, 0.0, **more)
+    assert isinstance(event, Call)
+    assert event.request == request
+    assert not session.outgoing()
+    return event.terms
+
+
+# The handshake.
+
+
+@req("life-01", "life-02", "life-03", "life-04", "life-07", "life-19", "life-23", "ver-08")
+@each_legacy
+def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(revision: Revision) -> None:
+    made = pair(client_speaks=(revision,), server_speaks=ALL, instructions="Be brief.")
+    made.client.open()
+    made.pump()
+    first, second, third = made.said
+    assert isinstance(first, Request)
+    assert (first.method, first.params["protocolVersion"]) == ("initialize", revision.name)
+    assert isinstance(second, Result)
+    assert second.result["protocolVersion"] == revision.name
+    assert second.result["instructions"] == made.client.instructions == "Be brief."
+    assert third == INITIALIZED
+    assert made.client.terms is not None
+    assert made.server.terms is not None
+    assert made.client_saw == [Opened(made.client.terms)]
+    assert made.server_saw == [Opened(made.server.terms)]
+    assert made.client.terms.revision is made.server.terms.revision is revision
+    assert made.client.opened
+    assert made.server.opened
+
+
+@req("type-02", "life-21", "life-22")
+@each_legacy
+def test_each_side_declares_the_part_that_the_revision_knows(revision: Revision) -> None:
+    made = opened(revision)
+    assert made.client.terms is not None
+    assert made.server.terms is not None
+    of_client, of_server = made.server.terms.capabilities, made.client.terms.capabilities
+    assert of_client == {
+        "experimental": {"x": {}},
+        "roots": {"listChanged": True},
+        "sampling": {} if revision is not D else {"context": {}, "tools": {}},
+        **({"elicitation": {}} if revision is C else {"elicitation": {"form": {}, "url": {}}} if revision is D else {}),
+    }
+    assert of_server == {
+        name: value
+        for name, value in EVERYTHING_OF_A_SERVER.items()
+        if name != "extensions" and (name != "completions" or revision is not A)
+    }
+    known = {
+        A: {"name", "version"},
+        B: {"name", "version"},
+        C: {"name", "version", "title"},
+        D: {*CLIENT_INFO, *SERVER_INFO},
+    }[revision]
+    assert made.server.terms.identity == {name: value for name, value in CLIENT_INFO.items() if name in known}
+    assert made.client.terms.identity == {name: value for name, value in SERVER_INFO.items() if name in known}
+
+
+@pytest.mark.parametrize(
+    ("revision", "offered", "declared"),
+    [
+        (B, {"form": {}}, None),
+        (C, {"url": {}}, None),  # a bare elicitation would promise forms there
+        (C, {"form": {}, "url": {}}, {}),
+        (C, {}, {}),
+        (D, {"url": {}}, {"url": {}}),
+        (D, {}, {}),
+        (E, {"url": {}}, {"url": {}}),
+    ],
+    ids=str,
+)
+def test_only_the_modes_of_elicitation_that_a_revision_has_are_declared(
+    revision: Revision, offered: Any, declared: Any
+) -> None:
+    offer = Offer(INFO, {"elicitation": offered})
+    assert offer.declared(Role.CLIENT, revision).get("elicitation") == declared
+
+
+def test_an_offer_needs_an_identity_and_a_revision() -> None:
+    for info in ({}, {"name": "s"}, {"name": "s", "version": 1}):
+        with pytest.raises(LocalProtocolError, match="name and a version"):
+            Offer(info)
+    with pytest.raises(LocalProtocolError, match="at least one revision"):
+        Offer(INFO, revisions=())
+
+
+def test_an_offer_names_its_newest_revisions_in_whatever_order_they_come() -> None:
+    offer = Offer(INFO, revisions=(B, E, D, A))
+    assert (offer.legacy, offer.modern, offer.versions) == (D, E, [E.name, D.name, B.name, A.name])
+    assert (Offer(INFO, revisions=(E,)).legacy, Offer(INFO, revisions=(A,)).modern) == (None, None)
+    assert offer.find(D.name, handshake=True) is D
+    assert (
+        offer.find(D.name, handshake=False)
+        is offer.find(C.name, handshake=True)
+        is offer.find(7, handshake=True)
+        is None
+    )
+
+
+OFFERS = [frozenset(each) for size in (1, 2, 3) for each in combinations((A, C, D, E), size)]
+
+
+def expected(client: frozenset[Revision], server: frozenset[Revision]) -> Revision | None:
+    """The newest modern revision that both speak; else what a handshake comes to."""
+    if client & server & {E}:
+        return E
+    ours, theirs = (max((each for each in side if each is not E), key=str, default=None) for side in (client, server))
+    if ours is None or theirs is None:
+        return None
+    if (E in client and E in server) or ours in server:
+        return ours
+    return theirs if theirs in client else None
+
+
+@req(
+    "life-08",
+    "life-09",
+    "life-10",
+    "life-11",
+    "life-12",
+    "life-13",
+    "life-14",
+    "life-17",
+    "core-02",
+    "core-03",
+    "ver-17",
+)
+@pytest.mark.parametrize("client", OFFERS, ids=lambda each: "+".join(sorted(map(str, each))))
+@pytest.mark.parametrize("server", OFFERS, ids=lambda each: "+".join(sorted(map(str, each))))
+def test_any_two_offers_come_to_the_expected_revision_or_to_a_clean_failure(
+    client: frozenset[Revision], server: frozenset[Revision]
+) -> None:
+    made = pair({}, {}, client_speaks=tuple(client), server_speaks=tuple(server))
+    made.client.open()
+    made.pump()
+    chosen = expected(client, server)
+    if chosen is None:
+        assert isinstance(made.client_saw[-1], OpeningFailed)
+        assert made.client.closed
+    else:
+        assert made.client.terms is not None
+        assert made.client.terms.revision is chosen
+        assert made.client_saw == [Opened(made.client.terms)]
+    negotiation = made.client.negotiation
+    assert negotiation is not None
+    assert negotiation.chosen is chosen
+    assert made.client.waiting == made.server.serving == 0
+
+
+@req("life-09", "life-10", "life-11")
+@pytest.mark.parametrize(
+    ("serves", "asked", "answered"),
+    [
+        *[(ALL, each.name, each.name) for each in LEGACY],
+        *[(ALL, version, D.name) for version in (E.name, "2024-10-07", "1.0.0", "", "9999-12-31")],
+        ((A, B), D.name, B.name),
+        ((B, A), D.name, B.name),
+        ((A, B), A.name, A.name),
+        ((D, E), A.name, D.name),
+    ],
+)
+def test_the_server_agrees_or_offers_its_latest(serves: tuple[Revision, ...], asked: str, answered: str) -> None:
+    answer = ask(server(*serves), initialize(version=asked))
+    assert isinstance(answer, Result)
+    assert answer.result["protocolVersion"] == answered
+
+
+WRONG = [
+    *[("protocolVersion", wrong) for wrong in (None, 7, [], {})],
+    *[("capabilities", wrong) for wrong in (None, 7, "", [])],
+    *[("clientInfo", wrong) for wrong in (None, 7, "", [], {}, {"name": "c"}, {"name": "c", "version": 1})],
+]
+
+
+@pytest.mark.parametrize(("member", "wrong"), WRONG, ids=repr)
+def test_a_malformed_initialize_is_refused_and_may_be_sent_again(member: str, wrong: Any) -> None:
+    session = server()
+    request = initialize()
+    del request.params[member]
+    for params in (request.params, {**request.params, member: wrong}):
+        answer = ask(session, Request(1, "initialize", params))
+        assert isinstance(answer, Error)
+        assert (answer.code, session.terms) == (errors.INVALID_PARAMS, None)
+    assert isinstance(ask(session, initialize(2)), Result)
+
+
+def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
+    session = server()
+    ask(session, initialize(version=A.name))
+    before = session.terms
+    for id in (1, 2):
+        answer = ask(session, initialize(id, version=D.name))
+        assert isinstance(answer, Error)
+        assert (answer.code, session.terms) == (errors.INVALID_REQUEST, before)
+        assert isinstance(session.receive(INITIALIZED, 0.0)[0], Opened if id == 1 else PeerMistake)
+
+
+@req("life-18")
+@pytest.mark.parametrize("revision", [None, B], ids=str)
+def test_initialize_in_a_batch_is_refused(revision: Revision | None) -> None:
+    session = server() if revision is None else opened(revision).server
+    (event,) = session.receive(Batch((initialize(9),)), 0.0)
+    assert isinstance(event, PeerMistake)
+    (answer,) = drain(session)
+    assert isinstance(answer, Error)
+    assert answer.code == errors.INVALID_REQUEST
+
+
+def test_initialized_without_initialize_or_twice_is_reported_and_means_nothing() -> None:
+    session = server()
+    assert isinstance(session.receive(INITIALIZED, 0.0)[0], PeerMistake)
+    assert not session.opened
+    for era in (D, E):
+        session = server(terms=Terms(era))
+        assert isinstance(session.receive(INITIALIZED, 0.0)[0], PeerMistake)
+        assert session.opened
+
+
+# Before the end of the handshake.
+
+
+@req("life-05", "ping-01")
+@each_legacy
+def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revision: Revision) -> None:
+    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, (revision,)))
+    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+        client.request("ping")
+    client.open()
+    for method in ("tools/list", "logging/setLevel"):
+        with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+            client.request(method)
+    with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+        client.notify("notifications/roots/list_changed")
+    id = client.request("ping")
+    session = server(revision)
+    for message in drain(client):
+        assert not session.receive(message, 0.0)
+    pinged = [event for message in drain(session) for event in client.receive(message, 0.0)]
+    assert Answered(id, "ping", {}) in pinged
+    assert client.opened
+
+
+@req("life-06", "ping-01")
+@each_legacy
+def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision: Revision) -> None:
+    session = server(revision)
+    for forbidden in (lambda: session.request("ping"), lambda: session.notify("notifications/message", LOG)):
+        with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+            forbidden()
+    ask(session, initialize(version=revision.name, capabilities={"roots": {}, "sampling": {}}))
+    for method in ("roots/list", "sampling/createMessage"):
+        with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+            session.request(method)
+    with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+        session.notify("notifications/tools/list_changed")
+    assert not session.outgoing()
+    session.request("ping")
+    assert session.notify("notifications/message", LOG)
+    session.receive(INITIALIZED, 0.0)
+    session.request("roots/list")
+    assert session.notify("notifications/tools/list_changed")
+    assert len(session.outgoing()) == 4
+
+
+@req("ping-01", "life-06")
+@pytest.mark.parametrize("speaks", [(D,), ALL], ids=["initializing", "probing"])
+def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_rest(speaks: Any) -> None:
+    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, speaks))
+    client.open()
+    client.outgoing()
+    assert not client.receive(Request("p", "ping"), 0.0)
+    (notice,) = client.receive(Notification("notifications/message", LOG), 0.0)
+    assert isinstance(notice, Notice)
+    for note in ("notifications/tools/list_changed", "notifications/unheard-of"):
+        assert isinstance(client.receive(Notification(note), 0.0)[0], PeerMistake)
+    client.receive(Request("r", "roots/list"), 0.0)
+    client.receive(Request("x", "no/such"), 0.0)
+    pong, early, unknown = drain(client)
+    assert pong == Result("p", {})
+    assert isinstance(early, Error)
+    assert isinstance(unknown, Error)
+    assert (early.code, unknown.code) == (errors.INVALID_REQUEST, errors.METHOD_NOT_FOUND)
+
+
+@req("life-01", "ping-01")
+def test_before_initialize_the_server_serves_nothing_but_pings() -> None:
+    session = server(*LEGACY)
+    assert ask(session, Request(1, "ping")) == Result(1, {})
+    for id, (method, code) in enumerate(
+        {
+            "tools/list": errors.INVALID_REQUEST,
+            "logging/setLevel": errors.INVALID_REQUEST,
+            "no/such": errors.METHOD_NOT_FOUND,
+            "server/discover": errors.METHOD_NOT_FOUND,
+        }.items()
+    ):
+        answer = ask(session, Request(id, method))
+        assert isinstance(answer, Error)
+        assert answer.code == code
+    assert session.serving == 0
+
+
+@each_legacy
+def test_from_its_answer_to_initialize_on_the_server_serves_calls(revision: Revision) -> None:
+    session = server()
+    ask(session, initialize(version=revision.name))
+    assert not session.opened
+    assert call(session, Request(1, "tools/list")).revision is revision
+
+
+# Modern requests.
+
+
+@req("meta-15", "state-01", "state-02", "state-05", "state-06", "ver-04")
+def test_interleaved_requests_are_each_judged_by_their_own_metadata() -> None:
+    session = server()
+    one = call(
+        session,
+        modern(1, "tools/call", clientCapabilities={"sampling": {}}, logLevel="debug", clientInfo=CLIENT_INFO),
+        principal="ann",
+        headers={"x": "1"},
+    )
+    two = call(session, modern(2, "tools/call", logLevel="error"), principal="ben")
+    three = call(session, modern(3, "tools/call"))
+    assert one == Terms(E, {"sampling": {}}, CLIENT_INFO, "debug", "ann", {"x": "1"})
+    assert two == Terms(E, {}, None, "error", "ben", {})
+    assert three == Terms(E, {}, None, None, None, {})
+    for id, terms in ((1, one), (2, two), (3, three)):
+        assert session.terms_of(id) == terms
+    assert session.notify("notifications/message", LOG, about=1)
+    assert not session.notify("notifications/message", LOG, about=2)
+    assert not session.notify("notifications/message", LOG, about=3)
+    assert session.terms is None
+
+
+def test_the_principal_and_headers_of_a_request_are_its_own_in_a_handshake_too() -> None:
+    session = server()
+    session.receive(initialize(), 0.0, principal="ann", headers={"authorization": "secret"})
+    session.outgoing()
+    (opened_event,) = session.receive(INITIALIZED, 0.0, principal="ann")
+    assert isinstance(opened_event, Opened)
+    assert (opened_event.terms.principal, opened_event.terms.headers) == (None, {})
+    session.receive(Request(1, "logging/setLevel", {"level": "info"}), 0.0, principal="ben")
+    session.outgoing()
+    terms = call(session, Request(2, "tools/list"))
+    assert (terms.principal, terms.headers, terms.log_level) == (None, {}, "info")
+    assert call(session, Request(3, "tools/list"), principal="cy", headers={"h": "1"}).principal == "cy"
+    (notice,) = session.receive(Notification("notifications/roots/list_changed"), 0.0, principal="di")
+    assert isinstance(notice, Notice)
+    assert notice.terms.principal == "di"
+    assert session.terms is not None
+    assert session.terms.principal is None
+
+
+@req("meta-11")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"protocolVersion": None},
+        {"protocolVersion": 7},
+        {"protocolVersion": ["2026-07-28"]},
+        {"clientCapabilities": None},
+        {"clientCapabilities": []},
+        {"clientCapabilities": "{}"},
+        {"logLevel": "loud"},
+        {"logLevel": 3},
+        {"logLevel": []},
+    ],
+    ids=str,
+)
+def test_malformed_metadata_is_refused(meta: Any) -> None:
+    session = server()
+    request = modern(1, "tools/list")
+    request.params["_meta"].update({f"io.modelcontextprotocol/{name}": value for name, value in meta.items()})
+    answer = ask(session, request)
+    assert isinstance(answer, Error)
+    assert answer.code == errors.INVALID_PARAMS
+
+
+@req("meta-11")
+@pytest.mark.parametrize("missing", LATEST.required_meta)
+@pytest.mark.parametrize("serves", [ALL, (E,)], ids=["both eras", "modern only"])
+def test_required_metadata_that_is_missing_is_named(missing: str, serves: tuple[Revision, ...]) -> None:
+    session = server(*serves)
+    request = modern(1, "tools/list")
+    del request.params["_meta"][missing]
+    answer = ask(session, request)
+    assert isinstance(answer, Error)
+    assert answer.code == errors.INVALID_PARAMS
+    assert missing in answer.message
+    assert ("initialize" in answer.message) is (serves == ALL and "Version" in missing)
+
+
+@req("meta-14")
+@pytest.mark.parametrize("info", [7, "me", {}, {"name": "c"}, {"name": 1, "version": "1"}], ids=repr)
+def test_an_identity_that_cannot_be_shown_changes_nothing(info: Any) -> None:
+    assert call(server(), modern(1, "tools/list", clientInfo=info)).identity is None
+
+
+@req("ver-01")
+@pytest.mark.parametrize("version", ["2025-11-25", "1900-01-01", "", "2027-01-01", "x" * 1000])
+def test_a_version_that_is_not_served_is_answered_with_those_that_are(version: str) -> None:
+    for serves in (ALL, (E,), (E, A)):
+        session = server(*serves)
+        answer = ask(session, modern("q", "tools/list", version=version))
+        assert isinstance(answer, Error)
+        assert answer.code == errors.UNSUPPORTED_VERSION
+        assert answer.data == {"supported": sorted(map(str, serves), reverse=True), "requested": version}
+        assert len(answer.message) < 200
+
+
+def test_a_server_of_the_legacy_era_does_not_pass_for_a_modern_one() -> None:
+    answer = ask(server(D), modern(1, "server/discover"))
+    assert isinstance(answer, Error)
+    assert answer.code == errors.METHOD_NOT_FOUND
+
+
+@req("core-29", "ping-07", "type-15", "type-02")
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ping",
+        "initialize",
+        "logging/setLevel",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        "roots/list",
+        "sampling/createMessage",
+        "no/such",
+        "",
+    ],
+)
+def test_a_method_that_the_modern_era_lacks_does_not_exist(method: str) -> None:
+    answer = ask(server(), modern(1, method))
+    assert isinstance(answer, Error)
+    assert answer.code == errors.METHOD_NOT_FOUND
+
+
+@req("core-29", "ping-07")
+@pytest.mark.parametrize("method", ["ping", "no/such", "logging/setLevel"])
+def test_without_metadata_such_a_method_does_not_exist_for_a_modern_server_either(method: str) -> None:
+    answer = ask(server(E), Request(1, method))
+    assert isinstance(answer, Error)
+    assert answer.code == errors.METHOD_NOT_FOUND
+
+
+@req("core-29")
+@each_legacy
+def test_a_method_that_a_legacy_revision_lacks_does_not_exist_for_either_side(revision: Revision) -> None:
+    made = opened(revision)
+    for session, method in ((made.server, "server/discover"), (made.server, "roots/list"), (made.client, "tools/list")):
+        (event,) = session.receive(Request("x", method), 0.0)
+        assert isinstance(event, PeerMistake)
+        (answer,) = drain(session)
+        assert isinstance(answer, Error)
+        assert answer.code == errors.METHOD_NOT_FOUND
+
+
+@req("core-32", "arch-02", "core-04")
+@each_revision
+def test_a_method_of_a_feature_that_the_server_does_not_declare_does_not_exist(revision: Revision) -> None:
+    for method, row in revision.requests[Role.CLIENT].items():
+        if not row.needs:
+            continue
+        session = server(revision, capabilities={"experimental": {}}, terms=Terms(revision))
+        answer = ask(session, Request(1, method) if revision.handshake else modern(1, method))
+        assert isinstance(answer, Error)
+        assert answer.code == errors.METHOD_NOT_FOUND
+        assert ".".join(row.needs) in answer.message
+
+
+@req("ver-03", "ver-16", "meta-13")
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+def test_discover_tells_everything_about_the_server(instructions: str | None) -> None:
+    session = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER, ALL, instructions))
+    answer = ask(session, modern(1, "server/discover"))
+    assert isinstance(answer, Result)
+    assert answer.result == {
+        "resultType": "complete",
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "supportedVersions": [each.name for each in reversed(ALL)],
+        "capabilities": EVERYTHING_OF_A_SERVER,
+        "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO},
+        **({} if instructions is None else {"instructions": instructions}),
+    }
+    assert session.terms is None
+
+
+@req("ver-08", "ver-09", "state-01")
+def test_both_eras_are_served_on_one_link_and_neither_sees_the_other() -> None:
+    session = server()
+    assert call(session, modern(1, "tools/call", logLevel="error")).revision is E
+    ask(session, initialize(2, version=B.name, capabilities={"sampling": {}}))
+    session.receive(INITIALIZED, 0.0)
+    assert call(session, Request(3, "tools/call")) == Terms(
+        B, {"sampling": {}}, {name: CLIENT_INFO[name] for name in CLIENT_INFO}
+    )
+    assert call(session, modern(4, "tools/call")) == Terms(E)
+    ask(session, Request(5, "logging/setLevel", {"level": "emergency"}))
+    assert session.notify("notifications/message", {"level": "error", "data": 1}, about=1)
+    assert not session.notify("notifications/message", {"level": "error", "data": 1}, about=3)
+    session.request("sampling/createMessage", about=3)
+    with pytest.raises(NotInThisRevision):
+        session.request("sampling/createMessage", about=1)
+    session.outgoing()
+    session.answer(1, {})
+    session.answer(3, {})
+    new, old = drain(session)
+    assert isinstance(new, Result)
+    assert new.result["resultType"] == "complete"
+    assert old == Result(3, {})
+
+
+@req("ver-12", "ver-18", "life-17")
+@pytest.mark.parametrize("version", ["2025-11-25", None, 7])
+def test_a_modern_server_names_its_versions_to_a_legacy_client(version: Any) -> None:
+    answer = ask(server(E), Request(1, "initialize", {"protocolVersion": version}))
+    assert isinstance(answer, Error)
+    assert answer.data["supported"] == [E.name]
+    assert E.name in answer.message
+    assert answer.code == (errors.UNSUPPORTED_VERSION if isinstance(version, str) else errors.INVALID_PARAMS)
+
+
+# What our side may ask of the other.
+
+
+@req("mrtr-01", "trans-05")
+@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping"])
+def test_in_the_modern_era_the_server_makes_no_requests(method: str) -> None:
+    session = server(E)
+    call(session, modern(1, "tools/call", clientCapabilities=EVERYTHING_OF_A_CLIENT))
+    with pytest.raises(NotInThisRevision) as caught:
+        session.request(method, about=1)
+    assert (caught.value.method, caught.value.revision) == (method, E.name)
+    assert caught.value.use == (
+        "any other request" if method == "ping" else "an input request in an input-required result"
+    )
+    with pytest.raises(LocalProtocolError):
+        session.request(method)
+    assert not session.outgoing()
+
+
+@req("trans-05", "mrtr-01")
+@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping", "no/such"])
+def test_in_the_modern_era_the_client_answers_no_requests(method: str) -> None:
+    probing = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
+    probing.open()
+    probing.outgoing()
+    for client in (opened(E).client, probing):
+        for request in (Request(1, method), Request(1, method, {"_meta": 7})):
+            (event,) = client.receive(request, 0.0)
+            assert isinstance(event, PeerMistake)
+            assert "not answered" in event.why
+            assert (client.outgoing(), client.serving) == ([], 0)
+
+
+@req("type-02", "life-15", "life-16")
+@each_revision
+def test_what_a_revision_lacks_cannot_be_sent(revision: Revision) -> None:
+    made = opened(revision)
+    for session in (made.client, made.server):
+        every = {name for each in ALL for name in each.requests[session.role]} - {"initialize"}
+        notes = {name for each in ALL for name in each.notifications[session.role]} - {INITIALIZED.method}
+        about = None
+        if session is made.server and not revision.handshake:
+            made.server.receive(modern(1, "tools/call"), 0.0)
+            about = 1
+        for method in every - revision.requests[session.role].keys():
+            with pytest.raises(NotInThisRevision):
+                session.request(method, about=about)
+        for method in notes - revision.notifications[session.role].keys():
+            with pytest.raises(NotInThisRevision):
+                session.notify(method, about=about)
+        assert not session.outgoing()
+
+
+@pytest.mark.parametrize(
+    ("revision", "method", "use"),
+    [
+        (A, "elicitation/create", ""),
+        (B, "elicitation/create", ""),
+        (D, "subscriptions/listen", "resources/subscribe and the list_changed notifications"),
+        (D, "server/discover", "initialize"),
+        (E, "ping", "any other request"),
+        (E, "initialize", "server/discover, or nothing"),
+        (E, "elicitation/create", "an input request in an input-required result"),
+        (E, "no/such", ""),
+    ],
+    ids=str,
+)
+def test_an_error_says_what_to_use_instead_where_there_is_something(revision: Revision, method: str, use: str) -> None:
+    assert revision.instead_of(method) == use
+
+
+def _requests_that_need_something() -> list[Any]:
+    rows = [
+        (revision, sender, row) for revision in ALL for sender in Role for row in revision.requests[sender].values()
+    ]
+    return [pytest.param(*each, id=f"{each[0]}-{each[2].name}") for each in rows if each[2].needs]
+
+
+@req("arch-02", "core-04", "life-15", "life-16")
+@pytest.mark.parametrize(("revision", "sender", "row"), _requests_that_need_something())
+def test_a_request_goes_out_only_if_the_receiver_declared_what_it_stands_on(
+    revision: Revision, sender: Role, row: Any
+) -> None:
+    for declared in (True, False):
+        everything = EVERYTHING_OF_A_CLIENT if sender is Role.SERVER else EVERYTHING_OF_A_SERVER
+        theirs = everything if declared else {"experimental": {}}
+        made = opened(revision, *((None, theirs) if sender is Role.CLIENT else (theirs, None)))
+        session = made.client if sender is Role.CLIENT else made.server
+        if declared:
+            session.request(row.name)
+            continue
+        with pytest.raises(NotDeclared) as caught:
+            session.request(row.name)
+        assert (caught.value.method, caught.value.owner) == (row.name, sender.other.value)
+        assert caught.value.capability == row.needs
+        assert not session.outgoing()
+
+
+@req("arch-02", "arch-04")
+@each_legacy
+def test_a_notification_goes_out_only_if_its_sender_declared_what_it_stands_on(revision: Revision) -> None:
+    for declared in (True, False):
+        made = opened(revision) if declared else opened(revision, {"experimental": {}}, {"experimental": {}})
+        for session in (made.client, made.server):
+            for row in revision.notifications[session.role].values():
+                if not row.needs:
+                    continue
+                params = LOG if row.name == "notifications/message" else None
+                if declared:
+                    assert session.notify(row.name, params)
+                    continue
+                with pytest.raises(NotDeclared) as caught:
+                    session.notify(row.name, params)
+                assert (caught.value.owner, caught.value.capability) == (session.role.value, row.needs)
+                assert not session.outgoing()
+
+
+MODES = [
+    ({"mode": "url"}, {"elicitation": {"form": {}}}, ("elicitation", "url")),
+    ({"requestedSchema": {}}, {"elicitation": {"url": {}}}, ("elicitation", "form")),
+    ({"mode": "form", "requestedSchema": {}}, {"elicitation": {"url": {}}}, ("elicitation", "form")),
+    ({"mode": "form", "requestedSchema": {}}, {"elicitation": {}}, None),
+    ({"mode": "url"}, {"elicitation": {"url": {}}}, None),
+    ({"mode": ["url"]}, {"elicitation": {}}, None),
+    ({"tools": []}, {"sampling": {}}, ("sampling", "tools")),
+    ({"toolChoice": {}}, {"sampling": {"tools": False}}, ("sampling", "tools")),
+    ({"tools": []}, {"sampling": {"tools": {}}}, None),
+]
+
+
+@req("arch-02")
+@pytest.mark.parametrize(("params", "declared", "missing"), MODES, ids=str)
+def test_a_mode_stands_on_a_capability_of_its_own(params: Any, declared: Any, missing: Any) -> None:
+    method = "elicitation/create" if "elicitation" in declared else "sampling/createMessage"
+    made = opened(D, declared)
+    if missing is None:
+        made.server.request(method, params)
+    else:
+        with pytest.raises(NotDeclared) as caught:
+            made.server.request(method, params)
+        assert caught.value.capability == missing
+    # And the client holds a server to it that asks all the same.
+    (event,) = made.client.receive(Request("q", method, params), 0.0)
+    if missing is None:
+        assert isinstance(event, Call)
+    else:
+        (answer,) = drain(made.client)
+        assert isinstance(answer, Error)
+        assert answer.code == errors.INVALID_PARAMS
+
+
+@req("core-29", "arch-02")
+@each_legacy
+def test_a_feature_that_the_client_did_not_declare_does_not_exist(revision: Revision) -> None:
+    made = opened(revision, {"experimental": {}})
+    for method, row in revision.requests[Role.SERVER].items():
+        if row.needs:
+            made.client.receive(Request(method, method), 0.0)
+            (answer,) = drain(made.client)
+            assert isinstance(answer, Error)
+            assert answer.code == errors.METHOD_NOT_FOUND
+
+
+@each_legacy
+def test_either_side_may_ping_once_the_link_is_open(revision: Revision) -> None:
+    made = opened(revision)
+    ids = made.client.request("ping"), made.server.request("ping")
+    made.pump()
+    assert made.client_saw == [Answered(ids[0], "ping", {})]
+    assert made.server_saw == [Answered(ids[1], "ping", {})]
+
+
+def test_nothing_is_sent_about_a_request_that_is_over_or_on_a_link_that_is() -> None:
+    made = opened(D)
+    made.client.request("tools/list")
+    made.pump()
+    made.server.answer(2, {})
+    assert not made.server.notify("notifications/message", LOG, about=2)
+    with pytest.raises(LocalProtocolError, match="request 2 is over"):
+        made.server.request("roots/list", about=2)
+    for session in (made.client, made.server):
+        session.lost()
+        with pytest.raises(SessionClosed):
+            session.request("ping")
+        assert not session.notify("notifications/progress")
+
+
+# Logging.
+
+
+@each_legacy
+def test_in_the_legacy_era_the_session_has_a_log_level(revision: Revision) -> None:
+    made = opened(revision)
+    sent = [level for level in LOG_LEVELS if made.server.notify("notifications/message", {"level": level, "data": 1})]
+    assert sent == list(LOG_LEVELS)  # until the client says something, the server chooses
+    for at, level in enumerate(LOG_LEVELS):
+        made.client.request("logging/setLevel", {"level": level})
+        made.pump()
+        sent = [each for each in LOG_LEVELS if made.server.notify("notifications/message", {"level": each, "data": 1})]
+        assert sent == list(LOG_LEVELS[at:])
+    made.pump()
+    assert isinstance(made.client_saw[-1], Notice)
+
+
+@pytest.mark.parametrize("level", ["loud", "", None, 3, [], "INFO"], ids=repr)
+def test_a_log_level_that_does_not_exist_is_refused_and_changes_nothing(level: Any) -> None:
+    session = opened(D).server
+    before = session.terms
+    answer = ask(session, Request(1, "logging/setLevel", {"level": level}))
+    assert isinstance(answer, Error)
+    assert (answer.code, session.terms) == (errors.INVALID_PARAMS, before)
+    with pytest.raises(LocalProtocolError, match="no log level"):
+        session.notify("notifications/message", {"level": level, "data": 1})
+
+
+@pytest.mark.parametrize("asked", [None, *LOG_LEVELS])
+def test_in_the_modern_era_each_request_has_its_own_log_level_and_none_by_default(asked: str | None) -> None:
+    made = opened(E)
+    made.client.log_level = asked
+    made.client.request("tools/call")
+    other = made.client.request("tools/call", {"_meta": {"io.modelcontextprotocol/logLevel": "alert"}})
+    made.pump()
+    sent = [
+        level
+        for level in LOG_LEVELS
+        if made.server.notify("notifications/message", {"level": level, "data": 1}, about=other - 1)
+    ]
+    assert sent == ([] if asked is None else list(LOG_LEVELS[LOG_LEVELS.index(asked) :]))
+    assert made.server.notify("notifications/message", {"level": "alert", "data": 1}, about=other)
+    assert not made.server.notify("notifications/message", {"level": "critical", "data": 1}, about=other)
+    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+        made.server.notify("notifications/message", LOG)
+
+
+# Which stream carries what.
+
+
+@req("sub-13", "http-116", "type-16", "prog-13")
+def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> None:
+    session = server(E)
+    call(session, modern("call", "tools/call", logLevel="debug", clientCapabilities={}))
+    listen = modern("listen", "subscriptions/listen", logLevel="debug")
+    listen.params["_meta"]["progressToken"] = "t"
+    call(session, listen)
+    for method in sorted(E.on_subscriptions):
+        with pytest.raises(LocalProtocolError, match="only sent on a subscription"):
+            session.notify(method, about="call")
+        with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+            session.notify(method)
+        assert session.notify(method, about="listen")
+    with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
+        session.notify("notifications/message", LOG, about="listen")
+    with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
+        session.progress("listen", 1)
+    assert session.notify("notifications/message", LOG, about="call")
+    assert {about for _, about in session.outgoing()[:-1]} == {"listen"}
+    assert not session.progress("gone", 1)
+
+
+@req("prog-13", "type-16")
+def test_in_the_modern_era_progress_is_the_servers() -> None:
+    made = opened(E)
+    id = made.client.request("tools/call", progress=True)
+    made.pump()
+    made.server.progress(id, 0.5)
+    made.pump()
+    assert made.client_saw == [ProgressReported(id, 0.5, None, None)]
+    for note in E.notifications[Role.SERVER]:
+        with pytest.raises((NotInThisRevision, LocalProtocolError)):
+            made.client.notify(note)
+        if note not in ("notifications/progress", "notifications/cancelled"):
+            assert isinstance(made.server.receive(Notification(note), 0.0)[0], PeerMistake)
+
+
+@req("cancel-12", "cancel-13")
+def test_a_server_cancels_nothing_but_a_subscription() -> None:
+    made = opened(E)
+    made.client.request("tools/call")
+    listen = made.client.request("subscriptions/listen")
+    made.pump()
+    made.forget()
+    for id in (listen - 1, listen):
+        with pytest.raises(LocalProtocolError):
+            made.server.notify("notifications/cancelled", {"requestId": id}, about=id)
+        assert made.server.answer(id, {})
+    made.pump()
+    assert [message.params["requestId"] for message in made.said if isinstance(message, Notification)] == [listen]
+
+
+def test_a_cancelled_request_is_quiet_in_both_eras() -> None:
+    for revision in (D, E):
+        made = opened(revision)
+        id = made.client.request("tools/call")
+        made.pump()
+        made.client.cancel(id)
+        made.pump()
+        assert made.server_saw[-1] == RequestCancelled(id, "tools/call", "")
+        assert not made.server.answer(id, {})
+        assert not made.server.answer(id, {})
+        assert not made.server.refuse(id, RequestError(1, "late"))
+        assert not made.server.outgoing()
+
+
+# What is answered.
+
+
+@req("rtype-01", "meta-13", "type-02")
+@each_revision
+def test_every_result_has_what_its_revision_demands(revision: Revision) -> None:
+    for method in revision.requests[Role.CLIENT]:
+        if method in ("initialize", "ping", "server/discover", "logging/setLevel"):
+            continue
+        made = opened(revision)
+        made.client.request(method)
+        made.pump()
+        id = made.server_saw[-1].request.id  # type: ignore[attr-defined]
+        made.server.answer(id, {"x": 1})
+        made.pump()
+        answered = next(event for event in made.client_saw if isinstance(event, Answered))
+        expected: dict[str, Any] = {"x": 1}
+        if revision is E:
+            expected |= {"resultType": "complete", "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO}}
+            if method in E.cacheable:
+                expected |= {"ttlMs": 0, "cacheScope": "private"}
+        assert answered.result == expected
+
+
+def test_what_the_result_says_itself_goes_before_the_defaults() -> None:
+    session = server(E)
+    call(session, modern(1, "tools/list"))
+    mine = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public", "_meta": {"a": 1}}
+    session.answer(1, mine)
+    (answer,) = drain(session)
+    assert isinstance(answer, Result)
+    assert answer.result == {**mine, "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO, "a": 1}}
+    assert mine["_meta"] == {"a": 1}
+
+
+@req("mrtr-03", "mrtr-04")
+@each_revision
+def test_only_some_methods_may_ask_for_input(revision: Revision) -> None:
+    wants = {"resultType": "input_required", "requestState": "s"}
+    for method, row in revision.requests[Role.CLIENT].items():
+        session = server(revision, terms=Terms(revision))
+        if not session.receive(Request(1, method) if revision.handshake else modern(1, method), 0.0) or row.early:
+            continue
+        if not session.serves(1):
+            continue
+        if method in revision.input_required:
+            assert session.answer(1, wants)
+            (answer,) = drain(session)
+            assert isinstance(answer, Result)
+            assert answer.result.keys() == {"resultType", "requestState", "_meta"}
+        else:
+            with pytest.raises(LocalProtocolError, match="input-required"):
+                session.answer(1, wants)
+            assert session.answer(1, {})
+    assert revision.input_required == ({"tools/call", "prompts/get", "resources/read"} if revision is E else set())
+
+
+@req("core-20", "core-21", "core-23", "core-24")
+@pytest.mark.parametrize("code", range(-32100, -31998))
+def test_in_the_modern_era_no_code_leaves_that_the_revision_reserves(code: int) -> None:
+    session = server(E)
+    call(session, modern(1, "tools/call"))
+    session.refuse(1, RequestError(code, "no", {"why": 1}))
+    (answer,) = drain(session)
+    assert isinstance(answer, Error)
+    if code == -32002:
+        assert answer.code == errors.INVALID_PARAMS
+    elif -32099 <= code <= -32000 and code not in (-32020, -32021, -32022):
+        assert answer.code == errors.INTERNAL_ERROR
+    else:
+        assert answer.code == code
+    assert (answer.message, answer.data) == ("no", {"why": 1})
+
+
+@pytest.mark.parametrize(
+    ("revision", "code", "sent"),
+    [
+        (A, -32002, -32002),
+        (D, -32002, -32002),
+        (E, -32002, -32602),
+        (A, -32042, -32603),
+        (C, -32042, -32603),
+        (D, -32042, -32042),
+        (E, -32042, -32603),
+        (A, -32000, -32000),
+        (E, -32602, -32602),
+        (E, 7, 7),
+    ],
+    ids=str,
+)
+def test_a_code_is_replaced_where_the_revision_has_another(revision: Revision, code: int, sent: int) -> None:
+    made = opened(revision)
+    id = made.client.request("tools/call")
+    made.pump()
+    made.server.refuse(id, RequestError(code, "no"))
+    made.pump()
+    (refused,) = made.client_saw
+    assert isinstance(refused, Refused)
+    assert refused.error.code == sent
+
+
+@req("core-22")
+@pytest.mark.parametrize("code", [*range(-32019, -31999)])
+def test_codes_of_the_old_server_range_are_surfaced_as_they_came(code: int) -> None:
+    made = opened(E)
+    id = made.client.request("tools/call")
+    error = Error(id, code, "whatever")
+    assert made.client.receive(error, 0.0) == [Refused(id, "tools/call", error)]
+
+
+def test_a_refusal_for_nobody_and_an_answer_for_nobody_go_nowhere() -> None:
+    session = server()
+    assert not session.refuse(1, RequestError(1, "x"))
+    assert not session.answer(1, {})
+
+
+# Sessions that are open from the start.
+
+
+@each_revision
+def test_a_session_may_start_out_under_given_terms(revision: Revision) -> None:
+    terms = Terms(revision, {"roots": {}}, principal="ann")
+    session = server(link=Link.EXCHANGE, terms=terms)
+    assert session.opened
+    if revision.handshake:
+        assert call(session, Request(1, "tools/list")) == terms
+        assert call(session, Request(2, "tools/list"), principal="ben").principal == "ben"
+    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE, terms=Terms(revision, {"tools": {}}))
+    client.request("tools/list")
+    (sent,) = drain(client)
+    assert isinstance(sent, Request)
+    assert call(server(terms=terms), sent).revision is revision
+
+
+def test_terms_of_a_revision_that_is_not_offered_are_no_start() -> None:
+    with pytest.raises(LocalProtocolError, match="not offered"):
+        server(D, terms=Terms(E))
+    with pytest.raises(LocalProtocolError, match="not offered"):
+        ClientSession(Offer(CLIENT_INFO, revisions=(E,)), terms=Terms(D))
+
+
+@pytest.mark.parametrize(
+    ("offered", "terms", "null"),
+    [(ALL, None, True), ((E,), None, False), ((D, E), None, False), (ALL, A, True), (ALL, D, False), (ALL, E, False)],
+    ids=str,
+)
+def test_an_error_about_an_unreadable_id_is_written_as_the_revision_has_it(
+    offered: Any, terms: Any, null: bool
+) -> None:
+    session = server(*offered, terms=None if terms is None else Terms(terms))
+    assert session.unreadable_id_is_null is null
+
+
+def test_terms_know_what_the_other_side_declares() -> None:
+    terms = Terms(LATEST_LEGACY, {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {}})
+    assert terms.declares("roots", "listChanged")
+    assert terms.declares("sampling")
+    assert terms.declares("elicitation", "form")
+    assert not terms.declares("elicitation", "url")
+    assert not terms.declares("sampling", "tools")
+    assert not Terms(LATEST).declares("roots")
+    assert terms == attrs.evolve(terms)
+    assert [*chain(LEGACY, MODERN)] == [*ALL]
+    assert isinstance(opened(E), Pair)
