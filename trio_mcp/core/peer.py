@@ -5,7 +5,7 @@ happened; what is to be sent comes out of `outgoing`.  It keeps the promises tha
 revision, whichever side we are:
 
 - A request has exactly one outcome: answered, refused, garbled, timed out, lost, torn down, or cancelled by us.
-- Nothing is sent for a request of theirs once its cancellation was seen, and nothing but the answer ends it.
+- Nothing is sent for a request of theirs once its cancellation was seen, not even what was queued before.
 - Our ids only grow.  So an unexpected answer to an id below the next one is late and vanishes, any other is the peer's
   mistake and is reported; nothing about finished requests has to be remembered.
 - What was due by the time a message arrives has happened before that message.
@@ -28,6 +28,7 @@ from trio_mcp.core.jsonrpc import (
     ABSENT,
     Batch,
     Error,
+    Event,
     Id,
     Invalid,
     JsonObject,
@@ -38,13 +39,12 @@ from trio_mcp.core.jsonrpc import (
     Result,
 )
 from trio_mcp.core.revisions import REVISIONS, Role
-from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, step
+from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, Table, step
 from trio_mcp.core.terms import Terms
 
 __all__ = [
     "Answered",
     "Complained",
-    "Event",
     "Garbled",
     "Lost",
     "Outcome",
@@ -60,7 +60,7 @@ __all__ = [
 
 
 @attrs.frozen
-class Answered:
+class Answered(Event):
     """A request of ours has its result."""
 
     id: Id
@@ -69,7 +69,7 @@ class Answered:
 
 
 @attrs.frozen
-class Refused:
+class Refused(Event):
     """A request of ours was answered with an error."""
 
     id: Id
@@ -78,7 +78,7 @@ class Refused:
 
 
 @attrs.frozen
-class Garbled:
+class Garbled(Event):
     """A request of ours was answered with something that is no valid answer."""
 
     id: Id
@@ -87,7 +87,7 @@ class Garbled:
 
 
 @attrs.frozen
-class TimedOut:
+class TimedOut(Event):
     """The deadline of a request of ours has passed.  The peer was told, where it may be."""
 
     id: Id
@@ -95,7 +95,7 @@ class TimedOut:
 
 
 @attrs.frozen
-class Lost:
+class Lost(Event):
     """The stream or link that a request of ours needs is gone; it may or may not have been carried out."""
 
     id: Id
@@ -104,7 +104,7 @@ class Lost:
 
 
 @attrs.frozen
-class TornDown:
+class TornDown(Event):
     """A subscription of ours was ended by the server without a result."""
 
     id: Id
@@ -113,7 +113,7 @@ class TornDown:
 
 
 @attrs.frozen
-class ProgressReported:
+class ProgressReported(Event):
     """Progress of a request of ours."""
 
     id: Id
@@ -123,7 +123,7 @@ class ProgressReported:
 
 
 @attrs.frozen
-class RequestCancelled:
+class RequestCancelled(Event):
     """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere."""
 
     id: Id
@@ -132,22 +132,21 @@ class RequestCancelled:
 
 
 @attrs.frozen
-class Complained:
+class Complained(Event):
     """The peer sent an error without an id: it could not read something that we sent."""
 
     error: Error
 
 
 @attrs.frozen
-class PeerMistake:
+class PeerMistake(Event):
     """Something off the protocol that cost nothing: it was refused, ignored or put right."""
 
     why: str
 
 
 Outcome: TypeAlias = Answered | Refused | Garbled | TimedOut | Lost | TornDown
-Event: TypeAlias = Request | Notification | Outcome | ProgressReported | RequestCancelled | Complained | PeerMistake
-Outgoing: TypeAlias = tuple[Message, Id | None]
+Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Id | None]
 """A message, and the request it belongs to: the peer's id, or None if it belongs to none."""
 
 _PROGRESS = "notifications/progress"
@@ -157,6 +156,15 @@ _FIRST_STATE = {
     **{method: State.STANDING for each in REVISIONS.values() for method in each.teardown},
     **{method: State.FIXED for each in REVISIONS.values() for method in each.uncancellable},
 }
+_SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
+_REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
+_NO_META: JsonObject = {}
+_LIMITS = Limits()
+
+
+def _first_state(table: Table, method: str) -> State:
+    state = _FIRST_STATE.get(method, State.OPEN)
+    return state if state in table else State.OPEN
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -164,7 +172,15 @@ def _is_id(value: object) -> TypeGuard[Id]:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return type(value) in (int, float)
+    """Whether progress can be measured by it: not by a bool, nor by infinity, above which nothing can rise."""
+    return isinstance(value, int | float) and type(value) is not bool and -math.inf < value < math.inf
+
+
+def _answers(message: Message) -> Id | None:
+    """The id of the request of ours that this is the answer to, or was meant to be."""
+    if isinstance(message, Result | Error):
+        return message.id
+    return message.answers if isinstance(message, Invalid) else None
 
 
 @attrs.define(eq=False)
@@ -183,7 +199,7 @@ class _Calling:
 class _Batch:
     """Answers that leave together, once all members are received and none is awaited any more."""
 
-    first: Id | None = None
+    about: Id | None = None  # the first request in it
     receiving: bool = True
     waiting: set[Id] = attrs.field(factory=set)
     answers: list[Result | Error] = attrs.field(factory=list)
@@ -213,14 +229,18 @@ class Peer:
     ) -> None:
         self.role = role
         self.link = link
-        self.limits = limits if limits is not None else Limits()
+        self.limits = limits if limits is not None else _LIMITS
         self.terms: Terms | None = None
         self.closed = False
         self._first_id = self._next_id = first_id
         self._calling: dict[Id, _Calling] = {}
         self._serving: dict[Id, _Serving] = {}
         self._deadlines: list[tuple[float, int]] = []
+        # Not bounded here: one message for each that was received, one cancel for each request of ours, and what the
+        # caller queues.  Whoever drives the peer stops reading, and queueing, while it cannot write.
         self._outgoing: list[Outgoing] = []
+        # Requests of theirs that were cancelled, and how much of the queue is older than that.
+        self._withdrawn: dict[Id | None, int] = {}
 
     # What we do.
 
@@ -237,7 +257,7 @@ class Peer:
 
         `deadline` is a time as `tick` gets it; `progress` asks for progress reports; `about` is the request of theirs
         in whose course this one is made.  Raises `SessionClosed` when the link is lost and `LocalProtocolError` when
-        `about` is over or too many requests are open.
+        `about` is over, too many requests are open, or `params` bring a progress token (prog-02: ours are unique).
         """
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
@@ -245,21 +265,26 @@ class Peer:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
         if about is not None and not self.serves(about):
             raise LocalProtocolError(f"{method} was not sent: request {about!r}, which it belongs to, is over")
-        id = self._next_id
-        self._next_id += 1
-        params = params or {}
+        id, params = self._next_id, params or {}
         if progress:  # The id is unique among our requests for ever, so it is a unique token too.
             params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
-        self._calling[id] = _Calling(
-            id, method, _FIRST_STATE.get(method, State.OPEN), about, -math.inf if progress else None, deadline
-        )
+        elif "progressToken" in params.get("_meta", ()):
+            raise LocalProtocolError(f"{method} was not sent: say progress=True instead of choosing a progressToken")
+        self._next_id += 1
+        state = _first_state(CALLING[self.link], method)
+        self._calling[id] = _Calling(id, method, state, about, -math.inf if progress else None, deadline)
         if deadline is not None:
             self._schedule(deadline, id)
         self._outgoing.append((Request(id, method, params), about))
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """Queue a notification.  False if the link, or the request that it belongs to, is over: nothing was sent."""
+        """Queue a notification.  False if the link, or the request that it belongs to, is over: nothing was sent.
+
+        Raises `LocalProtocolError` for cancellations and progress, which only `cancel` and `progress` keep in step.
+        """
+        if method in (_CANCELLED, _PROGRESS):
+            raise LocalProtocolError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
         if self.closed or (about is not None and not self._note(about)):
             return False
         self._outgoing.append((Notification(method, params or {}), about))
@@ -303,8 +328,7 @@ class Peer:
         calling = self._calling.get(id)
         if calling is None:
             return False
-        if self._call_step(calling, Seen.CANCEL) is Deed.SEND_CANCEL:
-            self._send_cancelled(calling.id, reason, calling.about)
+        self._call_step(calling, Seen.CANCEL, reason)
         return True
 
     def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
@@ -315,20 +339,26 @@ class Peer:
         if about is not None:
             return self._lose_stream(about, why)
         self.closed = True
-        self._outgoing.clear()
         events: list[Event] = []
         for calling in list(self._calling.values()):
-            self._call_step(calling, Seen.LINK_LOST)
-            events.append(Lost(calling.id, calling.method, why))
-        for id, serving in self._serving.items():
-            if self._serve_step(id, serving, Seen.LINK_LOST) is Deed.STOP_HANDLER:
-                events.append(RequestCancelled(id, serving.method, why))
+            if self._call_step(calling, Seen.LINK_LOST):
+                events.append(Lost(calling.id, calling.method, why))
+        for id, serving in list(self._serving.items()):
+            self._stop(id, serving, Seen.LINK_LOST, why, events)
+        self._outgoing.clear()
+        self._withdrawn.clear()
+        self._deadlines.clear()
         return events
 
     def serves(self, id: Id) -> bool:
         """Whether a request of theirs still waits for its answer."""
         serving = self._serving.get(id)
         return serving is not None and serving.state is not State.CANCELLED
+
+    def method_of(self, id: Id) -> str | None:
+        """What a request of theirs asks for, while it is served."""
+        serving = self._serving.get(id)
+        return None if serving is None else serving.method
 
     def terms_of(self, id: Id) -> Terms | None:
         """The terms that a request of theirs is served under, while it is."""
@@ -348,6 +378,16 @@ class Peer:
     def outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; each message is handed out once."""
         out, self._outgoing = self._outgoing, []
+        if self._withdrawn:
+            # cancel-18.  Requests stay, and so do notices that they are cancelled: they have a life of their own.
+            out = [
+                (message, about)
+                for at, (message, about) in enumerate(out)
+                if at >= self._withdrawn.get(about, 0)
+                or not isinstance(message, Notification)
+                or message.method == _CANCELLED
+            ]
+            self._withdrawn.clear()
         return out
 
     # Time.
@@ -363,9 +403,7 @@ class Peer:
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             calling = self._calling.get(heapq.heappop(self._deadlines)[1])
-            if calling is not None:
-                if self._call_step(calling, Seen.EXPIRE) is Deed.SEND_CANCEL_AND_REPORT:
-                    self._send_cancelled(calling.id, "timed out", calling.about)
+            if calling is not None and self._call_step(calling, Seen.EXPIRE, "timed out"):
                 events.append(TimedOut(calling.id, calling.method))
         return events
 
@@ -387,23 +425,22 @@ class Peer:
 
     def _receive_request(self, request: Request, events: list[Event], batch: _Batch | None) -> None:
         id = request.id
-        meta = request.params.get("_meta", {})
+        meta = request.params.get("_meta", _NO_META)
         token = meta.get("progressToken") if type(meta) is dict else None
         if id in self._serving:
-            # An error under this id would be taken for the answer to the request that is still running.
             why = f"id {id!r} belongs to a request that is still being served"
-            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, batch)
+            self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, batch)
         elif len(self._serving) >= self.limits.requests:
             why = f"{self.limits.requests} requests are being served, which is the limit; try again later"
             self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, batch)
-        elif type(meta) is not dict or not (token is None or type(token) in (int, str)):
+        elif type(meta) is not dict or not (token is None or _is_id(token)):
             why = "params._meta must be an object, and its progressToken a string or an integer"
             self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, batch)
         else:
-            state = _FIRST_STATE.get(request.method, State.OPEN)
+            state = _first_state(SERVING[self.link], request.method)
             self._serving[id] = _Serving(request.method, state, token, batch)
             if batch is not None:
-                batch.first = id if batch.first is None else batch.first
+                batch.about = id if batch.about is None else batch.about
                 batch.waiting.add(id)
             events.append(request)
 
@@ -416,8 +453,8 @@ class Peer:
             events.append(note)
 
     def _receive_result(self, message: Result, events: list[Event], batch: _Batch | None) -> None:
-        if (calling := self._find(message.id, events)) is not None:
-            self._call_step(calling, Seen.ANSWER)
+        calling = self._find(message.id, events)
+        if calling is not None and self._call_step(calling, Seen.ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], batch: _Batch | None) -> None:
@@ -426,8 +463,7 @@ class Peer:
             (id,) = self._calling  # an exchange is about one request: there is nothing else this can mean
         if id is None:
             events.append(Complained(message))
-        elif (calling := self._find(id, events)) is not None:
-            self._call_step(calling, Seen.ERROR)
+        elif (calling := self._find(id, events)) is not None and self._call_step(calling, Seen.ERROR):
             events.append(Refused(calling.id, calling.method, message))
 
     def _receive_invalid(self, message: Invalid, events: list[Event], batch: _Batch | None) -> None:
@@ -443,10 +479,7 @@ class Peer:
         if why:
             self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, None)
             for item in message.items:
-                id = (
-                    item.answers if isinstance(item, Invalid) else item.id if isinstance(item, Result | Error) else None
-                )
-                if id is not None:  # whoever waits for this answer is told, rather than left waiting
+                if (id := _answers(item)) is not None:  # whoever waits for it is told, rather than left waiting
                     self._garble(id, why, events)
             return
         together = _Batch()
@@ -480,9 +513,8 @@ class Peer:
         if not _is_id(id):
             events.append(PeerMistake("notifications/cancelled without a requestId"))
         elif (serving := self._serving.get(id)) is not None:
-            if self._serve_step(id, serving, Seen.CANCEL) is Deed.STOP_HANDLER:
-                events.append(RequestCancelled(id, serving.method, reason))
-        elif (calling := self._calling.get(id)) and self._call_step(calling, Seen.TEARDOWN) is Deed.REPORT:
+            self._stop(id, serving, Seen.CANCEL, reason, events)
+        elif (calling := self._calling.get(id)) is not None and self._call_step(calling, Seen.TEARDOWN):
             events.append(TornDown(calling.id, calling.method, reason))
 
     def _progressed(self, params: JsonObject, events: list[Event]) -> None:
@@ -494,8 +526,7 @@ class Peer:
             return
         elif calling.progress is None or progress <= calling.progress:
             events.append(PeerMistake(f"progress of request {calling.id} was not asked for, or did not rise"))
-        else:
-            self._call_step(calling, Seen.NOTE)
+        elif self._call_step(calling, Seen.NOTE):
             calling.progress = progress
             total = total if _is_number(total) else None
             message = message if isinstance(message, str) else None
@@ -506,34 +537,58 @@ class Peer:
     def _find(self, id: Id, events: list[Event]) -> _Calling | None:
         """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
         calling = self._calling.get(id)
-        if calling is None and isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
-            # Some peers echo our integer as a string.  Put right, and reported.
-            calling = self._calling.get(int(id))
-            if calling is not None:
-                events.append(PeerMistake(f"id {int(id)} came back as the string {id!r}"))
-        if calling is None and not (isinstance(id, int) and self._first_id <= id < self._next_id):
+        if calling is not None:
+            return calling
+        number = id
+        if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
+            number = int(id)  # Some peers echo our integer as a string.  Put right, and reported.
+        if isinstance(number, str) or not self._first_id <= number < self._next_id:
             events.append(PeerMistake(f"no request of ours has the id {id!r}"))
-        return calling
+        elif number != id:
+            events.append(PeerMistake(f"id {number} came back as the string {id!r}"))
+        return self._calling.get(number)
 
     def _garble(self, id: Id, why: str, events: list[Event]) -> None:
-        if (calling := self._find(id, events)) is not None:
-            self._call_step(calling, Seen.GARBLED)
+        calling = self._find(id, events)
+        if calling is not None and self._call_step(calling, Seen.GARBLED):
             events.append(Garbled(calling.id, calling.method, why))
 
-    def _call_step(self, calling: _Calling, seen: Seen) -> Deed:
+    def _call_step(self, calling: _Calling, seen: Seen, reason: str = "") -> bool:
+        """Let a request of ours see this; whether it is to be reported."""
         calling.state, deed = step(CALLING[self.link], calling.state, seen)
         if calling.state is State.GONE:
             del self._calling[calling.id]
-        return deed
+        if deed in _SENDS_CANCEL:
+            # Not on the stream of a request of theirs that is over: nothing more is sent for that one.
+            about = calling.about if calling.about is not None and self.serves(calling.about) else None
+            self._send_cancelled(calling.id, reason, about)
+        return deed in _REPORTS
 
     def _serve_step(self, id: Id, serving: _Serving, seen: Seen) -> Deed:
         serving.state, deed = step(SERVING[self.link], serving.state, seen)
-        if deed is Deed.STOP_HANDLER and serving.batch is not None:
-            # The others of its batch do not wait for a handler that is winding down.
-            serving.batch.waiting.discard(id)
-            self._settle(serving.batch)
-            serving.batch = None
+        if serving.state is State.GONE:
+            del self._serving[id]
         return deed
+
+    def _stop(self, id: Id, serving: _Serving, seen: Seen, why: str, events: list[Event]) -> None:
+        """Let a request of theirs see what may end it from outside."""
+        if self._serve_step(id, serving, seen) is not Deed.STOP_HANDLER:
+            return
+        events.append(RequestCancelled(id, serving.method, why))
+        if self._outgoing:
+            self._withdrawn[id] = len(self._outgoing)
+        if (batch := serving.batch) is not None:
+            # The others of its batch do not wait for a handler that is winding down.
+            batch.waiting.discard(id)
+            self._settle(batch)
+
+    def _agree(self, id: Id, terms: Terms) -> None:
+        """A request brought its own terms; it is served under them."""
+        self._serving[id].terms = terms
+
+    def _forget(self, id: Id) -> None:
+        """A request of theirs is over without an answer: nobody can be waiting for one."""
+        del self._serving[id]
 
     def _note(self, about: Id) -> bool:
         """Whether something that belongs to this request of theirs may still be sent."""
@@ -545,9 +600,7 @@ class Peer:
         if serving is None:
             return False
         deed = self._serve_step(id, serving, seen)
-        if serving.state is State.GONE:
-            del self._serving[id]
-        if deed is Deed.DROP:
+        if deed is Deed.NOTHING:
             return False
         if serving.batch is not None:
             serving.batch.answers.append(message)
@@ -561,12 +614,16 @@ class Peer:
 
     def _settle(self, batch: _Batch) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
-            self._outgoing.append((Batch(tuple(batch.answers)), batch.first))
+            self._outgoing.append((Batch(tuple(batch.answers)), batch.about))
             batch.answers = []
 
     def _refuse_at_once(self, error: Error, events: list[Event], batch: _Batch | None) -> None:
         events.append(PeerMistake(error.message))
+        if error.id is not None and self.serves(error.id):
+            # Under this id it would be taken for the answer to the request that is still running.
+            error = attrs.evolve(error, id=None)
         if batch is not None:
+            batch.about = error.id if batch.about is None else batch.about
             batch.answers.append(error)
         else:
             self._outgoing.append((error, error.id))
@@ -579,12 +636,12 @@ class Peer:
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
         """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
-        if self.role is Role.CLIENT:
-            calling = self._calling.get(about)
-            if calling is not None and self._call_step(calling, Seen.STREAM_LOST) is Deed.REPORT:
-                return [Lost(calling.id, calling.method, why)]
-        else:
-            serving = self._serving.get(about)
-            if serving is not None and self._serve_step(about, serving, Seen.STREAM_LOST) is Deed.STOP_HANDLER:
-                return [RequestCancelled(about, serving.method, why)]
-        return []
+        if Seen.STREAM_LOST not in CALLING[self.link][State.OPEN]:
+            raise LocalProtocolError("this link is one stream for everything: lose it as a whole, without `about`")
+        events: list[Event] = []
+        if self.role is Role.SERVER:
+            if (serving := self._serving.get(about)) is not None:
+                self._stop(about, serving, Seen.STREAM_LOST, why, events)
+        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, Seen.STREAM_LOST):
+            events.append(Lost(calling.id, calling.method, why))
+        return events

@@ -5,6 +5,9 @@ tables do not know which side we are: a request that we made is followed by `CAL
 `SERVING`, on clients and servers alike.  What a lost stream and a cancellation mean depends on the kind of link, so
 there is one table for each `Link`, not an `if`.
 
+A state stands in a table only where it makes a difference there; `peer` starts a request as OPEN where its own first
+state has no row.  So every cell counts: to change any one of them is to break a promise that a test can see.
+
 What does not fit a table stands in `peer`: ids that only grow (so that a late answer needs no memory), progress that
 must increase, and batches.  A column that is missing from a row cannot be seen there: to step on it is our own mistake
 and raises, changing nothing.
@@ -21,15 +24,21 @@ from trio_mcp.core.errors import LocalProtocolError
 __all__ = ["CALLING", "SERVING", "Deed", "Link", "Seen", "State", "Table", "step"]
 
 
-class Link(enum.Enum):
+class _Key(enum.Enum):
+    """Members are looked up in tables several times for each message, and enum's own hash is four times as slow."""
+
+    __hash__ = object.__hash__
+
+
+class Link(_Key):
     """What carries the messages, as far as it changes what a loss and a cancellation mean."""
 
     DUPLEX = enum.auto()  # stdio, WebSocket, HTTP+SSE: one stream, and losing it loses everything
-    SESSION = enum.auto()  # an HTTP session: streams come and go, and nothing is lost with one
+    SESSION = enum.auto()  # a legacy HTTP session: streams come and go, and nothing is lost with one
     EXCHANGE = enum.auto()  # one modern POST: closing its response stream is the cancellation
 
 
-class State(enum.Enum):
+class State(_Key):
     OPEN = enum.auto()
     STANDING = enum.auto()  # a subscription: it may also be ended by the side that serves it
     FIXED = enum.auto()  # `initialize` and the probe before it: never cancelled
@@ -37,7 +46,7 @@ class State(enum.Enum):
     GONE = enum.auto()  # forgotten: has no row, because nothing of it is kept
 
 
-class Seen(enum.Enum):
+class Seen(_Key):
     ANSWER = enum.auto()  # a result: theirs for a request we made, ours for one we serve
     ERROR = enum.auto()
     GARBLED = enum.auto()  # an answer that is no valid message
@@ -49,15 +58,16 @@ class Seen(enum.Enum):
     LINK_LOST = enum.auto()
 
 
-class Deed(enum.Enum):
+class Deed(_Key):
     NOTHING = enum.auto()
-    REPORT = enum.auto()  # tell whoever waits for the request
+    # For a request that we made:
+    REPORT = enum.auto()  # tell whoever waits for it
     SEND_CANCEL = enum.auto()
     SEND_CANCEL_AND_REPORT = enum.auto()
+    # For one that we serve; what is not written is dropped:
     STOP_HANDLER = enum.auto()
     WRITE = enum.auto()
     WRITE_AND_TEAR_DOWN = enum.auto()
-    DROP = enum.auto()
 
 
 Row: TypeAlias = Mapping[Seen, tuple[State, Deed]]
@@ -86,29 +96,22 @@ _OPENING: Row = {
     Seen.CANCEL: (GONE, Deed.NOTHING),
     Seen.EXPIRE: (GONE, Deed.REPORT),
 }
-
-
-def _calling(changes: Row, keep_on_loss: bool = False) -> Table:
-    """The three rows, each with `changes`; `keep_on_loss`: a lost stream leaves the request where it is."""
-    table: Table = {OPEN: {**_WAITING, **changes}, STANDING: {**_SUBSCRIBED, **changes}, FIXED: {**_OPENING, **changes}}
-    if keep_on_loss:
-        for state, row in table.items():
-            row[Seen.STREAM_LOST] = (state, Deed.NOTHING)
-    return table
-
+# cancel-15: the client closes the response stream and posts nothing; http-114: a broken stream loses its request.
+_BY_ITS_STREAM: Row = {
+    Seen.CANCEL: (GONE, Deed.NOTHING),
+    Seen.EXPIRE: (GONE, Deed.REPORT),
+    Seen.STREAM_LOST: (GONE, Deed.REPORT),
+}
 
 CALLING: dict[Link, Table] = {
-    Link.DUPLEX: _calling({}),
+    Link.DUPLEX: {OPEN: {**_WAITING}, STANDING: {**_SUBSCRIBED}, FIXED: {**_OPENING}},
     # The answer can still come: by resumption of that stream, or by the next GET.
-    Link.SESSION: _calling({}, keep_on_loss=True),
-    # cancel-15: the client closes the response stream and posts nothing; http-114: a broken stream loses its request.
-    Link.EXCHANGE: _calling(
-        {
-            Seen.CANCEL: (GONE, Deed.NOTHING),
-            Seen.EXPIRE: (GONE, Deed.REPORT),
-            Seen.STREAM_LOST: (GONE, Deed.REPORT),
-        }
-    ),
+    Link.SESSION: {
+        OPEN: {**_WAITING, Seen.STREAM_LOST: (OPEN, Deed.NOTHING)},
+        FIXED: {**_OPENING, Seen.STREAM_LOST: (FIXED, Deed.NOTHING)},
+    },
+    # Where no cancellation is ever sent, a request for which none may be sent is like any other.
+    Link.EXCHANGE: {OPEN: {**_WAITING, **_BY_ITS_STREAM}, STANDING: {**_SUBSCRIBED, **_BY_ITS_STREAM}},
 }
 
 # A request that we serve.
@@ -120,34 +123,35 @@ _RUNNING: Row = {
     Seen.CANCEL: (CANCELLED, Deed.STOP_HANDLER),
     Seen.LINK_LOST: (CANCELLED, Deed.STOP_HANDLER),
 }
-_LISTENED: Row = {**_RUNNING, Seen.NOTE: (STANDING, Deed.WRITE)}
+_LISTENED: Row = {
+    **_RUNNING,
+    Seen.NOTE: (STANDING, Deed.WRITE),
+    # cancel-12: ending a subscription takes its result and then, where there is no stream to close, the notice.
+    Seen.ANSWER: (GONE, Deed.WRITE_AND_TEAR_DOWN),
+}
 _OPENED: Row = {**_RUNNING, Seen.NOTE: (FIXED, Deed.WRITE), Seen.CANCEL: (FIXED, Deed.NOTHING)}
 # cancel-18: after the cancellation nothing more is sent for the request.  The row is kept until the handler has ended,
 # so that its late answer cannot be taken for the answer to a new request with the same id.
 _STOPPED: Row = {
-    Seen.ANSWER: (GONE, Deed.DROP),
-    Seen.ERROR: (GONE, Deed.DROP),
-    Seen.NOTE: (CANCELLED, Deed.DROP),
+    Seen.ANSWER: (GONE, Deed.NOTHING),
+    Seen.ERROR: (GONE, Deed.NOTHING),
+    Seen.NOTE: (CANCELLED, Deed.NOTHING),
     Seen.CANCEL: (CANCELLED, Deed.NOTHING),
     Seen.LINK_LOST: (CANCELLED, Deed.NOTHING),
 }
-_ROWS: Mapping[State, Row] = {OPEN: _RUNNING, STANDING: _LISTENED, FIXED: _OPENED, CANCELLED: _STOPPED}
 
 SERVING: dict[Link, Table] = {
-    Link.DUPLEX: {
-        **{state: dict(row) for state, row in _ROWS.items()},
-        # cancel-12: ending a subscription takes its result and then, where there is no stream to close, the notice.
-        STANDING: {**_LISTENED, Seen.ANSWER: (GONE, Deed.WRITE_AND_TEAR_DOWN)},
-    },
+    Link.DUPLEX: {OPEN: {**_RUNNING}, STANDING: {**_LISTENED}, FIXED: {**_OPENED}, CANCELLED: {**_STOPPED}},
     # http-28: a dropped connection is not a cancellation; the answer waits in the session.
-    Link.SESSION: {state: {**row, Seen.STREAM_LOST: (state, Deed.NOTHING)} for state, row in _ROWS.items()},
-    # cancel-14: a closed response stream cancels its request.
+    Link.SESSION: {
+        OPEN: {**_RUNNING, Seen.STREAM_LOST: (OPEN, Deed.NOTHING)},
+        FIXED: {**_OPENED, Seen.STREAM_LOST: (FIXED, Deed.NOTHING)},
+        CANCELLED: {**_STOPPED, Seen.STREAM_LOST: (CANCELLED, Deed.NOTHING)},
+    },
+    # cancel-14: a closed response stream cancels its request, whatever it is.
     Link.EXCHANGE: {
-        state: {
-            **row,
-            Seen.STREAM_LOST: (CANCELLED, Deed.NOTHING if state is CANCELLED else Deed.STOP_HANDLER),
-        }
-        for state, row in _ROWS.items()
+        OPEN: {**_RUNNING, Seen.STREAM_LOST: (CANCELLED, Deed.STOP_HANDLER)},
+        CANCELLED: {**_STOPPED, Seen.STREAM_LOST: (CANCELLED, Deed.NOTHING)},
     },
 }
 
