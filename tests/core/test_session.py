@@ -601,20 +601,6 @@ def test_in_the_modern_era_the_server_makes_no_requests(method: str) -> None:
     assert not session.outgoing()
 
 
-@req("trans-05", "mrtr-01")
-@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping", "no/such"])
-def test_in_the_modern_era_the_client_answers_no_requests(method: str) -> None:
-    probing = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
-    probing.open()
-    probing.outgoing()
-    for client in (opened(E).client, probing):
-        for request in (Request(1, method), Request(1, method, {"_meta": 7})):
-            (event,) = client.receive(request, 0.0)
-            assert isinstance(event, PeerMistake)
-            assert "not answered" in event.why
-            assert (client.outgoing(), client.serving) == ([], 0)
-
-
 @req("type-02", "life-15", "life-16")
 @each_revision
 def test_what_a_revision_lacks_cannot_be_sent(revision: Revision) -> None:

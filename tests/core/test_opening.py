@@ -1,0 +1,583 @@
+"""The client finds out what it is talking to: every answer a server can give to the probe, and to initialize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_CLIENT, LIMITS, SERVER_INFO, drain, modern, opened, pair
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError, SessionClosed
+from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Invalid, Notification, Request, Result, decode
+from trio_mcp.core.opening import OPENING, Attempt, ClientSession, Deed, Heard, Negotiation, OpeningFailed, Phase
+from trio_mcp.core.peer import Lost, PeerMistake
+from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.session import Call, Offer, Opened, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
+
+A, B, C, D, E = REVISIONS.values()
+ALL = tuple(REVISIONS.values())
+NEWER = attrs.evolve(LATEST, name="2027-01-01")
+NEWEST = attrs.evolve(LATEST, name="2027-06-01")
+CAPABILITIES = {"tools": {}}
+
+
+def discovered(*versions: Any, **more: Any) -> dict[str, Any]:
+    meta = {"io.modelcontextprotocol/serverInfo": SERVER_INFO}
+    return {"supportedVersions": list(versions), "capabilities": CAPABILITIES, "_meta": meta, **more}
+
+
+def chosen(version: str) -> dict[str, Any]:
+    return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": SERVER_INFO}
+
+
+def refusal(code: int, supported: Any = ABSENT) -> Error:
+    return Error(0, code, "no", ABSENT if supported is ABSENT else {"supported": supported, "requested": "x"})
+
+
+Silence = "silence"
+LinkLost = "the link is lost"
+FallBack = "the transport saw it"
+Reply = Any  # a result, an Error, or one of the three above
+
+
+@attrs.define
+class Play:
+    """A client and the replies of a server, in order; what came of it."""
+
+    client: ClientSession
+    sent: list[str] = attrs.field(factory=list)
+    seen: list[Event] = attrs.field(factory=list)
+
+    def hear(self, reply: Reply) -> None:
+        messages = drain(self.client)
+        assert len(messages) == 1
+        message = messages[0]
+        assert isinstance(message, Request)
+        version = message.params.get("protocolVersion") or message.params["_meta"][META_VERSION]
+        self.sent.append(f"{message.method} {version}")
+        if reply is Silence:
+            deadline = self.client.next_deadline()
+            assert deadline is not None
+            assert not self.client.tick(deadline - 0.1)
+            self.seen += self.client.tick(deadline)
+        elif reply is LinkLost:
+            self.seen += self.client.lost(why="it broke")
+        elif reply is FallBack:
+            self.seen += self.client.fall_back("HTTP 404")
+        elif isinstance(reply, Error):
+            self.seen += self.client.receive(attrs.evolve(reply, id=message.id), 0.0)
+        elif isinstance(reply, Invalid):
+            self.seen += self.client.receive(attrs.evolve(reply, answers=message.id), 0.0)
+        else:
+            self.seen += self.client.receive(Result(message.id, reply), 0.0)
+
+
+def play(offer: tuple[Revision, ...], *replies: Reply) -> Play:
+    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer))
+    client.open(probe_until=5.0, deadline=60.0)
+    played = Play(client)
+    for reply in replies:
+        played.hear(reply)
+    return played
+
+
+BOTH = (D, B, E)
+PROBE, INITIALIZE = "server/discover 2026-07-28", "initialize 2025-11-25"
+GARBAGE = Invalid("this is no answer")
+
+
+@attrs.frozen
+class Case:
+    name: str
+    offer: tuple[Revision, ...]
+    replies: tuple[Reply, ...]
+    sent: tuple[str, ...]
+    chosen: Revision | None
+    why: str
+    code: int | None = None  # of the error that the opening failed with
+
+
+def then_legacy(name: str, reply: Reply, why: str) -> Case:
+    """Whatever is not a recognised modern answer leads to initialize."""
+    return Case(name, BOTH, (reply, chosen(D.name)), (PROBE, INITIALIZE), D, why)
+
+
+CASES = [
+    # The probe is answered by a server of the modern era.
+    Case("discover", BOTH, (discovered(E.name),), (PROBE,), E, "2026-07-28"),
+    Case("discover, modern only", (E,), (discovered(E.name, D.name),), (PROBE,), E, "2026-07-28, 2025-11-25"),
+    Case("discover, garbage around it", BOTH, (discovered(None, 7, [], E.name, {}),), (PROBE,), E, "2026-07-28"),
+    Case(
+        "discover, only legacy shared",
+        BOTH,
+        (discovered("2030-01-01", B.name), chosen(B.name)),
+        (PROBE, "initialize 2025-03-26"),
+        B,
+        "chose 2025-03-26",
+    ),
+    Case("discover, nothing shared", BOTH, (discovered("2030-01-01"),), (PROBE,), None, "we speak 2026-07-28, 2025-"),
+    Case("discover, no version", BOTH, (discovered(),), (PROBE,), None, "no version at all"),
+    Case(
+        "discover names another modern version",
+        (E, NEWER),
+        (discovered(E.name),),
+        ("server/discover 2027-01-01",),
+        E,
+        "the server speaks 2026-07-28",
+    ),
+    Case(
+        "-32022 naming another modern version",
+        (D, E, NEWER),
+        (refusal(-32022, [E.name, D.name]), discovered(E.name)),
+        ("server/discover 2027-01-01", PROBE),
+        E,
+        "the server speaks 2026-07-28",
+    ),
+    Case(
+        "-32022 naming modern versions in turn",
+        (E, NEWER, NEWEST),
+        (refusal(-32022, [NEWER.name]), refusal(-32022, [NEWEST.name, E.name]), refusal(-32022, [NEWER.name, E.name])),
+        ("server/discover 2027-06-01", "server/discover 2027-01-01", PROBE),
+        None,
+        "-32022",
+        -32022,
+    ),
+    Case(
+        "-32022 naming only legacy ones",
+        BOTH,
+        (refusal(-32022, [B.name, D.name]), chosen(D.name)),
+        (PROBE, INITIALIZE),
+        D,
+        "chose 2025-11-25",
+    ),
+    Case("-32022 naming none of ours", BOTH, (refusal(-32022, ["2030-01-01"]),), (PROBE,), None, "2030-01-01", -32022),
+    Case("-32022 naming legacy, modern only", (E,), (refusal(-32022, [D.name]),), (PROBE,), None, D.name, -32022),
+    Case("-32022 naming what it refuses", BOTH, (refusal(-32022, [E.name]),), (PROBE,), None, "-32022: no", -32022),
+    Case("-32022 naming nothing", BOTH, (refusal(-32022),), (PROBE,), None, "error -32022: no", -32022),
+    Case("-32022 with garbage", BOTH, (refusal(-32022, "all"),), (PROBE,), None, "error -32022: no", -32022),
+    Case("-32022 with null data", BOTH, (Error(0, -32022, "no", None),), (PROBE,), None, "error -32022", -32022),
+    Case("-32020", BOTH, (refusal(-32020, [D.name]),), (PROBE,), None, "error -32020: no", -32020),
+    Case("-32021", BOTH, (refusal(-32021),), (PROBE,), None, "error -32021: no", -32021),
+    # By any other.
+    *[
+        then_legacy(f"{code} to the probe", refusal(code), "the server chose 2025-11-25")
+        for code in (-32601, -32602, -32600, -32603, -32700, -32000, -32002, -32001, -32042, 0, 1, 404, -1)
+    ],
+    then_legacy("-32602 that names versions", refusal(-32602, [E.name]), "chose"),
+    then_legacy("an empty result", {}, "chose"),
+    then_legacy("versions that are no list", {"supportedVersions": "2026-07-28"}, "chose"),
+    then_legacy("garbage", GARBAGE, "chose"),
+    then_legacy("silence", Silence, "chose"),
+    then_legacy("the transport falls back", FallBack, "chose"),
+    Case("lost while probing", BOTH, (LinkLost,), (PROBE,), None, "it broke"),
+    *[
+        Case(f"modern only, {name}", (E,), (reply,), (PROBE,), None, f"no older revision may be used: {why}")
+        for name, reply, why in (
+            ("-32601", refusal(-32601), "error -32601: no"),
+            ("garbage", GARBAGE, "no valid answer: this is no answer"),
+            ("{}", {}, "an answer without a protocol version"),
+            ("silence", Silence, "no answer in time"),
+            ("fall back", FallBack, "HTTP 404"),
+        )
+    ],
+    # Initialize.
+    Case("legacy only", (D, A), (chosen(D.name),), (INITIALIZE,), D, "the server chose 2025-11-25"),
+    Case("an older one", (D, A), (chosen(A.name),), (INITIALIZE,), A, "the server chose 2024-11-05"),
+    Case("one we lack", (D, A), (chosen(B.name),), (INITIALIZE,), None, "chose '2025-03-26'; we speak 2025-11-25"),
+    Case("one that has no handshake", BOTH, (refusal(1), chosen(E.name)), (PROBE, INITIALIZE), None, "chose"),
+    Case("no version", (D,), ({},), (INITIALIZE,), None, "an answer without a protocol version"),
+    Case("a version that is no string", (D,), ({"protocolVersion": 1},), (INITIALIZE,), None, "without a protocol"),
+    Case("garbage to initialize", (D,), (GARBAGE,), (INITIALIZE,), None, "no valid answer"),
+    Case("silence to initialize", (D,), (Silence,), (INITIALIZE,), None, "no answer in time"),
+    Case("silence to both", BOTH, (Silence, Silence), (PROBE, INITIALIZE), None, "no answer in time"),
+    Case("lost in initialize", (D,), (LinkLost,), (INITIALIZE,), None, "it broke"),
+    *[
+        Case(f"{code} to initialize", (D,), (refusal(code),), (INITIALIZE,), None, f"error {code}: no", code)
+        for code in (-32603, -32601, -32602, -32000, -32022, -32021)
+    ],
+    Case("-32602 naming none", (D,), (refusal(-32602, ["1.0"]),), (INITIALIZE,), None, "the server speaks 1.0", -32602),
+    Case(
+        "-32602 naming an older one",
+        (D, B, A),
+        (refusal(-32602, [A.name, B.name]), chosen(B.name)),
+        (INITIALIZE, "initialize 2025-03-26"),
+        B,
+        "the server chose 2025-03-26",
+    ),
+    Case("-32603 naming one", (D, B), (refusal(-32603, [B.name]),), (INITIALIZE,), None, "error -32603", -32603),
+    # A modern server that was slow to answer says so when it refuses initialize.
+    Case(
+        "modern and slow",
+        BOTH,
+        (Silence, refusal(-32022, [E.name]), discovered(E.name)),
+        (PROBE, INITIALIZE, PROBE),
+        E,
+        "the server speaks 2026-07-28",
+    ),
+    Case("legacy only, modern server", (D,), (refusal(-32022, [E.name]),), (INITIALIZE,), None, E.name, -32022),
+    Case(
+        "going round in circles",
+        BOTH,
+        (refusal(1), refusal(-32022, [E.name]), refusal(1), refusal(-32022, [E.name]), refusal(1)),
+        (PROBE, INITIALIZE, PROBE, "initialize 2025-03-26", PROBE),
+        None,
+        "no older revision may be used",
+    ),
+]
+
+
+def check(case: Case) -> None:
+    played = play(case.offer, *case.replies)
+    client = played.client
+    assert tuple(played.sent) == case.sent
+    negotiation = client.negotiation
+    assert negotiation is not None
+    assert negotiation.chosen is case.chosen
+    assert case.why in negotiation.why
+    assert [each.tried.split()[0] for each in negotiation.attempts] == [each.split()[0] for each in case.sent]
+    assert [each.tried.split()[-1] for each in negotiation.attempts] == [each.split()[-1] for each in case.sent]
+    assert negotiation.attempts[-1].answered in negotiation.why
+    last = played.seen[-1]
+    rest = drain(client)
+    if case.chosen is None:
+        assert isinstance(last, OpeningFailed)
+        assert last.negotiation == negotiation
+        assert (None if last.error is None else last.error.code) == case.code
+        assert (client.closed, client.opened, client.phase, rest) == (True, False, Phase.FAILED, [])
+    else:
+        assert last == Opened(Terms(case.chosen, CAPABILITIES, SERVER_INFO))
+        assert client.terms == last.terms
+        assert (client.closed, client.opened, client.phase) == (False, True, Phase.OPEN)
+        # Nothing is ever cancelled on the way: "initialize MUST NOT be cancelled", and a legacy server knows no probe.
+        assert rest == ([Notification("notifications/initialized")] if case.chosen.handshake else [])
+    assert len(played.seen) == 1
+    assert (client.waiting, client.next_deadline()) == (0, None)
+
+
+@req("life-12", "life-13", "life-14", "life-17", "life-20", "ver-02", "ver-10", "ver-13", "ver-14", "ver-17")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
+    check(case)
+
+
+def cells() -> Iterator[tuple[Phase, Heard]]:
+    for phase, row in OPENING.items():
+        for heard in row:
+            yield phase, heard
+
+
+def test_the_table_has_a_row_for_each_phase_in_which_an_answer_is_awaited() -> None:
+    assert OPENING.keys() == {Phase.PROBING, Phase.INITIALIZING}
+    assert {heard for _, heard in cells()} == set(Heard)
+    assert {deed for row in OPENING.values() for _, deed in row.values()} == set(Deed)
+
+
+@pytest.mark.parametrize(("phase", "heard"), [*cells()], ids=lambda each: each.name)
+def test_every_cell_of_the_table_counts(phase: Phase, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, deed = OPENING[phase][heard]
+    for other in [(each, deed) for each in Phase if each is not new] + [
+        (new, each) for each in Deed if each is not deed
+    ]:
+        with monkeypatch.context() as patched:
+            patched.setitem(OPENING[phase], heard, other)
+            assert any(_fails(case) for case in CASES), f"nothing notices {other}"
+
+
+def _fails(case: Case) -> bool:
+    try:
+        check(case)
+    except (AssertionError, KeyError, LocalProtocolError, SessionClosed):
+        return True
+    return False
+
+
+def test_the_record_says_what_was_tried_and_what_came_back() -> None:
+    played = play(BOTH, Silence, refusal(-32022, [E.name, "2030-01-01"]), discovered(E.name))
+    assert played.client.negotiation == Negotiation(
+        (
+            Attempt("server/discover in 2026-07-28", "no answer in time"),
+            Attempt("initialize with 2025-11-25", "error -32022: no; the server speaks 2026-07-28, 2030-01-01"),
+            Attempt("server/discover in 2026-07-28", "the server speaks 2026-07-28"),
+        ),
+        E,
+        "the server speaks 2026-07-28",
+    )
+
+
+def test_the_record_stays_short_whatever_the_server_says() -> None:
+    for reply in (refusal(-32602, ["x" * 1000] * 1000), Error(0, 1, "x" * 10_000), chosen("x" * 1000)):
+        played = play((D,), reply)
+        assert played.client.negotiation is not None
+        assert len(played.client.negotiation.why) < 500
+
+
+@req("life-20")
+def test_the_versions_in_an_error_to_initialize_are_surfaced() -> None:
+    data = {"supported": ["2024-10-07"], "requested": D.name}
+    (failed,) = play((D,), Error(0, -32602, "Unsupported protocol version", data)).seen
+    assert isinstance(failed, OpeningFailed)
+    assert failed.error is not None
+    assert failed.error.data == data
+    assert "2024-10-07" in failed.negotiation.why
+
+
+def test_late_answers_to_the_probe_are_dropped() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open(probe_until=5.0)
+    (probe,) = drain(client)
+    assert isinstance(probe, Request)
+    assert not client.tick(5.0)
+    (initialize,) = drain(client)
+    assert isinstance(initialize, Request)
+    for late in (Result(probe.id, discovered(E.name)), Error(probe.id, -32022, "no", {"supported": [E.name]})):
+        assert not client.receive(late, 6.0)
+    assert isinstance(client.receive(Result(initialize.id, chosen(D.name)), 7.0)[0], Opened)
+    assert not client.receive(Result(probe.id, discovered(E.name)), 8.0)
+
+
+def test_an_answer_that_comes_with_the_deadline_is_too_late() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open(probe_until=5.0)
+    assert not client.receive(Result(1, discovered(E.name)), 5.0)
+    assert client.phase is Phase.INITIALIZING
+    only = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
+    only.open(probe_until=5.0)
+    (failed,) = only.receive(Result(1, discovered(E.name)), 5.0)
+    assert isinstance(failed, OpeningFailed)
+
+
+@pytest.mark.parametrize(
+    ("offer", "probe_until", "deadline", "first"),
+    [
+        (ALL, 5.0, 60.0, 5.0),
+        (ALL, 60.0, 5.0, 5.0),
+        (ALL, None, 5.0, 5.0),
+        (ALL, 5.0, None, 5.0),
+        (ALL, None, None, None),
+        ((E,), None, 5.0, 5.0),
+        ((D,), 5.0, None, None),
+        ((D,), 5.0, 60.0, 60.0),
+    ],
+    ids=str,
+)
+def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: Any, deadline: Any, first: Any) -> None:
+    client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
+    client.open(probe_until=probe_until, deadline=deadline)
+    assert client.next_deadline() == first
+    for _ in range(3):
+        client.tick(deadline or 0.0)
+    assert client.closed is (deadline is not None)
+
+
+@req("life-17")
+def test_whoever_waits_for_a_ping_is_told_when_the_opening_fails() -> None:
+    client = ClientSession(Offer(CLIENT_INFO, revisions=(D,)))
+    client.open()
+    id = client.request("ping")
+    lost, failed = client.receive(refusal_to(1), 0.0)
+    assert isinstance(lost, Lost)
+    assert lost.id == id
+    assert isinstance(failed, OpeningFailed)
+    with pytest.raises(SessionClosed):
+        client.request("ping")
+    assert not client.lost()
+
+
+def refusal_to(id: int) -> Error:
+    return Error(id, -32603, "no")
+
+
+def test_an_opened_link_is_lost_without_another_word_about_its_opening() -> None:
+    for revision in (D, E):
+        made = opened(revision)
+        id = made.client.request("tools/list")
+        assert made.client.lost(why="gone") == [Lost(id, "tools/list", "gone")]
+
+
+def test_what_happens_once_happens_once() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    with pytest.raises(LocalProtocolError, match="being probed"):
+        client.fall_back("x")
+    client.open()
+    with pytest.raises(LocalProtocolError, match="opened once"):
+        client.open()
+    client.fall_back("x")
+    with pytest.raises(LocalProtocolError, match="being probed"):
+        client.fall_back("x")
+    client.receive(Result(2, chosen(D.name)), 0.0)
+    for act in (client.open, lambda: client.fall_back("x")):
+        with pytest.raises(LocalProtocolError):
+            act()
+    assert len(client.outgoing()) == 3
+    with pytest.raises(LocalProtocolError, match="opened once"):
+        ClientSession(Offer(CLIENT_INFO), terms=Terms(E)).open()
+
+
+def test_a_link_that_is_lost_before_it_is_opened_cannot_be_opened() -> None:
+    for offer in (ALL, LEGACY):
+        client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
+        client.lost()
+        with pytest.raises(SessionClosed):
+            client.open()
+        assert client.phase is Phase.NEW
+
+
+@req("life-01", "life-04")
+@pytest.mark.parametrize("revision", ALL, ids=str)
+def test_the_opening_is_not_sent_by_hand(revision: Revision) -> None:
+    client = opened(revision).client
+    for act in (lambda: client.request("initialize"), lambda: client.notify("notifications/initialized")):
+        with pytest.raises(LocalProtocolError, match="by hand"):
+            act()
+    assert not client.outgoing()
+
+
+@req("meta-10", "meta-12", "state-05")
+def test_every_modern_request_carries_its_terms() -> None:
+    made = pair(client_speaks=ALL, server_speaks=ALL)
+    made.client.open()
+    made.pump()
+    made.client.request("tools/call", {"name": "x", "_meta": {"com.example/a": 1}}, progress=True)
+    made.client.request("tools/list")
+    made.client.request("subscriptions/listen", {"_meta": {META_VERSION: "1"}})
+    made.pump()
+    requests = [message for message in made.said if isinstance(message, Request)]
+    assert len(requests) == 4
+    for message in requests:
+        meta = message.params["_meta"]
+        assert meta[META_VERSION] == E.name
+        assert meta["io.modelcontextprotocol/clientCapabilities"] == {**EVERYTHING_OF_A_CLIENT, "roots": {}}
+        assert meta["io.modelcontextprotocol/clientInfo"] == CLIENT_INFO
+        assert "io.modelcontextprotocol/logLevel" not in meta
+    assert requests[1].params["_meta"]["com.example/a"] == 1
+    assert requests[1].params["_meta"]["progressToken"] == requests[1].id
+    calls = [event for event in made.server_saw if isinstance(event, Call)]
+    assert len(calls) == 3
+
+
+@req("meta-10")
+def test_a_client_without_capabilities_says_so_each_time() -> None:
+    made = opened(E, {})
+    made.client.request("tools/list")
+    (message,) = drain(made.client)
+    assert isinstance(message, Request)
+    assert message.params["_meta"]["io.modelcontextprotocol/clientCapabilities"] == {}
+
+
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+def test_a_legacy_request_carries_none_of_that(revision: Revision) -> None:
+    made = opened(revision)
+    made.client.log_level = "debug"
+    made.client.request("tools/list", {"cursor": "c"})
+    assert drain(made.client) == [Request(2, "tools/list", {"cursor": "c"})]
+
+
+@pytest.mark.parametrize("garbled", ["instructions", "capabilities", "serverInfo", "_meta"])
+@pytest.mark.parametrize("wrong", [7, None, [], "x"], ids=repr)
+def test_what_a_server_says_about_itself_may_be_garbled(garbled: str, wrong: Any) -> None:
+    if garbled == "instructions" and wrong == "x":
+        wrong = {}
+    for played in (play((E,), discovered(E.name, **{garbled: wrong})), play((D,), {**chosen(D.name), garbled: wrong})):
+        (event,) = played.seen
+        assert isinstance(event, Opened)
+        assert played.client.instructions is None
+        if garbled == "capabilities":
+            assert event.terms.capabilities == {}
+        assert event.terms.identity in (SERVER_INFO, None)
+
+
+@req("ver-12", "life-17")
+def test_a_legacy_client_can_show_which_versions_a_modern_server_speaks() -> None:
+    made = pair(client_speaks=LEGACY, server_speaks=(E,))
+    made.client.open()
+    made.pump()
+    (failed,) = made.client_saw
+    assert isinstance(failed, OpeningFailed)
+    assert "the server speaks 2026-07-28" in failed.negotiation.why
+    assert made.methods() == ["initialize"]
+
+
+@req("ver-14", "ver-02")
+def test_a_slow_modern_server_is_found_in_the_end() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    server = ServerSession(Offer(SERVER_INFO, revisions=(E,)))
+    client.open(probe_until=5.0, deadline=60.0)
+    late = drain(client)
+    client.tick(5.0)
+    for message in late + drain(client):
+        server.receive(message, 6.0)
+    answers = drain(server)
+    assert len(answers) == 2
+    for message in answers:
+        assert not client.receive(message, 7.0)
+    for message in drain(client):
+        server.receive(message, 8.0)
+    (event,) = [event for message in drain(server) for event in client.receive(message, 9.0)]
+    assert isinstance(event, Opened)
+    assert event.terms.revision is E
+
+
+@req("trans-05", "mrtr-01")
+@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping", "no/such"])
+def test_in_the_modern_era_the_client_answers_no_requests(method: str) -> None:
+    probing = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
+    probing.open()
+    probing.outgoing()
+    for client in (opened(E).client, probing):
+        for request in (Request(1, method), Request(1, method, {"_meta": 7})):
+            (event,) = client.receive(request, 0.0)
+            assert isinstance(event, PeerMistake)
+            assert "not answered" in event.why
+            assert (client.outgoing(), client.serving) == ([], 0)
+
+
+@req("trans-05")
+@pytest.mark.parametrize("line", [b"starting up", b"[]", b'{"jsonrpc":"1.0"}', b'{"jsonrpc":"2.0","id":1}'])
+def test_a_stray_line_is_answered_in_the_legacy_era_only(line: bytes) -> None:
+    for revision in (D, E):
+        client = opened(revision).client
+        (event,) = client.receive(decode(line, LIMITS), 0.0)
+        assert isinstance(event, PeerMistake)
+        assert len(client.outgoing()) == (1 if revision is D else 0)
+
+
+@pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)
+def test_no_kind_of_link_cancels_the_probe_or_initialize(link: Link) -> None:
+    acts: list[Callable[[ClientSession], object]] = [
+        lambda client: client.tick(5.0),
+        lambda client: client.fall_back("x"),
+        lambda client: client.receive(Error(1, -32601, "no"), 0.0),
+    ]
+    for act in acts:
+        client = ClientSession(Offer(CLIENT_INFO), link=link)
+        client.open(probe_until=5.0, deadline=6.0)
+        act(client)
+        client.tick(6.0)
+        assert client.phase is Phase.FAILED or client.waiting == 0
+        assert not any(isinstance(message, Notification) for message, _ in client.outgoing())
+
+
+def test_a_stream_lost_with_the_probe_ends_the_opening_where_streams_carry_requests() -> None:
+    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE)
+    client.open()
+    (failed,) = client.lost(about=1, why="reset")
+    assert isinstance(failed, OpeningFailed)
+    assert failed.negotiation == Negotiation((Attempt("server/discover in 2026-07-28", "reset"),), None, "reset")
+    session = ClientSession(Offer(CLIENT_INFO, revisions=(LATEST_LEGACY,)), link=Link.SESSION)
+    session.open()
+    assert not session.lost(about=1)
+
+
+def test_a_client_that_knows_its_server_makes_one_exchange_without_opening() -> None:
+    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE, terms=Terms(E, {"tools": {}}))
+    assert client.phase is Phase.OPEN
+    client.request("tools/call", {"name": "x"})
+    (message,) = drain(client)
+    expected = modern(1, "tools/call", {"name": "x"})
+    assert isinstance(message, Request)
+    assert message.params["_meta"].keys() == {*expected.params["_meta"], "io.modelcontextprotocol/clientInfo"}
