@@ -24,19 +24,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, overload
 
 import attrs
 
@@ -71,7 +59,7 @@ def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
 
 
 def to_json(value: Model, revision: Revision) -> JsonObject:
-    """`value` as `revision` has it.  Raises `NotInThisRevision` if that would lose the meaning."""
+    """`value` as `revision` has it.  Raises `NotInThisRevision` where that would lose the meaning."""
     written: JsonObject = _writers(revision.name)[type(value)](value)
     return written
 
@@ -166,8 +154,9 @@ class _Misfit(Exception):
         return _Misfit(self.why, step, *self.steps)
 
     def __str__(self) -> str:
-        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps)
-        return f"{path.lstrip('.')}: {self.why}" if path else self.why
+        # The keys of a map are a peer's own words: no more of them than finding the place takes.
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{ascii(step)[1:-1][:40]}" for step in self.steps)
+        return f"{path.removeprefix('.')}: {self.why}" if path else self.why
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
@@ -212,15 +201,15 @@ class _Readers(dict[Any, Callable[..., Any]]):
         takes: dict[type, Callable[[Any], Any]] = {}
         for member in members:
             takes |= dict.fromkeys(_SCALARS.get(member, ()), _same)
-            match get_origin(member):
-                case None if member is bytes:
-                    takes[str] = _bytes_from_base64
-                case origin if origin is Literal:
-                    takes[str] = functools.partial(_one_of, get_args(member))
-                case origin if origin is Sequence:
-                    takes[list] = self.array(get_args(member)[0])
-                case origin if origin is Mapping:
-                    takes[dict] = self.map(get_args(member)[1])
+            origin = get_origin(member)
+            if member is bytes:
+                takes[str] = _bytes_from_base64
+            elif origin is Literal:
+                takes[str] = functools.partial(_one_of, get_args(member))
+            elif origin is Sequence:
+                takes[list] = self.array(get_args(member)[0])
+            elif origin is Mapping:
+                takes[dict] = self.map(get_args(member)[1])
         shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
         if shapes:
             takes[dict] = self.object(shapes, Unknown in members)
@@ -321,7 +310,7 @@ class _Writers(dict[type, Write]):
         self[cls] = write
         return write
 
-    def refuse(self, value: Model) -> NoReturn:
+    def refuse(self, value: Model) -> Json:
         raise NotInThisRevision(type(value).__name__, self.revision)
 
     def differently(self, cls: type[Model], write: Write, say: Callable[[Any, str], Model]) -> Write:
