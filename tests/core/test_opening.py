@@ -544,6 +544,8 @@ def test_a_stray_line_is_answered_in_the_legacy_era_only(line: bytes) -> None:
         (event,) = client.receive(decode(line, LIMITS), 0.0)
         assert isinstance(event, PeerMistake)
         assert len(client.outgoing()) == (1 if revision is D else 0)
+        client.receive(Request(1, "no/such"), 0.0)
+        assert len(client.outgoing()) == (1 if revision is D else 0)
 
 
 @pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)

@@ -621,24 +621,6 @@ def test_what_a_revision_lacks_cannot_be_sent(revision: Revision) -> None:
         assert not session.outgoing()
 
 
-@pytest.mark.parametrize(
-    ("revision", "method", "use"),
-    [
-        (A, "elicitation/create", ""),
-        (B, "elicitation/create", ""),
-        (D, "subscriptions/listen", "resources/subscribe and the list_changed notifications"),
-        (D, "server/discover", "initialize"),
-        (E, "ping", "any other request"),
-        (E, "initialize", "server/discover, or nothing"),
-        (E, "elicitation/create", "an input request in an input-required result"),
-        (E, "no/such", ""),
-    ],
-    ids=str,
-)
-def test_an_error_says_what_to_use_instead_where_there_is_something(revision: Revision, method: str, use: str) -> None:
-    assert revision.instead_of(method) == use
-
-
 def _requests_that_need_something() -> list[Any]:
     rows = [
         (revision, sender, row) for revision in ALL for sender in Role for row in revision.requests[sender].values()
