@@ -259,7 +259,7 @@ def check(case: Case) -> None:
     assert (client.waiting, client.next_deadline()) == (0, None)
 
 
-@req("life-12", "life-13", "life-14", "life-17", "life-20", "ver-02", "ver-10", "ver-13", "ver-14", "ver-17")
+@req("life-12", "life-13", "life-14", "life-17", "life-20", "ver-02", "ver-13", "ver-14", "ver-17")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
     check(case)
@@ -437,7 +437,7 @@ def test_the_opening_is_not_sent_by_hand(revision: Revision) -> None:
     assert not client.outgoing()
 
 
-@req("meta-10", "meta-12", "state-05")
+@req("meta-10", "meta-12", "ver-10")
 def test_every_modern_request_carries_its_terms() -> None:
     made = pair(client_speaks=ALL, server_speaks=ALL)
     made.client.open()

@@ -60,7 +60,7 @@ def resolved(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]:
 # Beside the schemas.
 
 
-@req("type-02", "type-15", "type-16", "core-04")
+@req("type-02", "type-15", "type-16")
 @each_revision
 def test_the_methods_are_those_of_the_schema(revision: Revision, shared_schemas: Path) -> None:
     schema = schema_of(shared_schemas, revision)
@@ -70,7 +70,6 @@ def test_the_methods_are_those_of_the_schema(revision: Revision, shared_schemas:
     assert revision.input_requests.keys() == (methods(schema, "InputRequest") if "InputRequest" in schema else set())
 
 
-@req("life-21", "life-22", "arch-01")
 @each_revision
 def test_the_capabilities_are_those_of_the_schema(revision: Revision, shared_schemas: Path) -> None:
     schema = schema_of(shared_schemas, revision)
