@@ -384,6 +384,11 @@ def test_a_message_of_just_the_limit_is_read_and_one_byte_more_is_not() -> None:
     assert f"{len(data)} bytes" in refused(data + " ", Limits(message_bytes=len(data))).why
 
 
+def test_a_result_of_eight_mebibytes_is_read() -> None:
+    result = Result(1, {"blob": "A" * (8 * 1024 * 1024)})
+    assert read(encode(result)) == result
+
+
 def test_a_message_of_just_the_depth_is_read_and_one_level_more_is_refused_with_its_id() -> None:
     assert isinstance(read(nested(LIMITS.depth)), Request)
     assert owed(nested(LIMITS.depth + 1)) == (INVALID_REQUEST, 7)
@@ -509,6 +514,7 @@ def test_an_error_without_an_id_has_null_in_old_revisions_and_no_id_from_2025_11
     assert written.get("id") is None
     inside = json.loads(encode(Batch((error,)), null_id=revision.unreadable_id_is_null))
     assert inside == [written]
+    assert "id" in json.loads(encode(error))
 
 
 @req("batch-02")
