@@ -6,7 +6,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.templates import Matcher, Template, Value
 
@@ -332,7 +331,6 @@ ESCAPES = [
 ]
 
 
-@req("res-10")
 @pytest.mark.parametrize("escape", ESCAPES)
 @pytest.mark.parametrize(
     "text", ["f:{x}", "f:{x}.txt", "f:/a{/x}/b", "f:{+x}", "f:///{+x}", "f:{/x*}", "f:{#x}", "f:{.x}", "f:{;x}"]
@@ -422,7 +420,6 @@ SHAPES = [
 ]
 
 
-@req("res-22")
 @given(st.sampled_from(SHAPES), st.data())
 @settings(max_examples=300)
 def test_matching_gives_back_what_was_expanded(shape: str, data: st.DataObject) -> None:
