@@ -518,6 +518,16 @@ def test_a_method_that_a_legacy_revision_lacks_does_not_exist_for_either_side(re
         assert answer.code == errors.METHOD_NOT_FOUND
 
 
+def test_an_error_about_a_name_does_not_grow_with_it() -> None:
+    name = "x" * 1_000_000
+    for session in (server(), opened(D).server, opened(D).client):
+        for message in (Request("q", name), modern("m", name), Notification(name)):
+            for event in session.receive(message, 0.0):
+                assert isinstance(event, PeerMistake)
+                assert len(event.why) < 300
+        assert all(isinstance(answer, Error) and len(answer.message) < 300 for answer in drain(session))
+
+
 @req("core-32", "arch-02", "core-04")
 @each_revision
 def test_a_method_of_a_feature_that_the_server_does_not_declare_does_not_exist(revision: Revision) -> None:

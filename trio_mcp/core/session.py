@@ -63,6 +63,7 @@ class Opened(Event):
     terms: Terms
 
 
+_SHOWN = 80  # characters of a name from the peer, which may be as long as a message, that an error repeats
 _MODERN_META = (META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_CLIENT_INFO)
 
 
@@ -273,7 +274,7 @@ class Session(Peer):
     def _without_terms(self, request: Request) -> list[Event]:
         """A request before it is known what it means."""
         if not any(each.request(self.role.other, request.method) for each in self.offer.revisions):
-            why = f"{request.method} does not exist in {', '.join(self.offer.versions)}"
+            why = f"{request.method[:_SHOWN]} does not exist in {', '.join(self.offer.versions)}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         return self._refuse_call(request, errors.INVALID_REQUEST, f"{request.method} before the end of initialize")
 
@@ -284,14 +285,14 @@ class Session(Peer):
         """Hand on what the terms of the link know; "unknown notifications are ignored", and reported."""
         terms = self._heard_under(note.method)
         if terms is None or terms.revision.notification(self.role.other, note.method) is None:
-            return [PeerMistake(f"{note.method} is no notification for the {self.role.value} here; ignored")]
+            return [PeerMistake(f"{note.method[:_SHOWN]} is no notification for the {self.role.value} here; ignored")]
         return [Notice(note, self._with(terms, principal, headers))]
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
         row = terms.revision.request(self.role.other, request.method)
         if row is None:
-            why = f"{request.method} does not exist in {terms.revision}"
+            why = f"{request.method[:_SHOWN]} does not exist in {terms.revision}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         declared = self.declared(terms.revision)
         missing = missing_capabilities(terms.revision, row, request.params, declared)
@@ -427,7 +428,7 @@ class ServerSession(Session):
         if not isinstance(requested, str):
             why = f"the protocol version must be a string: one of {', '.join(supported)}"
             return self._refuse_call(request, errors.INVALID_PARAMS, why, data)
-        why = f"protocol version {requested[:40]!r} is not served here; served: {', '.join(supported)}"
+        why = f"protocol version {requested[:_SHOWN]!r} is not served here; served: {', '.join(supported)}"
         return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, {**data, "requested": requested})
 
     def _discover(self, request: Request, terms: Terms) -> list[Event]:
