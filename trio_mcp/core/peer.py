@@ -38,8 +38,8 @@ from trio_mcp.core.jsonrpc import (
     Request,
     Result,
 )
-from trio_mcp.core.revisions import REVISIONS, Role
-from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, Table, step
+from trio_mcp.core.revisions import Role
+from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, first_state, step
 from trio_mcp.core.terms import Terms
 
 __all__ = [
@@ -60,55 +60,50 @@ __all__ = [
 
 
 @attrs.frozen
-class Answered(Event):
-    """A request of ours has its result."""
+class Outcome(Event):
+    """What became of a request of ours: every one has exactly one, unless it was we who cancelled it."""
 
     id: Id
     method: str
+
+
+@attrs.frozen
+class Answered(Outcome):
+    """The answer is a result."""
+
     result: JsonObject
 
 
 @attrs.frozen
-class Refused(Event):
-    """A request of ours was answered with an error."""
+class Refused(Outcome):
+    """The answer is an error."""
 
-    id: Id
-    method: str
     error: Error
 
 
 @attrs.frozen
-class Garbled(Event):
-    """A request of ours was answered with something that is no valid answer."""
+class Garbled(Outcome):
+    """The answer is no valid answer."""
 
-    id: Id
-    method: str
     why: str
 
 
 @attrs.frozen
-class TimedOut(Event):
-    """The deadline of a request of ours has passed.  The peer was told, where it may be."""
-
-    id: Id
-    method: str
+class TimedOut(Outcome):
+    """The deadline has passed; the peer was told, where it may be."""
 
 
 @attrs.frozen
-class Lost(Event):
-    """The stream or link that a request of ours needs is gone; it may or may not have been carried out."""
+class Lost(Outcome):
+    """The stream or link is gone; the request may or may not have been carried out."""
 
-    id: Id
-    method: str
     why: str
 
 
 @attrs.frozen
-class TornDown(Event):
-    """A subscription of ours was ended by the server without a result."""
+class TornDown(Outcome):
+    """The server ended a subscription without a result."""
 
-    id: Id
-    method: str
     reason: str
 
 
@@ -145,26 +140,15 @@ class PeerMistake(Event):
     why: str
 
 
-Outcome: TypeAlias = Answered | Refused | Garbled | TimedOut | Lost | TornDown
 Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Id | None]
 """A message, and the request it belongs to: the peer's id, or None if it belongs to none."""
 
 _PROGRESS = "notifications/progress"
 _CANCELLED = "notifications/cancelled"
-# Where the state of a new request differs from OPEN.  The methods differ by era, so one table serves all revisions.
-_FIRST_STATE = {
-    **{method: State.STANDING for each in REVISIONS.values() for method in each.teardown},
-    **{method: State.FIXED for each in REVISIONS.values() for method in each.uncancellable},
-}
 _SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
 _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
 _NO_META: JsonObject = {}
 _LIMITS = Limits()
-
-
-def _first_state(table: Table, method: str) -> State:
-    state = _FIRST_STATE.get(method, State.OPEN)
-    return state if state in table else State.OPEN
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -192,7 +176,6 @@ class _Calling:
     state: State
     about: Id | None
     progress: float | None
-    deadline: float | None
 
 
 @attrs.define(eq=False)
@@ -271,8 +254,8 @@ class Peer:
         elif "progressToken" in params.get("_meta", ()):
             raise LocalProtocolError(f"{method} was not sent: say progress=True instead of choosing a progressToken")
         self._next_id += 1
-        state = _first_state(CALLING[self.link], method)
-        self._calling[id] = _Calling(id, method, state, about, -math.inf if progress else None, deadline)
+        state = first_state(CALLING[self.link], method)
+        self._calling[id] = _Calling(id, method, state, about, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
         self._outgoing.append((Request(id, method, params), about))
@@ -339,10 +322,11 @@ class Peer:
         if about is not None:
             return self._lose_stream(about, why)
         self.closed = True
-        events: list[Event] = []
-        for calling in list(self._calling.values()):
-            if self._call_step(calling, Seen.LINK_LOST):
-                events.append(Lost(calling.id, calling.method, why))
+        events: list[Event] = [
+            Lost(calling.id, calling.method, why)
+            for calling in list(self._calling.values())
+            if self._call_step(calling, Seen.LINK_LOST)
+        ]
         for id, serving in list(self._serving.items()):
             self._stop(id, serving, Seen.LINK_LOST, why, events)
         self._outgoing.clear()
@@ -437,7 +421,7 @@ class Peer:
             why = "params._meta must be an object, and its progressToken a string or an integer"
             self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, batch)
         else:
-            state = _first_state(SERVING[self.link], request.method)
+            state = first_state(SERVING[self.link], request.method)
             self._serving[id] = _Serving(request.method, state, token, batch)
             if batch is not None:
                 batch.about = id if batch.about is None else batch.about
@@ -522,15 +506,18 @@ class Peer:
         total, message = params.get("total"), params.get("message")
         if not _is_id(token) or not _is_number(progress):
             events.append(PeerMistake("notifications/progress without a token and a number"))
-        elif (calling := self._find(token, events)) is None:
             return
-        elif calling.progress is None or progress <= calling.progress:
-            events.append(PeerMistake(f"progress of request {calling.id} was not asked for, or did not rise"))
-        elif self._call_step(calling, Seen.NOTE):
-            calling.progress = progress
-            total = total if _is_number(total) else None
-            message = message if isinstance(message, str) else None
-            events.append(ProgressReported(calling.id, progress, total, message))
+        calling = self._find(token, events)
+        if calling is None or not self._call_step(calling, Seen.NOTE):
+            return
+        if calling.progress is None or progress <= calling.progress:
+            why = "was not asked for" if calling.progress is None else f"did not rise above {calling.progress}"
+            events.append(PeerMistake(f"progress of request {calling.id} {why}"))
+            return
+        calling.progress = progress
+        total = total if _is_number(total) else None
+        message = message if isinstance(message, str) else None
+        events.append(ProgressReported(calling.id, progress, total, message))
 
     # Shared by both halves.
 

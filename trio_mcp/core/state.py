@@ -5,8 +5,8 @@ tables do not know which side we are: a request that we made is followed by `CAL
 `SERVING`, on clients and servers alike.  What a lost stream and a cancellation mean depends on the kind of link, so
 there is one table for each `Link`, not an `if`.
 
-A state stands in a table only where it makes a difference there; `peer` starts a request as OPEN where its own first
-state has no row.  So every cell counts: to change any one of them is to break a promise that a test can see.
+A state stands in a table only where it makes a difference there; elsewhere such a request is like any other.  So every
+cell counts: to change any one of them is to break a promise that a test can see.
 
 What does not fit a table stands in `peer`: ids that only grow (so that a late answer needs no memory), progress that
 must increase, and batches.  A column that is missing from a row cannot be seen there: to step on it is our own mistake
@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.revisions import REVISIONS
 
-__all__ = ["CALLING", "SERVING", "Deed", "Link", "Seen", "State", "Table", "step"]
+__all__ = ["CALLING", "SERVING", "Deed", "Link", "Seen", "State", "Table", "first_state", "step"]
 
 
 class _Key(enum.Enum):
@@ -154,6 +155,19 @@ SERVING: dict[Link, Table] = {
         CANCELLED: {**_STOPPED, Seen.STREAM_LOST: (CANCELLED, Deed.NOTHING)},
     },
 }
+
+
+# Where a new request is not OPEN.  The methods differ by era, so one mapping serves all revisions.
+_FIRST: Mapping[str, State] = {
+    **{method: STANDING for each in REVISIONS.values() for method in each.teardown},
+    **{method: FIXED for each in REVISIONS.values() for method in each.uncancellable},
+}
+
+
+def first_state(table: Table, method: str) -> State:
+    """The state in which a request for `method` begins."""
+    state = _FIRST.get(method, OPEN)
+    return state if state in table else OPEN
 
 
 def step(table: Table, state: State, seen: Seen) -> tuple[State, Deed]:

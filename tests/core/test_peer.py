@@ -1,0 +1,1137 @@
+"""One peer, or two joined by bytes: every rule that a request obeys, told by what comes out.
+
+The orders in which things can happen are played in `test_races`; here each rule stands by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    LocalProtocolError,
+    RequestError,
+    SessionClosed,
+)
+from trio_mcp.core.jsonrpc import (
+    Batch,
+    Error,
+    Event,
+    Id,
+    Invalid,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+    decode,
+    encode,
+)
+from trio_mcp.core.peer import (
+    Answered,
+    Complained,
+    Garbled,
+    Lost,
+    Outcome,
+    Peer,
+    PeerMistake,
+    ProgressReported,
+    Refused,
+    RequestCancelled,
+    TimedOut,
+    TornDown,
+)
+from trio_mcp.core.revisions import REVISIONS, Revision, Role
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import LOG_LEVELS, Terms
+
+CLIENT, SERVER = Role.CLIENT, Role.SERVER
+DUPLEX, SESSION, EXCHANGE = Link
+LISTEN = "subscriptions/listen"
+UNCANCELLABLE = ("initialize", "server/discover")
+LIMITS = Limits()
+BATCHES = Terms(REVISIONS["2025-03-26"])
+PARAMS = {"name": "add", "arguments": {"a": 1}}
+
+
+def sent(peer: Peer) -> list[Message]:
+    return [message for message, _ in peer.outgoing()]
+
+
+def carry(sender: Peer, receiver: Peer, now: float = 0) -> list[Event]:
+    """What the receiver makes of everything the sender has to say, read from bytes."""
+    events: list[Event] = []
+    for message in sent(sender):
+        events += receiver.receive(decode(encode(message), LIMITS), now)
+    return events
+
+
+def cancellation(id: object, **more: object) -> Notification:
+    return Notification("notifications/cancelled", {"requestId": id, **more})
+
+
+def progress(token: object, value: object, **more: object) -> Notification:
+    return Notification("notifications/progress", {"progressToken": token, "progress": value, **more})
+
+
+def mistakes(events: list[Event]) -> list[str]:
+    assert all(isinstance(event, PeerMistake) for event in events)
+    return [event.why for event in events if isinstance(event, PeerMistake)]
+
+
+def serving(peer: Peer, id: Id = 7, method: str = "tools/call", token: object = None) -> Peer:
+    """`peer`, while it serves this request."""
+    request = Request(id, method, {} if token is None else {"_meta": {"progressToken": token}})
+    assert peer.receive(request, 0) == [request]
+    return peer
+
+
+@pytest.fixture(params=Role, ids=lambda role: f"{role.value} asks")
+def pair(request: pytest.FixtureRequest) -> tuple[Peer, Peer]:
+    """The one who asks and the one who serves, in both castings."""
+    return Peer(request.param), Peer(request.param.other)
+
+
+# Requests and their outcomes.
+
+
+@req("core-09")
+def test_a_request_is_answered(pair: tuple[Peer, Peer]) -> None:
+    ours, theirs = pair
+    id = ours.request("tools/call", PARAMS)
+    assert carry(ours, theirs) == [Request(id, "tools/call", PARAMS)]
+    assert (ours.waiting, theirs.serving) == (1, 1)
+    assert theirs.serves(id)
+    assert theirs.answer(id, {"sum": 2}) is True
+    assert carry(theirs, ours) == [Answered(id, "tools/call", {"sum": 2})]
+    assert (ours.waiting, theirs.serving) == (0, 0)
+    assert not theirs.serves(id)
+
+
+@req("core-17")
+@pytest.mark.parametrize("data", [{"left": 1}, [1], "text", 0, False])
+def test_a_request_is_refused(pair: tuple[Peer, Peer], data: object) -> None:
+    ours, theirs = pair
+    id = ours.request("tools/call")
+    carry(ours, theirs)
+    assert theirs.refuse(id, RequestError(-32602, "no such tool", data)) is True
+    assert carry(theirs, ours) == [Refused(id, "tools/call", Error(id, -32602, "no such tool", data))]
+    assert (ours.waiting, theirs.serving) == (0, 0)
+
+
+def test_an_error_without_data_has_no_data(pair: tuple[Peer, Peer]) -> None:
+    serving(pair[1]).refuse(7, RequestError(-32602, "no"))
+    assert sent(pair[1]) == [Error(7, -32602, "no")]
+
+
+@req("core-09")
+@pytest.mark.parametrize("id", [0, 1, -1, 2**63, "", "1", "a-b"])
+def test_an_answer_has_the_very_id_of_its_request(pair: tuple[Peer, Peer], id: Id) -> None:
+    for finish in (lambda peer: peer.answer(id, {}), lambda peer: peer.refuse(id, RequestError(1, "no"))):
+        peer = serving(pair[1], id)
+        assert finish(peer)
+        ((message, about),) = peer.outgoing()
+        echoed = json.loads(encode(message))["id"]
+        assert (echoed, type(echoed), about) == (id, type(id), id)
+
+
+@req("core-09")
+def test_the_number_one_and_the_string_one_are_two_requests() -> None:
+    peer = serving(serving(Peer(SERVER), 1), "1")
+    assert peer.serving == 2
+    peer.answer("1", {"as": "text"})
+    assert sent(peer) == [Result("1", {"as": "text"})]
+    assert peer.serves(1)
+
+
+@req("core-07", "core-08", "prog-02")
+def test_ids_and_progress_tokens_never_repeat(pair: tuple[Peer, Peer]) -> None:
+    ours, theirs = pair
+    ids = []
+    for turn in range(20):
+        ids.append(ours.request("tools/call", progress=True, deadline=turn))
+        carry(ours, theirs)
+        if turn % 4 == 0:
+            theirs.answer(ids[-1], {})
+        elif turn % 4 == 1:
+            ours.cancel(ids[-1])
+        elif turn % 4 == 2:
+            ours.tick(turn)
+        carry(theirs, ours)
+    assert len({*ids}) == 20
+
+
+@req("prog-02")
+def test_a_request_asks_for_progress_under_its_own_id() -> None:
+    peer = Peer(CLIENT)
+    params = {"name": "add", "_meta": {"traceparent": "00-1"}}
+    id = peer.request("tools/call", params, progress=True)
+    other = peer.request("tools/call", params)
+    assert sent(peer) == [
+        Request(id, "tools/call", {"name": "add", "_meta": {"traceparent": "00-1", "progressToken": id}}),
+        Request(other, "tools/call", params),
+    ]
+    assert params == {"name": "add", "_meta": {"traceparent": "00-1"}}
+
+
+@req("prog-02")
+def test_a_token_of_ones_own_choice_is_refused_and_nothing_is_sent() -> None:
+    peer = Peer(CLIENT)
+    with pytest.raises(LocalProtocolError, match="progress=True"):
+        peer.request("tools/call", {"_meta": {"progressToken": 1}})
+    assert (peer.waiting, sent(peer), peer.request("ping")) == (0, [], 1)
+
+
+def test_ids_start_where_one_says() -> None:
+    peer = Peer(CLIENT, first_id=100)
+    assert [peer.request("ping"), peer.request("ping")] == [100, 101]
+    assert peer.receive(Result(101, {}), 0) == [Answered(101, "ping", {})]
+    assert mistakes(peer.receive(Result(99, {}), 0)) == ["no request of ours has the id 99"]
+    assert mistakes(peer.receive(Result(102, {}), 0)) == ["no request of ours has the id 102"]
+
+
+def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
+    one, two = Peer(CLIENT), Peer(SERVER)
+    assert one.request("tools/call") == two.request("roots/list") == 1
+    carry(one, two)
+    carry(two, one)
+    assert (one.waiting, one.serving, two.waiting, two.serving) == (1, 1, 1, 1)
+    assert one.answer(1, {"roots": []})
+    assert carry(one, two) == [Answered(1, "roots/list", {"roots": []})]
+    assert two.serves(1)
+    assert two.answer(1, {"content": []})
+    assert carry(two, one) == [Answered(1, "tools/call", {"content": []})]
+
+
+@pytest.mark.parametrize("finish", ["answer", "error", "garble", "cancel", "expire", "teardown"])
+@req("cancel-05", "cancel-06", "cancel-21")
+def test_a_late_answer_vanishes(finish: str) -> None:
+    peer = Peer(CLIENT)
+    id = peer.request(LISTEN, deadline=5)
+    assert {
+        "answer": lambda: peer.receive(Result(id, {}), 0),
+        "error": lambda: peer.receive(Error(id, 1, "no"), 0),
+        "garble": lambda: peer.receive(Invalid("neither result nor error", answers=id), 0),
+        "cancel": lambda: peer.cancel(id),
+        "expire": lambda: peer.tick(5),
+        "teardown": lambda: peer.receive(cancellation(id), 0),
+    }[finish]()
+    peer.outgoing()
+    assert peer.waiting == 0
+    late = [Result(id, {}), Error(id, 1, "no"), Invalid("?", answers=id), progress(id, 1), cancellation(id)]
+    assert [event for message in late for event in peer.receive(message, 6)] == []
+    assert peer.cancel(id) is False
+    assert peer.tick(9) == sent(peer) == []
+
+
+@pytest.mark.parametrize("id", [0, 2, -1, 10**30, "", "x", "2", "1.0", " 1", "¹", "9" * 30])
+def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
+    peer = Peer(CLIENT)
+    peer.request("ping")
+    peer.outgoing()
+    for message in (Result(id, {}), Error(id, 1, "no"), Invalid("?", answers=id), progress(id, 1)):
+        assert mistakes(peer.receive(message, 0)) == [f"no request of ours has the id {id!r}"]
+    assert (peer.waiting, sent(peer)) == (1, [])
+
+
+def test_an_id_that_comes_back_as_a_string_is_put_right_and_reported(pair: tuple[Peer, Peer]) -> None:
+    ours = pair[0]
+    why = PeerMistake("id 1 came back as the string '1'")
+    ours.request("tools/call", progress=True)
+    assert ours.receive(progress("1", 1), 0) == [why, ProgressReported(1, 1, None, None)]
+    assert ours.receive(Result("1", {}), 0) == [why, Answered(1, "tools/call", {})]
+    assert ours.receive(Result("1", {}), 0) == [why]
+    assert ours.request("tools/call") == 2
+    assert ours.receive(Error("2", 1, "no"), 0)[1:] == [Refused(2, "tools/call", Error("2", 1, "no"))]
+
+
+def test_an_answer_that_is_none_tells_who_waits_for_it(pair: tuple[Peer, Peer]) -> None:
+    ours = pair[0]
+    id = ours.request("tools/call")
+    garbled = decode(b'{"jsonrpc":"2.0","id":1,"result":[]}', LIMITS)
+    (event,) = ours.receive(garbled, 0)
+    assert isinstance(event, Garbled)
+    assert (event.id, event.method) == (id, "tools/call")
+    assert "must be an object" in event.why
+    assert ours.waiting == 0
+
+
+def test_an_error_without_an_id_is_a_complaint(pair: tuple[Peer, Peer]) -> None:
+    ours = pair[0]
+    ours.request("ping")
+    ours.outgoing()
+    error = Error(None, -32700, "not JSON")
+    assert ours.receive(error, 0) == [Complained(error)]
+    assert (ours.waiting, sent(ours)) == (1, [])
+
+
+def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> None:
+    peer = Peer(CLIENT, link=EXCHANGE)
+    error = Error(None, -32700, "not JSON")
+    assert peer.receive(error, 0) == [Complained(error)]
+    id = peer.request("ping")
+    assert peer.receive(error, 0) == [Refused(id, "ping", error)]
+    peer.request("ping")
+    peer.request("ping")
+    assert peer.receive(error, 0) == [Complained(error)]
+
+
+def test_answering_what_is_not_served_sends_nothing() -> None:
+    peer = serving(Peer(SERVER))
+    assert peer.answer(7, {})
+    peer.outgoing()
+    assert peer.answer(7, {}) is False
+    assert peer.refuse(7, RequestError(1, "no")) is False
+    assert peer.answer("7", {}) is False
+    assert sent(peer) == []
+
+
+# Notifications.
+
+
+def test_a_notification_arrives(pair: tuple[Peer, Peer]) -> None:
+    ours, theirs = pair
+    assert ours.notify("notifications/x", {"a": 1}) is True
+    assert ours.notify("notifications/y") is True
+    assert carry(ours, theirs) == [Notification("notifications/x", {"a": 1}), Notification("notifications/y")]
+
+
+def test_a_note_that_belongs_to_a_request_goes_with_it_and_ends_with_it() -> None:
+    peer = serving(Peer(SERVER), method=LISTEN)
+    note = Notification("notifications/tools/list_changed")
+    assert peer.notify(note.method, about=7) is True
+    assert peer.outgoing() == [(note, 7)]
+    assert peer.notify(note.method, about=8) is False
+    peer.answer(7, {})
+    peer.outgoing()
+    assert peer.notify(note.method, about=7) is False
+    assert sent(peer) == []
+
+
+@req("core-15")
+def test_notifications_carry_no_id() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    peer.notify("notifications/message", {"level": "info"}, about=7)
+    peer.notify("notifications/tools/list_changed")
+    peer.progress(7, 1)
+    peer.cancel(peer.request("roots/list"))
+    wire = [json.loads(encode(message)) for message in sent(peer)]
+    with_id = [message["method"] for message in wire if "id" in message]
+    assert (len(wire), with_id) == (5, ["roots/list"])
+
+
+@req("core-16")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"jsonrpc":"2.0","method":"notifications/unheard-of","params":{"x":1}}',
+        b'{"jsonrpc":"2.0","method":"tools/call"}',
+        b'{"jsonrpc":"2.0","method":"notifications/message","params":[]}',
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled"}',
+        b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":{}}}',
+        b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":"x"}}',
+    ],
+)
+def test_no_notification_is_answered(pair: tuple[Peer, Peer], line: bytes) -> None:
+    for peer in pair:
+        (event,) = peer.receive(decode(line, LIMITS), 0)
+        assert isinstance(event, Notification | PeerMistake)
+        assert sent(peer) == []
+
+
+@pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/progress"])
+@req("cancel-01", "cancel-13", "cancel-19", "prog-05")
+def test_cancellations_and_progress_cannot_be_sent_by_hand(pair: tuple[Peer, Peer], method: str) -> None:
+    for peer in pair:
+        with pytest.raises(LocalProtocolError, match="not by hand"):
+            peer.notify(method, {"requestId": 99, "progressToken": 99, "progress": 1})
+        assert sent(peer) == []
+
+
+# Progress.
+
+
+@req("prog-01", "prog-04", "prog-06", "prog-10")
+def test_progress_arrives_with_or_without_total_and_message(pair: tuple[Peer, Peer]) -> None:
+    ours, theirs = pair
+    id = ours.request("tools/call", progress=True)
+    carry(ours, theirs)
+    assert theirs.progress(id, 0)
+    assert theirs.progress(id, 0.5, 2)
+    assert theirs.progress(id, 1.5, 2.5, "nearly")
+    assert theirs.progress(id, 10**400, message="far beyond")
+    assert carry(theirs, ours) == [
+        ProgressReported(id, 0, None, None),
+        ProgressReported(id, 0.5, 2, None),
+        ProgressReported(id, 1.5, 2.5, "nearly"),
+        ProgressReported(id, 10**400, None, "far beyond"),
+    ]
+
+
+@req("prog-01")
+@pytest.mark.parametrize("token", [0, 5, -1, "", "abc"])
+def test_progress_goes_by_the_very_token_of_the_request(token: Id) -> None:
+    peer = serving(Peer(SERVER), token=token)
+    assert peer.progress(7, 1)
+    ((message, about),) = peer.outgoing()
+    echoed = json.loads(encode(message))["params"]["progressToken"]
+    assert (echoed, type(echoed), about) == (token, type(token), 7)
+
+
+@req("prog-01")
+@pytest.mark.parametrize("meta", [{"progressToken": bad} for bad in (1.5, True, [], {})] + [None, [], "x", 1])
+def test_a_token_that_is_neither_string_nor_integer_is_refused(meta: object) -> None:
+    peer = Peer(SERVER)
+    (why,) = mistakes(peer.receive(Request(7, "tools/call", {"_meta": meta}), 0))
+    assert peer.outgoing() == [(Error(7, INVALID_PARAMS, why), 7)]
+    assert peer.serving == 0
+
+
+@req("prog-05", "prog-06")
+def test_progress_that_nobody_asked_for_is_not_sent() -> None:
+    peer = serving(Peer(SERVER))
+    assert peer.progress(7, 1) is False
+    assert peer.progress(8, 1) is False
+    serving(peer, 9, token=None)
+    assert peer.receive(Request(10, "x", {"_meta": {"progressToken": None}}), 0)
+    assert peer.progress(10, 1) is False
+    assert sent(peer) == []
+
+
+@req("prog-03")
+@pytest.mark.parametrize("value", [1, 0.5, -1, math.nan, math.inf, -math.inf])
+def test_progress_that_does_not_rise_is_our_own_mistake(value: float) -> None:
+    peer = serving(Peer(SERVER), token="t")
+    assert peer.progress(7, 1)
+    with pytest.raises(LocalProtocolError, match="must rise"):
+        peer.progress(7, value)
+    assert peer.progress(7, 2)
+    assert [message.params["progress"] for message in sent(peer)] == [1, 2]
+
+
+@req("prog-03")
+@pytest.mark.parametrize("value", [1, 0.5, -1])
+def test_progress_of_theirs_that_does_not_rise_is_reported_as_a_mistake(value: float) -> None:
+    peer = Peer(CLIENT)
+    peer.request("tools/call", progress=True)
+    assert peer.receive(progress(1, 1), 0) == [ProgressReported(1, 1, None, None)]
+    assert len(mistakes(peer.receive(progress(1, value), 0))) == 1
+    assert peer.receive(progress(1, 1.5), 0) == [ProgressReported(1, 1.5, None, None)]
+
+
+@req("prog-07")
+def test_progress_that_we_did_not_ask_for_is_dropped(pair: tuple[Peer, Peer]) -> None:
+    for peer in pair:
+        peer.request("tools/call")
+        peer.outgoing()
+        for message in (progress(1, 1), progress(2, 1), progress("x", 1)):
+            assert len(mistakes(peer.receive(message, 0))) == 1
+        assert (peer.waiting, sent(peer)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("token", "value"),
+    [
+        *((token, 1) for token in (None, 1.0, True, [1], {})),
+        *((1, value) for value in (None, True, "1", [], math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_malformed_progress_is_dropped(token: object, value: object) -> None:
+    peer = Peer(CLIENT)
+    peer.request("tools/call", progress=True)
+    peer.outgoing()
+    assert len(mistakes(peer.receive(progress(token, value), 0))) == 1
+    assert (peer.waiting, sent(peer)) == (1, [])
+
+
+@pytest.mark.parametrize(("total", "message"), [(True, 1), ("9", None), (math.inf, []), (None, {})])
+def test_progress_with_an_odd_total_or_message_is_taken_without_it(total: object, message: object) -> None:
+    peer = Peer(CLIENT)
+    peer.request("tools/call", progress=True)
+    assert peer.receive(progress(1, 1, total=total, message=message), 0) == [ProgressReported(1, 1, None, None)]
+
+
+@req("prog-09", "prog-05")
+@pytest.mark.parametrize("finish", ["answer", "refuse", "cancel", "lose"])
+def test_there_is_no_progress_after_the_end(finish: str) -> None:
+    peer = serving(Peer(SERVER), token="t")
+    {
+        "answer": lambda: peer.answer(7, {}),
+        "refuse": lambda: peer.refuse(7, RequestError(1, "no")),
+        "cancel": lambda: peer.receive(cancellation(7), 0),
+        "lose": lambda: peer.lost(),
+    }[finish]()
+    peer.outgoing()
+    assert peer.progress(7, 1) is False
+    assert sent(peer) == []
+
+
+@req("prog-14", "prog-10")
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+@pytest.mark.parametrize("own", [True, False], ids=["of the request", "of the link"])
+def test_a_progress_message_is_sent_where_the_revision_has_one(revision: Any, own: bool) -> None:
+    class Session(Peer):
+        def agree(self, id: Id, terms: Terms) -> None:
+            self._agree(id, terms)
+
+    peer = Session(SERVER)
+    serving(peer, token="t")
+    assert peer.terms_of(7) is None
+    if own:
+        peer.terms = Terms(REVISIONS["2024-11-05"])
+        peer.agree(7, Terms(revision))
+    else:
+        peer.terms = Terms(revision)
+    assert peer.progress(7, 1, message="half")
+    (message,) = sent(peer)
+    assert ("message" in message.params) is (revision.name != "2024-11-05")
+    assert peer.terms_of(7) == Terms(revision)
+    assert peer.terms_of(8) is None
+
+
+# Cancellation.
+
+
+@req("cancel-01", "cancel-10", "cancel-16", "cancel-19")
+@pytest.mark.parametrize("link", [DUPLEX, SESSION])
+def test_giving_up_a_request_tells_the_other_side_once(pair: tuple[Peer, Peer], link: Link) -> None:
+    ours, theirs = (Peer(peer.role, link=link) for peer in pair)
+    id = ours.request("tools/call", PARAMS)
+    carry(ours, theirs)
+    assert ours.cancel(id, "had enough") is True
+    assert ours.cancel(id) is False
+    assert ours.waiting == 0
+    assert carry(ours, theirs) == [RequestCancelled(id, "tools/call", "had enough")]
+
+
+def test_a_cancellation_without_a_reason_has_none() -> None:
+    peer = Peer(CLIENT)
+    peer.cancel(peer.request("tools/call"))
+    assert peer.outgoing()[1:] == [(cancellation(1), None)]
+
+
+@req("cancel-03", "cancel-18")
+def test_nothing_is_sent_for_a_request_after_its_cancellation(pair: tuple[Peer, Peer]) -> None:
+    peer = serving(pair[1], token="t")
+    assert peer.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
+    assert not peer.serves(7)
+    assert peer.progress(7, 1) is False
+    assert peer.notify("notifications/message", {"level": "info"}, about=7) is False
+    with pytest.raises(LocalProtocolError, match="is over"):
+        peer.request("sampling/createMessage", about=7)
+    assert peer.serving == 1
+    assert peer.answer(7, {}) is False
+    assert (peer.serving, sent(peer)) == (0, [])
+
+
+@req("cancel-18")
+def test_what_was_queued_for_a_request_before_its_cancellation_stays_here() -> None:
+    peer = serving(serving(Peer(SERVER), 7, token="t"), 8, token="u")
+    for id in (7, 8):
+        peer.progress(id, 1)
+        peer.notify("notifications/message", {"of": id}, about=id)
+    peer.notify("notifications/tools/list_changed")
+    nested = peer.request("sampling/createMessage", about=7)
+    assert peer.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
+    peer.cancel(nested)
+    peer.answer(7, {})
+    peer.progress(8, 2)
+    assert [(getattr(message, "method", None), about) for message, about in peer.outgoing()] == [
+        ("notifications/progress", 8),
+        ("notifications/message", 8),
+        ("notifications/tools/list_changed", None),
+        ("sampling/createMessage", 7),
+        ("notifications/cancelled", None),
+        ("notifications/progress", 8),
+    ]
+
+
+def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    peer.progress(7, 1)
+    peer.receive(cancellation(7), 0)
+    peer.answer(7, {})
+    serving(peer, token="u")
+    peer.progress(7, 1)
+    peer.answer(7, {"new": True})
+    assert sent(peer) == [progress("u", 1), Result(7, {"new": True})]
+
+
+@req("cancel-06")
+def test_an_answer_that_is_on_its_way_is_not_called_back() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    peer.progress(7, 1)
+    peer.answer(7, {})
+    assert peer.receive(cancellation(7), 0) == []
+    assert sent(peer) == [progress("t", 1), Result(7, {})]
+
+
+@req("cancel-04", "cancel-06", "cancel-08", "cancel-20")
+@pytest.mark.parametrize("id", [6, "7", "x", -1])
+def test_a_cancellation_of_what_is_unknown_is_ignored_in_silence(id: Id) -> None:
+    peer = serving(Peer(SERVER))
+    assert peer.receive(cancellation(id), 0) == []
+    assert (peer.serves(7), sent(peer)) == (True, [])
+
+
+@req("cancel-08")
+@pytest.mark.parametrize("params", [{}, *({"requestId": bad} for bad in (None, True, 7.0, [7], {}))])
+def test_a_malformed_cancellation_costs_nothing(params: dict[str, object]) -> None:
+    peer = serving(Peer(SERVER))
+    assert len(mistakes(peer.receive(Notification("notifications/cancelled", params), 0))) == 1
+    assert (peer.serves(7), sent(peer)) == (True, [])
+
+
+def test_a_reason_that_is_no_text_is_left_out() -> None:
+    peer = serving(Peer(SERVER))
+    assert peer.receive(cancellation(7, reason=["x"]), 0) == [RequestCancelled(7, "tools/call", "")]
+
+
+@req("cancel-06")
+def test_a_second_cancellation_changes_nothing() -> None:
+    peer = serving(Peer(SERVER))
+    assert len(peer.receive(cancellation(7), 0)) == 1
+    assert peer.receive(cancellation(7), 0) == []
+    assert peer.serving == 1
+
+
+@req("cancel-02", "cancel-04")
+@pytest.mark.parametrize("method", UNCANCELLABLE)
+def test_the_opening_is_never_cancelled_by_a_message(method: str) -> None:
+    ours, theirs = Peer(CLIENT), Peer(SERVER)
+    given_up, expired = ours.request(method), ours.request(method, deadline=5)
+    carry(ours, theirs)
+    assert ours.cancel(given_up) is True
+    assert ours.tick(5) == [TimedOut(expired, method)]
+    assert sent(ours) == []
+    # Whoever sends one all the same is not heeded.
+    assert theirs.receive(cancellation(given_up), 0) == []
+    assert theirs.answer(given_up, {}) is True
+    assert carry(theirs, ours) == []
+
+
+@req("cancel-15", "time-03")
+def test_an_exchange_is_cancelled_without_a_message() -> None:
+    peer = Peer(CLIENT, link=EXCHANGE)
+    given_up, _ = peer.request("tools/call"), peer.request(LISTEN, deadline=5)
+    peer.outgoing()
+    assert peer.cancel(given_up) is True
+    assert peer.tick(5) == [TimedOut(2, LISTEN)]
+    assert sent(peer) == []
+
+
+def test_a_nested_request_is_called_off_on_the_stream_it_went_by_while_there_is_one() -> None:
+    peer = serving(Peer(SERVER, link=SESSION))
+    first, second = peer.request("roots/list", about=7), peer.request("roots/list", about=7)
+    peer.cancel(first)
+    peer.answer(7, {})
+    peer.cancel(second)
+    assert [about for message, about in peer.outgoing() if isinstance(message, Notification)] == [7, None]
+
+
+@req("cancel-12")
+def test_a_server_ends_a_subscription_with_its_result_and_then_the_notice() -> None:
+    ours, theirs = Peer(CLIENT), Peer(SERVER)
+    id = ours.request(LISTEN)
+    carry(ours, theirs)
+    assert theirs.answer(id, {"resultType": "complete"}) is True
+    assert theirs.outgoing() == [(Result(id, {"resultType": "complete"}), id), (cancellation(id), id)]
+    assert ours.receive(Result(id, {}), 0) == [Answered(id, LISTEN, {})]
+    assert ours.receive(cancellation(id), 0) == []
+
+
+@req("cancel-12")
+def test_on_an_exchange_the_stream_says_that_the_subscription_has_ended() -> None:
+    peer = serving(Peer(SERVER, link=EXCHANGE), method=LISTEN)
+    peer.answer(7, {})
+    assert sent(peer) == [Result(7, {})]
+
+
+@pytest.mark.parametrize("link", [DUPLEX, EXCHANGE])
+def test_a_subscription_ends_when_its_server_says_so_and_its_late_result_vanishes(link: Link) -> None:
+    peer = Peer(CLIENT, link=link)
+    id = peer.request(LISTEN)
+    assert peer.receive(cancellation(id, reason="restarting"), 0) == [TornDown(id, LISTEN, "restarting")]
+    assert peer.receive(Result(id, {}), 0) == []
+
+
+def test_a_subscription_that_is_refused_was_none() -> None:
+    peer = serving(Peer(SERVER), method=LISTEN)
+    peer.refuse(7, RequestError(INVALID_PARAMS, "no filter"))
+    assert sent(peer) == [Error(7, INVALID_PARAMS, "no filter")]
+
+
+@req("cancel-13")
+@pytest.mark.parametrize("method", ["tools/call", *UNCANCELLABLE])
+@pytest.mark.parametrize("link", Link)
+def test_only_a_subscription_can_be_ended_by_its_server(link: Link, method: str) -> None:
+    peer = Peer(CLIENT, link=link)
+    id = peer.request(method)
+    assert peer.receive(cancellation(id), 0) == []
+    assert peer.receive(Result(id, {}), 0) == [Answered(id, method, {})]
+    served = serving(Peer(SERVER, link=link), method=method)
+    served.answer(7, {})
+    assert sent(served) == [Result(7, {})]
+
+
+# Deadlines.
+
+
+@req("time-02", "time-04")
+def test_each_request_has_the_deadline_it_was_given(pair: tuple[Peer, Peer]) -> None:
+    ours, theirs = pair
+    late, never, soon = ours.request("a", deadline=9), ours.request("b"), ours.request("c", deadline=4.5)
+    carry(ours, theirs)
+    assert ours.next_deadline() == 4.5
+    assert ours.tick(4) == []
+    assert ours.tick(4.5) == [TimedOut(soon, "c")]
+    assert ours.next_deadline() == 9
+    assert carry(ours, theirs) == [RequestCancelled(soon, "c", "timed out")]
+    assert ours.tick(100) == [TimedOut(late, "a")]
+    assert (ours.waiting, ours.next_deadline()) == (1, None)
+    theirs.answer(never, {})
+    assert carry(theirs, ours) == [Answered(never, "b", {})]
+
+
+def test_those_due_together_expire_in_order() -> None:
+    peer = Peer(CLIENT)
+    ids = [peer.request("a", deadline=deadline) for deadline in (3, 1, 2, 1)]
+    assert [event.id for event in peer.tick(3)] == [ids[1], ids[3], ids[2], ids[0]]
+
+
+def test_what_was_due_happens_before_the_message_that_comes_too_late() -> None:
+    peer = Peer(CLIENT)
+    first, second = peer.request("a", deadline=5), peer.request("b", deadline=6)
+    assert peer.receive(Result(second, {}), 5) == [TimedOut(first, "a"), Answered(second, "b", {})]
+    third = peer.request("c", deadline=7)
+    assert peer.receive(Result(third, {}), 7) == [TimedOut(third, "c")]
+
+
+def test_an_answered_request_does_not_expire() -> None:
+    peer = Peer(CLIENT)
+    peer.receive(Result(peer.request("a", deadline=5), {}), 0)
+    assert peer.tick(6) == []
+    peer.receive(Result(peer.request("a", deadline=5), {}), 0)
+    assert peer.next_deadline() is None
+
+
+@pytest.mark.parametrize("end", ["answer", "cancel"])
+def test_deadlines_of_finished_requests_are_not_kept(end: str) -> None:
+    peer = Peer(CLIENT)
+    kept = peer.request("kept", deadline=1e9)
+    size = []
+    for _ in range(100_000):
+        id = peer.request("a", deadline=1e9 + 1)
+        if end == "answer":
+            peer.receive(Result(id, {}), 0)
+        else:
+            peer.cancel(id)
+        peer.outgoing()
+        if id in (100, 100_000):
+            size.append(len(pickle.dumps(peer)))
+    assert size[1] < size[0] + 1000
+    assert peer.next_deadline() == 1e9
+    assert peer.tick(1e9) == [TimedOut(kept, "kept")]
+
+
+# Loss.
+
+
+@pytest.mark.parametrize("link", Link)
+def test_a_lost_link_ends_everything_at_once(link: Link) -> None:
+    for role in Role:
+        peer = serving(Peer(role, link=link), 7)
+        serving(peer, 8, token="t")
+        peer.receive(cancellation(8), 0)
+        ids = [peer.request("a", deadline=5), peer.request("initialize")]
+        assert peer.lost(why="pipe closed") == [
+            Lost(ids[0], "a", "pipe closed"),
+            Lost(ids[1], "initialize", "pipe closed"),
+            RequestCancelled(7, "tools/call", "pipe closed"),
+        ]
+        assert (peer.closed, peer.waiting, peer.serving, peer.next_deadline(), sent(peer)) == (True, 0, 2, None, [])
+        assert [peer.answer(7, {}), peer.refuse(8, RequestError(1, "no"))] == [False, False]
+        assert peer.serving == 0
+
+
+def test_a_closed_peer_takes_nothing_in_and_gives_nothing_out() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    id = peer.request("a", deadline=5)
+    peer.lost()
+    with pytest.raises(SessionClosed, match="the link is closed"):
+        peer.request("b")
+    assert peer.notify("notifications/x") is False
+    assert peer.notify("notifications/x", about=7) is False
+    assert peer.progress(7, 1) is False
+    assert peer.cancel(id) is False
+    for message in (Request(1, "x"), Notification("x"), Result(id, {}), Error(None, 1, "no"), cancellation(7)):
+        assert peer.receive(message, 9) == []
+    assert peer.lost() == peer.tick(99) == sent(peer) == []
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("about", [7, 8])
+def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
+    peer = serving(Peer(role, first_id=7))
+    peer.request("a")
+    with pytest.raises(LocalProtocolError, match="as a whole"):
+        peer.lost(about=about)
+    assert (peer.closed, peer.waiting, peer.serves(7)) == (False, 1, True)
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
+def test_a_session_does_not_mind_a_lost_stream(role: Role, method: str) -> None:
+    peer = serving(Peer(role, link=SESSION, first_id=7), method=method, token="t")
+    peer.request(method, progress=True)
+    before = pickle.dumps(peer)
+    assert peer.lost(about=7) == peer.lost(about=8) == []
+    assert pickle.dumps(peer) == before
+    assert peer.progress(7, 1)
+    assert peer.answer(7, {})
+    assert peer.receive(Result(7, {}), 0) == [Answered(7, method, {})]
+
+
+@pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])
+def test_an_exchange_ends_with_its_stream_for_the_client(method: str) -> None:
+    peer = Peer(CLIENT, link=EXCHANGE)
+    id, other = peer.request(method), peer.request(method)
+    peer.outgoing()
+    assert peer.lost(about=id, why="reset") == [Lost(id, method, "reset")]
+    assert peer.lost(about=id) == []
+    assert (peer.closed, peer.waiting, sent(peer)) == (False, 1, [])
+    assert peer.receive(Result(other, {}), 0) == [Answered(other, method, {})]
+
+
+@req("cancel-14")
+@pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])
+def test_a_closed_stream_cancels_its_request_for_the_server(method: str) -> None:
+    peer = serving(Peer(SERVER, link=EXCHANGE), method=method, token="t")
+    peer.progress(7, 1)
+    assert peer.lost(about=7, why="the client went away") == [RequestCancelled(7, method, "the client went away")]
+    assert peer.lost(about=7) == peer.lost(about=8) == []
+    assert peer.answer(7, {}) is False
+    assert (peer.closed, peer.serving, sent(peer)) == (False, 0, [])
+
+
+# Limits, duplicates, bad messages.
+
+
+def test_only_so_many_requests_may_wait_for_answers() -> None:
+    peer = Peer(CLIENT, limits=Limits(requests=2))
+    first = peer.request("a")
+    peer.request("b")
+    with pytest.raises(LocalProtocolError, match="2 requests are waiting"):
+        peer.request("c")
+    peer.cancel(first)
+    assert peer.request("c") == 3
+
+
+def test_only_so_many_requests_are_served_at_a_time_even_while_they_wind_down() -> None:
+    peer = serving(serving(Peer(SERVER, limits=Limits(requests=2)), 1), 2)
+    peer.receive(cancellation(1), 0)
+    (why,) = mistakes(peer.receive(Request(3, "tools/call"), 0))
+    assert peer.outgoing() == [(Error(3, INTERNAL_ERROR, why), 3)]
+    assert "2 requests" in why
+    peer.answer(1, {})
+    serving(peer, 3)
+
+
+def test_an_id_that_is_still_served_is_not_served_twice() -> None:
+    peer = serving(Peer(SERVER))
+    (why,) = mistakes(peer.receive(Request(7, "tools/list"), 0))
+    # With the id it would be taken for the answer to the first.
+    assert peer.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
+    assert (peer.serving, peer.method_of(7)) == (1, "tools/call")
+    assert peer.answer(7, {})
+    assert sent(peer) == [Result(7, {})]
+    assert peer.method_of(7) is None
+
+
+def test_an_id_whose_cancelled_request_winds_down_is_refused_by_its_name() -> None:
+    peer = serving(Peer(SERVER))
+    peer.receive(cancellation(7), 0)
+    (why,) = mistakes(peer.receive(Request(7, "tools/list"), 0))
+    assert peer.outgoing() == [(Error(7, INVALID_REQUEST, why), 7)]
+    assert peer.answer(7, {}) is False
+    serving(peer, 7)
+
+
+def test_an_id_may_come_again_once_it_was_answered() -> None:
+    peer = serving(Peer(SERVER))
+    peer.answer(7, {"first": True})
+    serving(peer).answer(7, {"second": True})
+    assert sent(peer) == [Result(7, {"first": True}), Result(7, {"second": True})]
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        (b"{", None),
+        (b'{"jsonrpc":"2.0","id":9,"method":5}', 9),
+        (b'{"jsonrpc":"2.0","id":"x","method":"tools/call","params":[]}', "x"),
+        (b'{"jsonrpc":"2.0","id":7,"method":5}', None),  # 7 is being served, and must not seem answered
+    ],
+)
+def test_what_is_no_message_is_refused(line: bytes, id: Id | None) -> None:
+    peer = serving(Peer(SERVER))
+    (why,) = mistakes(peer.receive(decode(line, LIMITS), 0))
+    ((error, about),) = peer.outgoing()
+    assert isinstance(error, Error)
+    assert (error.id, error.message, about) == (id, why, id)
+    assert peer.serves(7)
+
+
+def test_a_request_is_not_sent_for_one_that_is_over() -> None:
+    peer = serving(Peer(SERVER))
+    assert peer.request("roots/list", about=7) == 1
+    assert peer.outgoing() == [(Request(1, "roots/list"), 7)]
+    peer.answer(7, {})
+    for about in (7, 8):
+        with pytest.raises(LocalProtocolError, match=f"request {about}, which it belongs to, is over"):
+            peer.request("roots/list", about=about)
+    assert peer.waiting == 1
+
+
+def test_a_request_that_nobody_waits_for_can_be_forgotten() -> None:
+    class Session(Peer):
+        def forget(self, id: Id) -> None:
+            self._forget(id)
+
+    peer = Session(CLIENT)
+    serving(peer)
+    peer.forget(7)
+    assert (peer.serving, peer.answer(7, {}), sent(peer)) == (0, False, [])
+
+
+# Batches.
+
+
+@pytest.fixture
+def batched() -> Peer:
+    peer = Peer(SERVER)
+    peer.terms = BATCHES
+    return peer
+
+
+@req("batch-01", "batch-04")
+def test_a_batch_is_served_member_by_member_and_answered_as_one(batched: Peer) -> None:
+    requests = [Request(1, "a"), Notification("notifications/x"), Request("2", "b"), Request(3, "c")]
+    assert batched.receive(Batch(tuple(requests)), 0) == requests
+    assert batched.answer("2", {"of": "b"})
+    assert batched.answer(1, {"of": "a"})
+    assert batched.outgoing() == []
+    assert batched.refuse(3, RequestError(-32602, "no"))
+    answers = (Result("2", {"of": "b"}), Result(1, {"of": "a"}), Error(3, -32602, "no"))
+    assert batched.outgoing() == [(Batch(answers), 1)]
+    assert (batched.serving, batched.outgoing()) == (0, [])
+
+
+@req("batch-04")
+def test_a_batch_of_notifications_is_not_answered(batched: Peer) -> None:
+    notes = [Notification("notifications/x"), Notification("notifications/y")]
+    assert batched.receive(Batch(tuple(notes)), 0) == notes
+    assert sent(batched) == []
+
+
+def test_what_belongs_to_a_member_does_not_wait_for_the_batch(batched: Peer) -> None:
+    batched.receive(Batch((Request(1, "a", {"_meta": {"progressToken": "t"}}), Request(2, "b"))), 0)
+    assert batched.progress(1, 1)
+    assert batched.outgoing() == [(progress("t", 1), 1)]
+
+
+@pytest.mark.parametrize("order", ["cancel first", "answer first", "cancel inside", "cancel all"])
+@req("batch-04", "cancel-03")
+def test_a_cancelled_member_is_left_out_and_not_waited_for(batched: Peer, order: str) -> None:
+    members: list[Any] = [Request(1, "a"), Request(2, "b")]
+    if order == "cancel inside":
+        members.append(cancellation(1))
+    batched.receive(Batch(tuple(members)), 0)
+    if order == "answer first":
+        batched.answer(2, {})
+        assert sent(batched) == []
+    if order != "cancel inside":
+        assert batched.receive(cancellation(1), 0) == [RequestCancelled(1, "a", "")]
+    if order == "cancel all":
+        batched.receive(cancellation(2), 0)
+    if order != "answer first":
+        assert sent(batched) == []
+        assert batched.answer(2, {}) is (order != "cancel all")
+    assert batched.outgoing() == ([] if order == "cancel all" else [(Batch((Result(2, {}),)), 1)])
+    assert batched.answer(1, {}) is False
+    assert (batched.serving, sent(batched)) == (0, [])
+
+
+def test_a_batch_whose_only_request_it_cancels_is_not_answered(batched: Peer) -> None:
+    batched.receive(Batch((Request(1, "a"), cancellation(1))), 0)
+    assert batched.answer(1, {}) is False
+    assert sent(batched) == []
+
+
+def test_refused_members_of_a_batch_are_answered_with_the_others(batched: Peer) -> None:
+    serving(batched, 9)
+    line = b"""[{"jsonrpc":"2.0","id":8,"method":5}, {"jsonrpc":"2.0","id":1,"method":"a"}, 7,
+        {"jsonrpc":"2.0","id":9,"method":"a"}, {"jsonrpc":"2.0","id":1,"method":"again"},
+        {"jsonrpc":"2.0","id":3,"method":"a","params":{"_meta":0}}, {"jsonrpc":"2.0","method":"n"},
+        {"jsonrpc":"2.0","method":5,"params":5}]"""
+    events = batched.receive(decode(line, LIMITS), 0)
+    assert [event for event in events if not isinstance(event, PeerMistake)] == [Request(1, "a"), Notification("n")]
+    assert sent(batched) == []
+    batched.answer(1, {})
+    ((batch, about),) = batched.outgoing()
+    assert isinstance(batch, Batch)
+    ids = [answer.id for answer in batch.items if isinstance(answer, Result | Error)]
+    assert (ids, about) == ([8, None, None, None, 3, None, 1], 8)
+    assert batched.serving == 1
+
+
+def test_a_batch_in_which_everything_is_wrong_is_answered_at_once(batched: Peer) -> None:
+    batched.receive(decode(b"[1, 2]", LIMITS), 0)
+    ((batch, about),) = batched.outgoing()
+    assert isinstance(batch, Batch)
+    assert ([type(answer) for answer in batch.items], about) == ([Error, Error], None)
+
+
+def test_answers_may_come_in_a_batch(batched: Peer) -> None:
+    ids = [batched.request("a"), batched.request("b"), batched.request("c")]
+    batched.outgoing()
+    batch = Batch((Result(ids[1], {}), Error(ids[0], 1, "no"), Invalid("?", answers=ids[2]), Invalid("a bad note")))
+    assert batched.receive(batch, 0) == [
+        Answered(ids[1], "b", {}),
+        Refused(ids[0], "a", Error(ids[0], 1, "no")),
+        Garbled(ids[2], "c", "?"),
+        PeerMistake("a bad note"),
+    ]
+    assert (batched.waiting, sent(batched)) == (0, [])
+
+
+def test_a_batch_may_hold_requests_and_answers_at_once(batched: Peer) -> None:
+    id = batched.request("roots/list")
+    batched.outgoing()
+    events = batched.receive(Batch((Request(1, "a"), Result(id, {}))), 0)
+    assert events == [Request(1, "a"), Answered(id, "roots/list", {})]
+    batched.answer(1, {})
+    assert sent(batched) == [Batch((Result(1, {}),))]
+
+
+def test_what_was_due_happens_before_a_batch(batched: Peer) -> None:
+    id = batched.request("a", deadline=5)
+    assert batched.receive(Batch((Result(id, {}),)), 5) == [TimedOut(id, "a")]
+
+
+def test_the_answers_of_a_batch_are_lost_with_the_link(batched: Peer) -> None:
+    batched.receive(Batch((Request(1, "a"), Request(2, "b"))), 0)
+    batched.answer(1, {})
+    assert batched.lost() == [RequestCancelled(2, "b", "the link was lost")]
+    assert batched.answer(2, {}) is False
+    assert sent(batched) == []
+
+
+@req("life-18")
+def test_a_batch_with_initialize_in_it_is_refused_as_a_whole(batched: Peer) -> None:
+    (why,) = mistakes(batched.receive(Batch((Request(1, "ping"), Request(2, "initialize"))), 0))
+    assert batched.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
+    assert (batched.serving, "initialize" in why) == (0, True)
+
+
+@req("batch-03", "life-18")
+@pytest.mark.parametrize(
+    "revision", [None, *(each for each in REVISIONS.values() if each.name != "2025-03-26")], ids=str
+)
+def test_a_batch_is_refused_where_there_are_none_and_those_who_wait_for_its_answers_are_told(revision: Any) -> None:
+    peer = Peer(CLIENT)
+    peer.terms = None if revision is None else Terms(revision)
+    ids = [peer.request("a"), peer.request("b"), peer.request("c")]
+    peer.outgoing()
+    batch = Batch(
+        (
+            Request(1, "initialize"),
+            Result(ids[0], {}),
+            Error(ids[1], 1, "no"),
+            Invalid("?", answers=ids[2]),
+            Error(None, 1, "no"),
+            Invalid("?", reply=Error(5, 1, "no")),
+            Notification("notifications/x"),
+        )
+    )
+    refused, *told = peer.receive(batch, 0)
+    (why,) = mistakes([refused])
+    assert told == [Garbled(id, method, why) for id, method in zip(ids, "abc", strict=True)]
+    assert peer.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
+    assert (peer.waiting, peer.serving) == (0, 0)
+    assert str(revision or "no revision agreed") in why
+
+
+# Any messages at all.
+
+IDS = st.sampled_from([1, 2, 3, "1", "x", 9])
+ANYTHING = st.sampled_from([None, True, 1.5, "x", 1, 2, [], {}, {"progressToken": 1}, {"progressToken": []}])
+PARAMS_OF_ANY_KIND = st.dictionaries(
+    st.sampled_from(["_meta", "requestId", "reason", "progressToken", "progress", "total", "message"]), ANYTHING
+)
+SINGLE = st.one_of(
+    st.builds(Request, IDS, st.sampled_from(["a", "initialize", LISTEN]), PARAMS_OF_ANY_KIND),
+    st.builds(
+        Notification, st.sampled_from(["n", "notifications/cancelled", "notifications/progress"]), PARAMS_OF_ANY_KIND
+    ),
+    st.builds(Result, IDS, st.just({})),
+    st.builds(Error, st.none() | IDS, st.integers(), st.text()),
+    st.builds(Invalid, st.text(), answers=st.none() | IDS),
+    st.builds(Invalid, st.text(), reply=st.builds(Error, st.none() | IDS, st.integers(), st.text())),
+)
+
+
+@req("cancel-06")
+@settings(max_examples=150)
+@given(
+    link=st.sampled_from(Link),
+    role=st.sampled_from(Role),
+    revision=st.sampled_from([None, *REVISIONS.values()]),
+    heard=st.lists(SINGLE | st.builds(Batch, st.lists(SINGLE, min_size=1, max_size=5).map(tuple)), max_size=12),
+    deadline=st.integers(0, 12),
+)
+def test_no_messages_whatever_upset_a_peer(
+    link: Link, role: Role, revision: Revision | None, heard: list[Message], deadline: int
+) -> None:
+    peer = Peer(role, link=link)
+    peer.terms = None if revision is None else Terms(revision)
+    asked = [peer.request("a", progress=True), peer.request(LISTEN, deadline=deadline), peer.request("initialize")]
+    events = [event for now, message in enumerate(heard) for event in peer.receive(message, now)]
+    running = [event.id for event in events if isinstance(event, Request)]
+    assert peer.serving == len(running) == len({*running})
+    for id in running:
+        peer.answer(id, {})
+    events += peer.lost()
+    ended = [event.id for event in events if isinstance(event, Outcome)]
+    assert sorted(ended) == asked
+    assert (peer.waiting, peer.serving) == (0, 0)
+
+
+# Terms.
+
+
+def test_terms_know_what_the_other_side_declared() -> None:
+    terms = Terms(BATCHES.revision, {"resources": {"subscribe": True}, "tools": {}})
+    assert terms.declares("tools")
+    assert terms.declares("resources", "subscribe")
+    assert not terms.declares("resources", "listChanged")
+    assert not terms.declares("prompts")
+
+
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
+    assert {Terms(revision).wants_log(level) for level in LOG_LEVELS} == {revision.handshake}
+    terms = Terms(revision, log_level="error")
+    assert [level for level in LOG_LEVELS if terms.wants_log(level)] == ["error", "critical", "alert", "emergency"]
+    with pytest.raises(LocalProtocolError, match="no log level"):
+        terms.wants_log("loud")

@@ -1,0 +1,106 @@
+"""The tables by themselves: their shape, and what no cell of them may ever say.
+
+That each cell says the right thing is proven in `test_races`, by changing it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, Table, first_state, step
+
+TABLES = [
+    pytest.param(tables[link], id=f"{side}-{link.name}")
+    for side, tables in (("calling", CALLING), ("serving", SERVING))
+    for link in Link
+]
+METHODS = ("tools/call", "initialize", "server/discover", "subscriptions/listen")
+SENDING = {Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_of_a_table_has_a_cell_for_everything_that_can_be_seen_on_the_link(table: Table) -> None:
+    assert len({frozenset(row) for row in table.values()}) == 1
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_state_can_be_reached_and_left(table: Table) -> None:
+    reached = {first_state(table, method) for method in METHODS}
+    for _ in State:
+        reached |= {after for state in reached - {State.GONE} for after, _ in table[state].values()}
+    assert reached == {*table, State.GONE}
+    assert all(any(after is not state for after, _ in row.values()) for state, row in table.items())
+
+
+def test_no_two_tables_share_a_row() -> None:
+    rows = [row for tables in (CALLING, SERVING) for table in tables.values() for row in table.values()]
+    assert len({id(row) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("link", Link)
+def test_only_a_link_with_streams_can_lose_one(link: Link) -> None:
+    seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
+    assert (Seen.STREAM_LOST in seen) is (link is not Link.DUPLEX)
+
+
+@pytest.mark.parametrize("link", Link)
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [
+        ("tools/call", State.OPEN),
+        ("initialize", State.FIXED),
+        ("server/discover", State.FIXED),
+        ("subscriptions/listen", State.STANDING),
+    ],
+)
+def test_a_request_begins_in_the_state_of_its_method_where_that_makes_a_difference(
+    link: Link, method: str, state: State
+) -> None:
+    for table in (CALLING[link], SERVING[link]):
+        assert first_state(table, method) is (state if state in table else State.OPEN)
+    assert first_state(CALLING[Link.DUPLEX], method) is state
+
+
+@req("cancel-02")
+@pytest.mark.parametrize("link", Link)
+def test_nothing_that_can_happen_to_initialize_sends_a_cancellation(link: Link) -> None:
+    state = first_state(CALLING[link], "initialize")
+    row = CALLING[link][state]
+    # An exchange has no handshake; there nothing at all is cancelled by a message.
+    assert (state is State.FIXED) is (link is not Link.EXCHANGE)
+    assert not SENDING & {deed for _, deed in row.values()}
+
+
+@req("cancel-15")
+def test_nothing_that_can_happen_on_an_exchange_sends_a_cancellation() -> None:
+    deeds = {deed for table in (CALLING, SERVING) for row in table[Link.EXCHANGE].values() for _, deed in row.values()}
+    assert not deeds & {*SENDING, Deed.WRITE_AND_TEAR_DOWN}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_request_that_is_told_to_stop_sends_nothing_more(table: Table) -> None:
+    for row in table.values():
+        for after, deed in row.values():
+            if deed is Deed.STOP_HANDLER:
+                assert after is State.CANCELLED
+                assert {deed for _, deed in table[after].values()} == {Deed.NOTHING}
+
+
+def test_a_step_gives_the_new_state_and_the_deed() -> None:
+    assert step(CALLING[Link.DUPLEX], State.OPEN, Seen.CANCEL) == (State.GONE, Deed.SEND_CANCEL)
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "seen"),
+    [
+        (CALLING[Link.DUPLEX], State.OPEN, Seen.STREAM_LOST),
+        (CALLING[Link.DUPLEX], State.GONE, Seen.ANSWER),
+        (CALLING[Link.SESSION], State.STANDING, Seen.ANSWER),
+        (SERVING[Link.EXCHANGE], State.OPEN, Seen.TEARDOWN),
+    ],
+)
+def test_an_impossible_step_says_what_is_impossible(table: Table, state: State, seen: Seen) -> None:
+    with pytest.raises(LocalProtocolError, match=f"{seen.name} cannot happen to a request that is {state.name}"):
+        step(table, state, seen)
