@@ -112,6 +112,16 @@ def test_bad_input_gets_an_error_and_costs_nothing_else(child: Child, line: byte
     assert child.receive() == {"jsonrpc": "2.0", "id": 10, "result": {}}
 
 
+@req("core-31")
+def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here(child: Child) -> None:
+    child.send(id=1, method="tools/call", params={"name": "echo", "arguments": ["not an object"], "_meta": MODERN})
+    assert child.receive()["error"] == {"code": -32603, "message": "the tool failed"}
+    child.send(id=2, method="ping")
+    assert child.receive()["id"] == 2
+    _, errors = child.end()
+    assert b"AttributeError" in errors
+
+
 def test_the_end_of_input_ends_the_server_even_with_a_call_in_flight(child: Child) -> None:
     child.send(id=1, method="tools/call", params={"name": "count", "arguments": {"to": 10**6}, "_meta": MODERN})
     child.send(id=2, method="ping")

@@ -138,7 +138,7 @@ def test_only_the_three_kinds_are_questions(method: str) -> None:
         ask(ROOTS, Question("x", method))
 
 
-@req("mrtr-13")
+@req("mrtr-13", "meta-16")
 @pytest.mark.parametrize(
     ("declared", "questions", "needed"),
     [
@@ -630,7 +630,7 @@ def test_where_results_have_no_type_a_member_of_that_name_means_nothing(revision
     assert Rounds(revision, *CALL, {}).receive(result) == Complete(result)
 
 
-@req("rtype-02")
+@req("rtype-02", "ver-06")
 def test_the_types_of_agreed_extensions_are_known() -> None:
     result = {"resultType": "task", "taskId": "t"}
     assert rounds(extensions=frozenset({"task"})).receive(result) == Complete(result)
@@ -928,7 +928,7 @@ def test_every_retry_is_a_new_request_with_a_new_id() -> None:
     assert len(set(ids)) == 3
 
 
-@req("mrtr-11")
+@req("mrtr-11", "state-05")
 def test_a_parked_handler_goes_on_under_the_retry_and_its_state_is_spent() -> None:
     parked, call = Parked("here", ttl=60), rounds()
     text = SEALER.seal(SealedState(1, 1060.0, parked.park("ann", 5.0)), *CALL, "ann")

@@ -20,6 +20,7 @@ import attrs
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request
+from trio_mcp.core.meta import check_extension
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,
@@ -80,7 +81,8 @@ class Offer:
     """What our side says about itself: identity, capabilities, and the revisions it speaks.
 
     All in wire form and for the newest revision; each revision is told the part it knows.  `revisions` may be given in
-    any order.  Raises `LocalProtocolError` for an identity without name and version, and for no revision at all.
+    any order.  Raises `LocalProtocolError` for an identity without name and version, for no revision at all, and for
+    an extension whose identifier is none.
     """
 
     info: Mapping[str, Any]
@@ -112,6 +114,8 @@ class Offer:
             raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
         if not self.revisions:
             raise LocalProtocolError("an offer names at least one revision")
+        for extension in self.capabilities.get("extensions", NOTHING):
+            check_extension(extension)
         return {
             revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
             for revision in self.revisions

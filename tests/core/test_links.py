@@ -1,0 +1,250 @@
+"""Whole links: sessions of both sides with bytes between them, and what must hold whatever carries those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.core.pairs import (
+    CLIENT_INFO,
+    EVERYTHING_OF_A_CLIENT,
+    EVERYTHING_OF_A_SERVER,
+    LIMITS,
+    SERVER_INFO,
+    Pair,
+    modern,
+    opened,
+)
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, SessionClosed
+from trio_mcp.core.headers import Headers
+from trio_mcp.core.http import HttpPolicy, HttpRequest, Serve, judge
+from trio_mcp.core.http_client import Exchange, request_headers
+from trio_mcp.core.jsonrpc import Batch, Event, Invalid, LineFramer, Notification, Request, Result, decode, encode
+from trio_mcp.core.listen import TOOLS_CHANGED, Listeners, Subscriptions, listen_params
+from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.peer import Answered, RequestCancelled
+from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.session import Call, Offer, ServerSession, Session
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
+
+EVERY_REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+
+
+class Pipe:
+    """A transport that the package does not know: bytes in chunks of a stated size, one way."""
+
+    def __init__(self, sender: Session, receiver: Session, chunk: int) -> None:
+        self.sender, self.receiver, self.chunk = sender, receiver, chunk
+        self.framer = LineFramer(LIMITS.message_bytes)
+
+    def carry(self) -> list[Event]:
+        data = b"".join(encode(message) + b"\n" for message, _ in self.sender.outgoing())
+        events: list[Event] = []
+        for at in range(0, len(data), self.chunk):
+            for line in self.framer.feed(data[at : at + self.chunk]):
+                message = decode(line, LIMITS) if isinstance(line, bytes) else line
+                assert not isinstance(message, Invalid)
+                events += self.receiver.receive(message, 0.0)
+        return events
+
+
+@req("trans-01", "trans-02", "trans-03", "core-02", "core-03")
+@EVERY_REVISION
+@pytest.mark.parametrize("chunk", [1, 7, 100_000])
+def test_any_bytes_that_arrive_in_order_carry_the_whole_protocol(revision: Revision, chunk: int) -> None:
+    client = ClientSession(Offer(CLIENT_INFO, revisions=(revision,)))
+    server = ServerSession(Offer(SERVER_INFO, {"tools": {}}))
+    there, back = Pipe(client, server, chunk), Pipe(server, client, chunk)
+    client.open()
+    while not client.opened:
+        there.carry()
+        back.carry()
+    first, second = client.request("tools/list"), client.request("tools/call", {"name": "ü"}, progress=True)
+    calls = [event for event in there.carry() if isinstance(event, Call)]
+    assert [call.request.id for call in calls] == [first, second]
+    assert {call.terms.revision for call in calls} == {revision}
+    server.progress(second, 1)
+    server.answer(second, {"content": []})
+    server.answer(first, {"tools": []})
+    assert [event.id for event in back.carry() if isinstance(event, Answered)] == [second, first]
+
+
+@req("http-08", "http-10", "http-11", "http-12", "batch-03")
+@EVERY_REVISION
+def test_a_client_says_one_thing_at_a_time(revision: Revision) -> None:
+    link = opened(revision)
+    ids = [link.client.request("tools/list") for _ in range(3)]
+    link.client.cancel(ids[0])
+    messages = [message for message, _ in link.client.outgoing()]
+    assert [type(message) for message in messages] == [Request, Request, Request, Notification]
+    assert all(encode(message).startswith(b"{") for message in messages)
+
+
+@req("type-14", "meta-10")
+@pytest.mark.parametrize("method", LATEST.requests[opened(LATEST).client.role])
+def test_every_modern_request_carries_its_terms(method: str) -> None:
+    client = opened(LATEST).client
+    if method == "server/discover":
+        client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
+        client.open()
+    else:
+        client.request(method)
+    ((message, _),) = client.outgoing()
+    assert isinstance(message, Request)
+    assert message.method == method
+    meta = message.params["_meta"]
+    assert meta[META_VERSION] == LATEST.name
+    assert meta[META_CLIENT_CAPABILITIES] == LATEST.declarable(client.role, EVERYTHING_OF_A_CLIENT)
+
+
+@req("http-24", "http-39", "http-121")
+def test_what_belongs_to_a_modern_request_says_so_and_goes_nowhere_else() -> None:
+    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
+    for id in ("a", "b"):
+        server.receive(modern(id, "tools/call", {"name": "x"}, logLevel="debug"), 0.0)
+    server.notify("notifications/message", {"level": "info", "data": 1}, about="a")
+    server.notify("notifications/message", {"level": "info", "data": 2}, about="b")
+    server.answer("b", {"content": []})
+    server.answer("a", {"content": []})
+    assert [about for _, about in server.outgoing()] == ["a", "b", "b", "a"]
+    assert server.outgoing() == []
+
+
+@req("http-25", "mrtr-01", "trans-05")
+@pytest.mark.parametrize("method", LATEST.input_requests)
+def test_a_modern_server_sends_no_request_on_any_stream(method: str) -> None:
+    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=Link.EXCHANGE)
+    server.receive(modern(1, "tools/call", {"name": "x"}, clientCapabilities=EVERYTHING_OF_A_CLIENT), 0.0)
+    with pytest.raises(NotInThisRevision, match="input-required"):
+        server.request(method, about=1)
+    with pytest.raises(LocalProtocolError):
+        server.request(method)
+    assert server.outgoing() == []
+
+
+@req("http-36", "http-39", "http-23", "http-35")
+def test_answers_belong_to_their_request_and_the_rest_of_a_session_to_none() -> None:
+    terms = Terms(LATEST_LEGACY, EVERYTHING_OF_A_CLIENT)
+    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=Link.SESSION, terms=terms)
+    server.receive(Request(1, "tools/call", {"name": "x"}), 0.0)
+    server.notify("notifications/tools/list_changed")
+    server.request("roots/list")
+    server.request("sampling/createMessage", {"messages": [], "maxTokens": 1}, about=1)
+    server.answer(1, {"content": []})
+    sent = [(type(message), about) for message, about in server.outgoing()]
+    assert sent == [(Notification, None), (Request, None), (Request, 1), (Result, 1)]
+
+
+@req("http-118", "life-17")
+@EVERY_REVISION
+def test_the_end_of_a_link_is_no_message(revision: Revision) -> None:
+    link = opened(revision)
+    waiting = link.client.request("tools/list")
+    link.pump()
+    (lost,) = link.client.lost()
+    assert getattr(lost, "id", None) == waiting
+    assert [type(event) for event in link.server.lost()] == [RequestCancelled]
+    assert (link.client.outgoing(), link.server.outgoing()) == ([], [])
+    with pytest.raises(SessionClosed):
+        link.client.request("tools/list")
+
+
+@req("arch-03")
+def test_a_client_session_is_for_one_server() -> None:
+    link = opened(LATEST)
+    with pytest.raises(LocalProtocolError, match="once"):
+        link.client.open()
+
+
+@req("ver-15")
+def test_a_handshake_holds_for_its_own_link_only() -> None:
+    offer = Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)
+    legacy = Pair(ClientSession(Offer(CLIENT_INFO, revisions=(LATEST_LEGACY,))), ServerSession(offer))
+    legacy.client.open()
+    legacy.pump()
+    assert legacy.server.opened
+    other = ServerSession(offer)
+    other.receive(Request(1, "tools/list"), 0.0)
+    ((message, _),) = other.outgoing()
+    assert not isinstance(message, Result | Batch)
+
+
+# Subscriptions over links
+
+
+def _listening() -> tuple[Pair, Listeners[int], Subscriptions, int]:
+    link, listeners, subscriptions = opened(LATEST), Listeners[int](), Subscriptions()
+    id = link.client.request("subscriptions/listen", listen_params([TOOLS_CHANGED]))
+    subscriptions.ask(id, [TOOLS_CHANGED])
+    link.pump()
+    (call,) = (event for event in link.server_saw if isinstance(event, Call))
+    acknowledged = listeners.listen(0, call.request, EVERYTHING_OF_A_SERVER)
+    assert link.server.notify(acknowledged.method, acknowledged.params, about=id)
+    link.pump()
+    link.forget()
+    return link, listeners, subscriptions, id
+
+
+def _end_by_the_server(link: Pair, listeners: Listeners[int], id: int) -> Iterator[str]:
+    result = listeners.close(0)
+    assert result is not None
+    link.server.answer(id, result.result)
+    link.pump()
+    yield from (event.method for event in link.client_saw if isinstance(event, Answered))
+    yield from (message.method for message in link.said if isinstance(message, Notification))
+
+
+@req("cancel-12", "sub-08")
+def test_a_subscription_that_the_server_ends_has_its_result_and_on_a_shared_channel_a_notice() -> None:
+    link, listeners, _, id = _listening()
+    assert list(_end_by_the_server(link, listeners, id)) == ["subscriptions/listen", "notifications/cancelled"]
+
+
+@req("sub-12", "cancel-16")
+def test_a_subscription_is_cancelled_by_notice_on_a_shared_channel() -> None:
+    link, listeners, subscriptions, id = _listening()
+    subscriptions.close(id)
+    assert link.client.cancel(id)
+    link.pump()
+    assert [type(event) for event in link.server_saw] == [RequestCancelled]
+    assert listeners.forget(0)
+    assert listeners.publish(TOOLS_CHANGED) == []
+
+
+@req("sub-10", "state-06")
+def test_a_new_link_has_to_subscribe_again() -> None:
+    link, listeners, subscriptions, _ = _listening()
+    link.server.lost()
+    link.client.lost()
+    listeners.forget(0)
+    (broken,) = subscriptions.lost()
+    assert listeners.publish(TOOLS_CHANGED) == []  # nothing is kept for who may come back
+    again = opened(LATEST)
+    again.client.request("subscriptions/listen", listen_params(broken.asked))
+    again.pump()
+    (call,) = (event for event in again.server_saw if isinstance(event, Call))
+    listeners.listen(1, call.request, EVERYTHING_OF_A_SERVER)
+    assert [key for key, _ in listeners.publish(TOOLS_CHANGED)] == [1]
+
+
+@req("http-66", "http-74")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.request("tools/list"),
+        lambda client: client.request("tools/call", {"name": "ünïcode", "arguments": {}}),
+        lambda client: client.request("resources/read", {"uri": "file:///a b"}),
+    ],
+)
+def test_what_a_client_session_says_passes_the_servers_door(ask: Callable[[ClientSession], int]) -> None:
+    client = opened(LATEST).client
+    ask(client)
+    ((message, _),) = client.outgoing()
+    assert isinstance(message, Request)
+    exchange = Exchange("http://127.0.0.1/mcp", LATEST, message)
+    headers = Headers([*request_headers(exchange), ("Host", "127.0.0.1")])
+    request = HttpRequest("POST", "/mcp", headers, encode(message))
+    assert isinstance(judge(HttpPolicy(), request, find_session=lambda _: None), Serve)
