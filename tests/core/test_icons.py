@@ -124,7 +124,7 @@ def test_a_redirect_within_the_origin_is_followed(location: str) -> None:
         "data:image/png,",
         "javascript:alert(1)",
         "\\\\evil.net/",
-        "/b\r\nSet-Cookie: a=b",
+        "/b\r\nSet-Cookie:a=b",
     ],
 )
 def test_a_redirect_elsewhere_is_not(location: str) -> None:
@@ -176,6 +176,7 @@ def test_svg_is_shown_only_where_it_is_asked_for(data: bytes) -> None:
         b"MZ" + PNG,
         b"<svgx>",
         b'<!DOCTYPE svg [<!ENTITY a "aaaa">]><svg>',
+        b"<!DOCTYPE svg [ %a; ]><svg>",
         b"<!--" + b"x" * 2000 + b"--><svg>",
     ],
 )
@@ -226,7 +227,7 @@ def test_embedded_bytes_come_back(data: bytes) -> None:
 def test_embedded_bytes_are_limited() -> None:
     assert embedded("data:,abcd", most=4) == ("text/plain", b"abcd")
     assert embedded("data:,abcde", most=4) is None
-    assert embedded("data:," + "a" * 1000, most=4) is None
+    assert embedded("data:;base64,YWJjZGU=", most=4) is None
 
 
 @pytest.mark.parametrize("src", ["data:image/png;base64,====", "data:image/png;base64,é", "data:x", "https://e.com/,"])

@@ -63,6 +63,7 @@ class Movie(TypedDict):
 
     title: Annotated[str, "What it is called."]
     year: NotRequired[int]
+    stars: Annotated[NotRequired[int], Field(ge=1, le=5)]
 
 
 class Partial(TypedDict, total=False):
@@ -129,6 +130,12 @@ class Pong:
 
 
 @dataclasses.dataclass
+class Loop:
+    through: list[Through]
+    again: list[Loop]
+
+
+@dataclasses.dataclass
 class Holder:
     first: Tree
     second: Annotated[Tree, "Another one."]
@@ -159,6 +166,8 @@ Json = typing_extensions.TypeAliasType("Json", "bool | float | str | list[Json] 
 Few = typing_extensions.TypeAliasType("Few", list[T], type_params=(T,))  # type: ignore[misc]
 Other = typing_extensions.TypeAliasType("Other", Tree)
 HERE = {"__module__": __name__}
+Maybe = typing_extensions.TypeAliasType("Maybe", int | None)
+Through = typing_extensions.TypeAliasType("Through", "Loop")
 Other_Tree = dataclasses.make_dataclass("Tree", [("left", "Other_Tree | None"), ("tree", Tree)], namespace=HERE)
 Tree2 = dataclasses.make_dataclass("Tree2", [("again", "Tree2 | None"), ("other", Other_Tree)], namespace=HERE)
 
@@ -174,6 +183,10 @@ class Ge:
 class Len:
     min_length: int = 0
     max_length: int | None = None
+
+
+class Unit:
+    title = "A class is no note."
 
 
 class Marker:
@@ -254,7 +267,9 @@ HINTS: dict[str, Any] = {
     "generic": Box[str],
     "generic of a union": Box[int | None],
     "nested": Everything,
+    "recursive, an alias and its class": Through,
     "alias": Json,
+    "alias, in a union": str | Maybe,
     "alias, generic": Few[int],
     "NewType": Count,
     "NewType of Annotated": Email,
@@ -269,7 +284,7 @@ HINTS: dict[str, Any] = {
     "Annotated items": list[Annotated[int, Field(ge=1)]],
     "Annotated twice": Annotated[Annotated[str, "Lost."], Field(title="Name", description="Kept.", format="email")],
     "Annotated header": Annotated[str, Field(header="Region")],
-    "Annotated by others": Annotated[int, Ge(3), Marker, Marker(), object()],
+    "Annotated by others": Annotated[int, Ge(3), Unit, Marker(), object()],
     "Annotated by others, sizes": Annotated[set[int], Len(1, 3)],
     "Annotated by a pattern": Annotated[str, re.compile("^b")],
 }
@@ -578,6 +593,13 @@ def test_a_hint_is_resolved_alone_and_keeps_its_annotations() -> None:
     assert hint_of(numpy_style, "return") is ABSENT
     assert hint_of(nothing, "return") is type(None)
     assert hint_of(Service(1).method, "return") is str
+
+
+def test_the_hints_of_a_decorated_function_are_those_of_its_own_module() -> None:
+    elsewhere: dict[str, Any] = {}
+    exec("def decorated(function):\n    return lambda *args: function(*args)", elsewhere)
+    decorated = functools.wraps(forecast)(elsewhere["decorated"](forecast))
+    assert hint_of(decorated, "return") is Forecast
 
 
 def test_a_description_is_the_docstring_without_its_parameters() -> None:

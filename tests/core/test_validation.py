@@ -55,6 +55,12 @@ def chained(references: int, end: Any) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{references}": end}}
 
 
+def two_chains() -> dict[str, Any]:
+    """One that leads into the other, so that neither is too long by itself."""
+    second: dict[str, Any] = {f"e{i}": {"$ref": f"#/$defs/e{i + 1}"} for i in range(150)}
+    return {**chained(150, {})["$defs"], **second, "e": {"$ref": "#/$defs/e0"}, "e150": {"$ref": "#/$defs/d0"}}
+
+
 # Dialects.
 
 
@@ -235,6 +241,8 @@ def test_data_that_looks_like_a_reference_is_none() -> None:
         {"$ref": "#/allOf/1", "allOf": [{}, {"type": "integer"}]},
         {"$ref": "#/x-ours/a", "x-ours": {"a": {"$ref": "#/x-ours/b"}, "b": {"type": "integer"}}},
         {"$schema": D7, "$id": "https://e.com/", "$ref": "#/definitions/a", "definitions": {"a": {"type": "integer"}}},
+        {"$schema": D7, "allOf": [{"$id": "https://e.com/", "$ref": "#/x"}], "x": {"type": "integer"}},
+        {"$schema": D4, "definitions": {"a": {"id": "b", "type": "integer"}}, "allOf": [{"$ref": "b"}]},
         {"$schema": D4, "id": "https://e.com/", "allOf": [{"$ref": "#/x"}], "x": {"type": "integer"}},
         {"$ref": "#/$defs/a", "$defs": {"a": {"id": "no name now", "$ref": "#/$defs/b"}, "b": {"type": "integer"}}},
         {"$ref": "#/$defs/a", "$defs": {"a": False}},
@@ -348,7 +356,7 @@ def test_the_same_problem_is_told_once() -> None:
         ("\ud800", "is not JSON"),
         ({1: "x"}, "is not JSON"),
         ({1, 2}, "is not JSON"),
-        (deep(251), "is nested more than 250 deep"),
+        (deep(250), "is nested more than 250 deep"),
         ([[0] * 1_000_000] * 9, "has more than 8388608 values"),
     ],
 )
@@ -422,6 +430,29 @@ def test_doubling_on_the_way_into_a_value_counts_too() -> None:
 
 
 @req("schema-12")
+@pytest.mark.parametrize(
+    ("dialect", "plain", "dynamic", "anchor"),
+    [
+        (D2020, "$ref", "$dynamicRef", {"$dynamicAnchor": "a"}),
+        (D2019, "$ref", "$recursiveRef", {"$recursiveAnchor": True}),
+    ],
+)
+def test_a_dynamic_reference_may_mean_any_of_its_targets(
+    dialect: str, plain: str, dynamic: str, anchor: dict[str, Any]
+) -> None:
+    wide = {"$id": "https://example.com/wide", **anchor, "allOf": [{"minLength": i} for i in range(2000)]}
+
+    def schema(keyword: str) -> dict[str, Any]:
+        reference = "#a" if "$dynamicAnchor" in anchor else "#"
+        thrice = {"$id": "https://example.com/thrice", **anchor, "properties": {"b": {"items": {keyword: reference}}}}
+        thrice["allOf"] = [{"items": {keyword: reference}} for _ in range(3)]
+        return {"$schema": dialect, "$defs": {"wide": wide, "thrice": thrice}}
+
+    assert compile_schema(schema(plain)).errors(1) == []
+    assert refused(schema(dynamic)) == "limit"
+
+
+@req("schema-12")
 def test_what_nothing_uses_is_compiled_and_therefore_bounded() -> None:
     assert refused({"properties": {"a": {"type": "string"}}, "$defs": doubling(40, "anyOf")["$defs"]}) == "limit"
 
@@ -444,7 +475,8 @@ def test_unevaluated_members_make_the_engine_look_again_at_every_level() -> None
     [
         {"enum": list(range(30_000))},
         {"$defs": {str(i): {} for i in range(30_000)}},
-        chained(300, {}),
+        chained(3000, {}),
+        {"allOf": [chained(150, {})["$defs"]["d0"], {"$ref": "#/$defs/e"}], "$defs": two_chains()},
         {"properties": {str(i): {"pattern": "x"} for i in range(201)}},
         {"patternProperties": {str(i): {} for i in range(201)}},
         {"required": [str(i) for i in range(6000)]},
@@ -452,7 +484,18 @@ def test_unevaluated_members_make_the_engine_look_again_at_every_level() -> None
         {"const": deep(70)},
         {"maximum": 10**400},
     ],
-    ids=["values", "subschemas", "chain", "patterns", "pattern names", "required", "dependent", "depth", "number"],
+    ids=[
+        "values",
+        "subschemas",
+        "chain",
+        "chains",
+        "patterns",
+        "pattern names",
+        "required",
+        "dependent",
+        "depth",
+        "number",
+    ],
 )
 def test_a_schema_beyond_a_limit_is_refused(schema: Any) -> None:
     assert refused(schema) == "limit"
@@ -500,7 +543,7 @@ def test_recursive_choices_are_judged_at_any_depth_but_explained_only_where_that
 @req("schema-12")
 def test_plain_recursion_is_explained_at_any_depth() -> None:
     compiled = compile_schema(TREE)
-    assert compiled.errors(deep(200)) == []
+    assert compiled.errors(deep(249)) == []
     assert compiled.errors(deep(200, {})) == [Problem("/left" * 200, "required", 'lacks the member "value"')]
 
 
@@ -510,12 +553,14 @@ def test_plain_recursion_is_explained_at_any_depth() -> None:
     [
         # Many values, each of which meets many subschemas.
         ({"items": {"allOf": [{"minLength": i} for i in range(4000)]}}, ["x"] * 30_000),
+        # The same, squared: the engine searches what it remembers of a recursive schema.
+        ({"items": {"$ref": "#"}, "allOf": [{"minLength": i} for i in range(1000)]}, ["x"] * 1000),
         # Many large integers that hash alike.
         ({"uniqueItems": True}, [2**62 + i for i in range(200)]),
         # A long way down for each of many levels.
         (chained(150, {"properties": {"left": {"$ref": "#/$defs/d0"}}}), deep(200)),
     ],
-    ids=["values", "crowd", "frames"],
+    ids=["values", "memory", "crowd", "frames"],
 )
 def test_a_value_that_would_take_too_much_work_is_not_judged(schema: Any, value: Any) -> None:
     assert compile_schema(schema).errors(value) == [

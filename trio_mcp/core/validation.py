@@ -163,7 +163,7 @@ def compile_schema(schema: Json) -> CompiledSchema:
         validator = getattr(jsonschema_rs, DIALECTS[document.dialect])(
             schema,
             validate_formats=False,
-            offline=True,  # schema-08: the engine's default is to fetch
+            offline=True,  # the engine would fetch; no reference out of the document has come this far
             pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
         )
     except jsonschema_rs.ValidationError as error:
