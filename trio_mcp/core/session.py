@@ -217,7 +217,7 @@ class Session(Peer):
         if row is None:
             raise NotInThisRevision(method, terms.revision.name)
         self._check_early(row, terms.revision)
-        if row.needs and not declares(self.declared(terms.revision), row.needs):
+        if not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
         return super().notify(method, params, about=about)
 
