@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,16 @@ def test_a_client_session_is_for_one_server() -> None:
     link = opened(LATEST)
     with pytest.raises(LocalProtocolError, match="once"):
         link.client.open()
+
+
+@req("ver-05")
+@pytest.mark.parametrize(
+    ("capabilities", "why"),
+    [({"extensions": {"tasks": {}}}, "prefix"), ({"tools": True}, "tools is declared by an object")],
+)
+def test_what_cannot_be_declared_is_not_offered(capabilities: dict[str, Any], why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        Offer(SERVER_INFO, capabilities)
 
 
 @req("ver-15")

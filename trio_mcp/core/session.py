@@ -81,8 +81,8 @@ class Offer:
     """What our side says about itself: identity, capabilities, and the revisions it speaks.
 
     All in wire form and for the newest revision; each revision is told the part it knows.  `revisions` may be given in
-    any order.  Raises `LocalProtocolError` for an identity without name and version, for no revision at all, and for
-    an extension whose identifier is none.
+    any order.  Raises `LocalProtocolError` for an identity without name and version, for no revision at all, for
+    a capability that is no object, and for an extension whose identifier is none.
     """
 
     info: Mapping[str, Any]
@@ -114,6 +114,9 @@ class Offer:
             raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
         if not self.revisions:
             raise LocalProtocolError("an offer names at least one revision")
+        for name, value in self.capabilities.items():
+            if not isinstance(value, Mapping):
+                raise LocalProtocolError(f"the capability {name} is declared by an object, such as {{}}")
         for extension in self.capabilities.get("extensions", NOTHING):
             check_extension(extension)
         return {
