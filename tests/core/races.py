@@ -5,8 +5,14 @@ everything that can happen next, `World.play` lets it happen and compares what t
 what the protocol promises.  The promises are written down here once more, and without a table.
 
 `explore` plays every order of a plan.  It visits each distinct world once: all that a promise depends on, past events
-included, is part of the world, so equal worlds have equal futures, and the number of orders that lead on from one is
-the sum over its moves.  Nothing is left out, and nothing is played twice.  `tell` plays one order, given as text.
+included, is part of the world, so equal worlds (told by a digest of all they are made of) have equal futures, and the
+number of orders that lead on from one is the sum over its moves.  Nothing is left out, and nothing is played twice.
+`tell` plays one order, given as text.
+
+How messages travel: on a duplex in one order each way; to a session each in a POST of its own, so in any order, and
+back in the order of each stream; on an exchange likewise, with a server for each request.  A broken stream of a session
+is resumed, so nothing on it is lost.  What was due may be noticed late: time passes by one move, and is looked at by
+another, or when the next message comes.
 """
 
 from __future__ import annotations
@@ -150,12 +156,12 @@ class World:
     def _made_by(self, place: int, id: object) -> int | None:
         return next((at for at, each in enumerate(self.tracks) if each.id == id and self._maker(at) == place), None)
 
-    def _subject(self, message: Message) -> int | None:
-        """Which request of the client a message from it is about, on an exchange."""
-        return self._made_by(0, message.params["requestId"] if isinstance(message, Notification) else message.id)
-
     def _served_by(self, place: int, id: object) -> int | None:
         return next((at for at, each in enumerate(self.tracks) if each.id == id and self._servant(at) == place), None)
+
+    def _subject(self, message: Message) -> int | None:
+        """Which request a message from the client is about, on an exchange."""
+        return self._made_by(0, message.params["requestId"] if isinstance(message, Notification) else message.id)
 
     # What can happen next.
 
@@ -179,12 +185,10 @@ class World:
             if not self.peers[self._maker(index)].closed and (wish.inside is None or self.tracks[wish.inside].served):
                 yield "send"
             return
-        left, exchange = (
-            [verb for verb in sorted(wish.may) if track.used.count(verb) < wish.times],
-            self.plan.link is EXCHANGE,
-        )
+        left = [verb for verb in sorted(wish.may) if track.used.count(verb) < wish.times]
         yield from (verb for verb in left if verb == "cancel")
-        if "rogue" in left and (track.told or (track.broken if exchange else wish.method in UNCANCELLABLE)):
+        given_up = track.broken if self.plan.link is EXCHANGE else track.told or wish.method in UNCANCELLABLE
+        if "rogue" in left and given_up:
             yield "rogue"
         if track.received:
             yield from (verb for verb in left if verb in ("progress", "note", "teardown"))

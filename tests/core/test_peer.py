@@ -234,7 +234,7 @@ def test_a_late_answer_vanishes(finish: str) -> None:
     assert peer.tick(9) == sent(peer) == []
 
 
-@pytest.mark.parametrize("id", [0, 2, -1, 10**30, "", "x", "2", "1.0", " 1", "¹", "9" * 30])
+@pytest.mark.parametrize("id", [0, 2, -1, 10**30, "", "x", "2", "1.0", " 1", "¹", "١", "9" * 30, "9" * 5000])
 def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
     peer = Peer(CLIENT)
     peer.request("ping")
@@ -282,6 +282,7 @@ def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> No
     id = peer.request("ping")
     assert peer.receive(error, 0) == [Refused(id, "ping", error)]
     peer.request("ping")
+    assert mistakes(peer.receive(Error(9, 1, "no"), 0)) == ["no request of ours has the id 9"]
     peer.request("ping")
     assert peer.receive(error, 0) == [Complained(error)]
 
@@ -425,7 +426,7 @@ def test_progress_of_theirs_that_does_not_rise_is_reported_as_a_mistake(value: f
     peer = Peer(CLIENT)
     peer.request("tools/call", progress=True)
     assert peer.receive(progress(1, 1), 0) == [ProgressReported(1, 1, None, None)]
-    assert len(mistakes(peer.receive(progress(1, value), 0))) == 1
+    assert mistakes(peer.receive(progress(1, value), 0)) == ["progress of request 1 did not rise above 1"]
     assert peer.receive(progress(1, 1.5), 0) == [ProgressReported(1, 1.5, None, None)]
 
 
@@ -434,8 +435,9 @@ def test_progress_that_we_did_not_ask_for_is_dropped(pair: tuple[Peer, Peer]) ->
     for peer in pair:
         peer.request("tools/call")
         peer.outgoing()
-        for message in (progress(1, 1), progress(2, 1), progress("x", 1)):
-            assert len(mistakes(peer.receive(message, 0))) == 1
+        assert mistakes(peer.receive(progress(1, 1), 0)) == ["progress of request 1 was not asked for"]
+        for token in (2, "x"):
+            assert mistakes(peer.receive(progress(token, 1), 0)) == [f"no request of ours has the id {token!r}"]
         assert (peer.waiting, sent(peer)) == (1, [])
 
 
@@ -454,7 +456,7 @@ def test_malformed_progress_is_dropped(token: object, value: object) -> None:
     assert (peer.waiting, sent(peer)) == (1, [])
 
 
-@pytest.mark.parametrize(("total", "message"), [(True, 1), ("9", None), (math.inf, []), (None, {})])
+@pytest.mark.parametrize(("total", "message"), [(True, 1), ("9", None), (math.inf, []), (-math.inf, {})])
 def test_progress_with_an_odd_total_or_message_is_taken_without_it(total: object, message: object) -> None:
     peer = Peer(CLIENT)
     peer.request("tools/call", progress=True)
@@ -541,26 +543,33 @@ def test_what_was_queued_for_a_request_before_its_cancellation_stays_here() -> N
         peer.progress(id, 1)
         peer.notify("notifications/message", {"of": id}, about=id)
     peer.notify("notifications/tools/list_changed")
-    nested = peer.request("sampling/createMessage", about=7)
+    # Requests and their cancellations have a life of their own.
+    one, two = peer.request("roots/list", about=7), peer.request("sampling/createMessage", about=7)
+    peer.cancel(one)
     assert peer.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
-    peer.cancel(nested)
+    peer.cancel(two)
     peer.answer(7, {})
     peer.progress(8, 2)
     assert [(getattr(message, "method", None), about) for message, about in peer.outgoing()] == [
         ("notifications/progress", 8),
         ("notifications/message", 8),
         ("notifications/tools/list_changed", None),
+        ("roots/list", 7),
         ("sampling/createMessage", 7),
+        ("notifications/cancelled", 7),
         ("notifications/cancelled", None),
         ("notifications/progress", 8),
     ]
 
 
-def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full() -> None:
+@pytest.mark.parametrize("between", [True, False])
+def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full(between: bool) -> None:
     peer = serving(Peer(SERVER), token="t")
     peer.progress(7, 1)
     peer.receive(cancellation(7), 0)
     peer.answer(7, {})
+    if between:
+        assert sent(peer) == []
     serving(peer, token="u")
     peer.progress(7, 1)
     peer.answer(7, {"new": True})
@@ -687,7 +696,7 @@ def test_only_a_subscription_can_be_ended_by_its_server(link: Link, method: str)
 # Deadlines.
 
 
-@req("time-02", "time-04")
+@req("time-02", "time-03", "time-04")
 def test_each_request_has_the_deadline_it_was_given(pair: tuple[Peer, Peer]) -> None:
     ours, theirs = pair
     late, never, soon = ours.request("a", deadline=9), ours.request("b"), ours.request("c", deadline=4.5)
@@ -701,6 +710,19 @@ def test_each_request_has_the_deadline_it_was_given(pair: tuple[Peer, Peer]) -> 
     assert (ours.waiting, ours.next_deadline()) == (1, None)
     theirs.answer(never, {})
     assert carry(theirs, ours) == [Answered(never, "b", {})]
+
+
+@settings(max_examples=50)
+@given(st.permutations(range(40)), st.sets(st.integers(1, 40), min_size=3, max_size=8))
+def test_whatever_was_answered_meanwhile_the_others_expire_in_order(deadlines: list[int], kept: set[int]) -> None:
+    peer = Peer(CLIENT)
+    for deadline in deadlines:
+        id = peer.request("a", deadline=deadline)
+        if id not in kept:
+            peer.receive(Result(id, {}), -1)
+    live = [(deadlines[id - 1], id) for id in kept]
+    assert peer.next_deadline() == min(live)[0]
+    assert [event.id for event in peer.tick(50)] == [id for _, id in sorted(live)]
 
 
 def test_those_due_together_expire_in_order() -> None:
@@ -976,6 +998,14 @@ def test_a_batch_whose_only_request_it_cancels_is_not_answered(batched: Peer) ->
     batched.receive(Batch((Request(1, "a"), cancellation(1))), 0)
     assert batched.answer(1, {}) is False
     assert sent(batched) == []
+
+
+def test_a_batch_is_not_answered_before_all_of_it_was_read(batched: Peer) -> None:
+    wrong = Error(8, INVALID_REQUEST, "no method")
+    batched.receive(Batch((Invalid("", wrong), Request(1, "a"), cancellation(1), Request(2, "b"))), 0)
+    assert sent(batched) == []
+    batched.answer(2, {})
+    assert batched.outgoing() == [(Batch((wrong, Result(2, {}))), 8)]
 
 
 def test_refused_members_of_a_batch_are_answered_with_the_others(batched: Peer) -> None:

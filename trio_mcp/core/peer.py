@@ -330,8 +330,6 @@ class Peer:
         for id, serving in list(self._serving.items()):
             self._stop(id, serving, Seen.LINK_LOST, why, events)
         self._outgoing.clear()
-        self._withdrawn.clear()
-        self._deadlines.clear()
         return events
 
     def serves(self, id: Id) -> bool:
@@ -523,15 +521,13 @@ class Peer:
 
     def _find(self, id: Id, events: list[Event]) -> _Calling | None:
         """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
-        calling = self._calling.get(id)
-        if calling is not None:
-            return calling
         number = id
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
             number = int(id)  # Some peers echo our integer as a string.  Put right, and reported.
         if isinstance(number, str) or not self._first_id <= number < self._next_id:
             events.append(PeerMistake(f"no request of ours has the id {id!r}"))
-        elif number != id:
+            return None
+        if number != id:
             events.append(PeerMistake(f"id {number} came back as the string {id!r}"))
         return self._calling.get(number)
 
@@ -602,7 +598,6 @@ class Peer:
     def _settle(self, batch: _Batch) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
             self._outgoing.append((Batch(tuple(batch.answers)), batch.about))
-            batch.answers = []
 
     def _refuse_at_once(self, error: Error, events: list[Event], batch: _Batch | None) -> None:
         events.append(PeerMistake(error.message))
