@@ -119,6 +119,8 @@ class Schemas:
         written = codec.to_json(value, revision)
         place = self.where(type(value))
         assert place is not None
+        if isinstance(value, forms.MultiSelectSchema):
+            place = "MultiSelectEnumSchema"  # `where` names one of its two shapes, for its members
         if "RequestParams" in place and revision is E:
             written = with_terms(written)
         self.check(place, written)
