@@ -19,14 +19,7 @@ from typing import Any, Final
 
 import attrs
 
-from trio_mcp.core.errors import (
-    HEADER_MISMATCH,
-    INVALID_PARAMS,
-    MISSING_CLIENT_CAPABILITY,
-    UNSUPPORTED_VERSION,
-    LocalProtocolError,
-    RequestError,
-)
+from trio_mcp.core.errors import INVALID_PARAMS, MODERN_ERRORS, UNSUPPORTED_VERSION, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Limits, Request
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
 from trio_mcp.core.revisions import (
@@ -44,7 +37,6 @@ from trio_mcp.core.terms import Terms
 
 __all__ = ["OPENING", "Attempt", "ClientSession", "Deed", "Heard", "Negotiation", "OpeningFailed", "Phase"]
 
-MODERN_ERRORS: Final = frozenset({HEADER_MISMATCH, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION})
 # life-20: -32602 is how the lifecycle pages of the legacy era show it.
 _ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
 

@@ -447,8 +447,7 @@ _E = attrs.evolve(
     uncancellable=frozenset({"server/discover"}),
     resource_not_found=errors.INVALID_PARAMS,
     # core-20..24: the old server range is not to be used any more, and of the reserved one only these three.
-    forbidden_codes=frozenset(range(-32099, -31999))
-    - {errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION},
+    forbidden_codes=frozenset(range(-32099, -31999)) - errors.MODERN_ERRORS,
     http=_HTTP_E,
 )
 
