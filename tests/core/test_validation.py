@@ -208,6 +208,7 @@ EXTERNAL = [
     "#missing",
     "#/allOf/1",
     "#/allOf/x",
+    "#/allOf/" + "9" * 5000,
     "#/type/x",
     "https://json-schema.org/draft/2020-12/schema",
 ]
@@ -568,9 +569,20 @@ def test_a_value_that_would_take_too_much_work_is_not_judged(schema: Any, value:
     ]
 
 
+@req("schema-12")
+def test_recursion_under_unevaluated_members_is_judged_only_where_it_does_not_branch() -> None:
+    tree = {**TREE, "unevaluatedProperties": False}
+    assert compile_schema(tree).errors(deep(200)) == []
+    again = {"allOf": [{"$ref": "#"}, {"$ref": "#"}], "unevaluatedProperties": {"$ref": "#"}}
+    branching = compile_schema({"anyOf": [{"additionalProperties": again}, {"type": "integer"}]})
+    assert branching.errors(deep(3)) == []
+    assert branching.errors(deep(100)) == [Problem("", "", "would take too much work to check against this schema")]
+
+
 def test_large_integers_are_judged_where_nothing_compares_them() -> None:
     assert compile_schema({"items": {"type": "integer"}}).errors([2**62 + i for i in range(200)]) == []
     assert compile_schema({"uniqueItems": True}).errors([2**62 + i * 2**20 for i in range(200)]) == []
+    assert compile_schema({"items": {"uniqueItems": True}}).errors([[1e20]] * 200) == []
 
 
 def test_the_engine_is_imported_with_the_first_schema_only() -> None:

@@ -214,15 +214,18 @@ def _measure(value: Json, most: int) -> _Size | str:
                 below.extend(item.values())
             elif isinstance(item, (list, tuple)):
                 below.extend(item)
-            elif isinstance(item, float):
-                if not math.isfinite(item):  # 1e400 is JSON, and read as infinity; the engine would take it for null
+            elif isinstance(item, (int, float)) and not -_EXACT_IN_A_DOUBLE <= item <= _EXACT_IN_A_DOUBLE:
+                if not _fits_a_double(item):
                     return "holds a number outside the range of a double"
-            elif isinstance(item, int) and abs(item) > _EXACT_IN_A_DOUBLE:
-                if item.bit_length() >= _BITS_OF_A_DOUBLE:
-                    return "holds a number outside the range of a double"
-                crowds[float(item)] = crowds.get(float(item), 0) + 1
+                if isinstance(item, int):
+                    crowds[float(item)] = crowds.get(float(item), 0) + 1
         level = below
     return _Size(values, depth, max(crowds.values(), default=0))
+
+
+def _fits_a_double(number: float) -> bool:
+    # 1e400 is JSON, and read as infinity, which the engine would take for null; longer integers it compares slowly.
+    return number.bit_length() < _BITS_OF_A_DOUBLE if isinstance(number, int) else math.isfinite(number)
 
 
 # Knowing a schema: its subschemas, where they begin, and where its references lead.
@@ -321,7 +324,7 @@ class _Document:
 
 def _step(at: Json, step: str) -> list[Json]:
     if isinstance(at, list | tuple):
-        return [at[int(step)]] if step.isdecimal() and int(step) < len(at) else []
+        return [at[int(step)]] if step.isdecimal() and len(step) < 9 and int(step) < len(at) else []
     return [at[step]] if isinstance(at, dict) and step in at else []
 
 
@@ -371,18 +374,25 @@ class _Price:
     loops: int
     height: int
     compares: bool = False  # has uniqueItems
+    looks_again: bool = False  # has unevaluatedItems or unevaluatedProperties
 
     def allows_verdict(self, size: _Size) -> bool:
-        # The engine remembers verdicts of recursive references, and searches what it remembers from end to end.
+        # The engine remembers verdicts of recursive references, and searches what it remembers from end to end; but
+        # it does not remember what has been evaluated.
         again = self.width if self.loops else 1
+        work = self._ways(size) * again if self.looks_again else size.values * self.width * again
         levels = size.depth if self.loops else 1
         crowded = self.compares and size.crowd > _CROWD
-        return size.values * self.width * again <= _WORK and self.height * levels <= _FRAMES and not crowded
+        return work <= _WORK and self.height * levels <= _FRAMES and not crowded
 
     def allows_reasons(self, size: _Size) -> bool:
-        # It remembers no reasons, and works them out for every branch of an anyOf.
-        branches: int = max(self.loops, 1) ** size.depth
-        return size.values * self.width * branches <= _REASONS
+        # It remembers no reasons either, and works them out for every branch of an anyOf.
+        return self._ways(size) <= _REASONS
+
+    def _ways(self, size: _Size) -> int:
+        """Subschemas applied to a value by an engine that remembers nothing."""
+        loops: int = max(self.loops, 1) ** size.depth
+        return size.values * self.width * loops
 
 
 class _Pricing:
@@ -394,7 +404,8 @@ class _Pricing:
         price = self._of(self._document.root, 1)
         for schema in self._document.subschemas:  # definitions that nothing uses are compiled all the same
             self._of(schema, 1)
-        return attrs.evolve(price, compares=any("uniqueItems" in each for each in self._document.subschemas))
+        used = {keyword for schema in self._document.subschemas for keyword in schema}
+        return attrs.evolve(price, compares="uniqueItems" in used, looks_again=bool(_UNEVALUATED & used))
 
     def _of(self, schema: JsonObject, level: int) -> _Price:
         if id(schema) not in self._known:
