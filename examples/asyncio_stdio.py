@@ -2,9 +2,9 @@
 
     python examples/asyncio_stdio.py
 
-The five steps of driving the core from any event loop are marked below.  Everything that the protocol decides (both
-eras, negotiation, capabilities, unknown methods, cancellation races, malformed input) happens in the session; what is
-left is bytes in, bytes out, and a task for each call.
+Standard input and output are two pipes or two sockets, as hosts make them.  The five steps of driving the core from any
+event loop are marked below.  What the protocol decides (both eras, negotiation, capabilities, unknown
+methods, cancellation races, malformed input) happens in the session; left are bytes in, bytes out, and a task a call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
-from trio_mcp.core.jsonrpc import Event, Id, Limits, LineFramer, decode, encode
+from trio_mcp.core.jsonrpc import Event, Id, Invalid, Limits, LineFramer, decode, encode
 from trio_mcp.core.peer import RequestCancelled
 from trio_mcp.core.session import Call, Offer, ServerSession
 
@@ -28,11 +28,18 @@ Progress = Callable[[int, int], None]
 
 
 async def echo(arguments: dict[str, Any], progress: Progress) -> str:
-    return str(arguments.get("text", ""))
+    text = arguments.get("text")
+    if not isinstance(text, str):
+        raise RequestError(INVALID_PARAMS, "text must be a string")
+    return text
+
+
+async def divide(arguments: dict[str, Any], progress: Progress) -> str:
+    """Trusts its arguments, so that a failure nobody thought of can be seen: it costs its own call only."""
+    return str(arguments["a"] / arguments["b"])
 
 
 async def count(arguments: dict[str, Any], progress: Progress) -> str:
-    """Counts, reporting as it goes; a cancelled call stops at the next step."""
     to = arguments.get("to", 3)
     if type(to) is not int or to < 0:
         raise RequestError(INVALID_PARAMS, "to must be an integer that is not negative")
@@ -44,6 +51,7 @@ async def count(arguments: dict[str, Any], progress: Progress) -> str:
 
 TOOLS: dict[str, tuple[Callable[[dict[str, Any], Progress], Awaitable[str]], dict[str, Any]]] = {
     "echo": (echo, {"text": {"type": "string"}}),
+    "divide": (divide, {"a": {"type": "number"}, "b": {"type": "number"}}),
     "count": (count, {"to": {"type": "integer", "minimum": 0}}),
 }
 
@@ -51,22 +59,28 @@ TOOLS: dict[str, tuple[Callable[[dict[str, Any], Progress], Awaitable[str]], dic
 class Link:
     """One client, from its first byte to its last."""
 
-    def __init__(self, write: Callable[[bytes], Any]) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.session = ServerSession(OFFER, limits=LIMITS)
         self.running: dict[Id, asyncio.Task[dict[str, Any]]] = {}
-        self.write = write
+        self.reader, self.writer = reader, writer
 
-    async def run(self, read: Callable[[], Awaitable[bytes]]) -> None:
-        framer, now = LineFramer(LIMITS.message_bytes), asyncio.get_running_loop().time
-        while data := await read():  # Step 1: read bytes.
-            for line in framer.feed(data):  # Step 2: cut them into messages, and feed those to the session.
-                message = decode(line, LIMITS) if isinstance(line, bytes) else line
-                for event in self.session.receive(message, now()):
-                    self.act(event)  # Step 3: act on what happened.
-            self.flush()  # Step 4: send whatever piled up.
+    async def run(self) -> None:
+        framer = LineFramer(LIMITS.message_bytes)
+        while data := await self.reader.read(65536):  # Step 1: read bytes.
+            self.hear(framer.feed(data))
+            await self.writer.drain()  # A client that does not read is not listened to either.
+        # What is left in the framer is half a line, from somebody who no longer waits for an answer.
         for event in self.session.lost(why="standard input was closed"):  # Step 5: say when the link is gone.
             self.act(event)
         await asyncio.gather(*self.running.values(), return_exceptions=True)
+
+    def hear(self, lines: list[bytes | Invalid]) -> None:
+        now = asyncio.get_running_loop().time()
+        for line in lines:  # Step 2: bytes, cut into lines, become messages; feed those to the session.
+            message = decode(line, LIMITS) if isinstance(line, bytes) else line
+            for event in self.session.receive(message, now):
+                self.act(event)  # Step 3: act on what happened.
+        self.flush()  # Step 4: send whatever piled up.
 
     def act(self, event: Event) -> None:
         match event:
@@ -96,20 +110,22 @@ class Link:
         params = call.request.params
         if call.request.method == "tools/list":
             return {"tools": [{"name": name, "inputSchema": _schema(props)} for name, (_, props) in TOOLS.items()]}
-        if params.get("name") not in TOOLS:
+        name, arguments = params.get("name"), params.get("arguments", {})
+        if not isinstance(name, str) or name not in TOOLS:
             raise RequestError(INVALID_PARAMS, "unknown tool; tools/list names those there are")
+        if not isinstance(arguments, dict):
+            raise RequestError(INVALID_PARAMS, "arguments must be an object")
 
         def progress(done: int, total: int) -> None:
             self.session.progress(call.request.id, done, total)
             self.flush()
 
-        tool, _ = TOOLS[params["name"]]
-        text = await tool(params.get("arguments", {}), progress)
-        return {"content": [{"type": "text", "text": text}]}
+        tool, _ = TOOLS[name]
+        return {"content": [{"type": "text", "text": await tool(arguments, progress)}]}
 
     def flush(self) -> None:
         for message, _ in self.session.outgoing():
-            self.write(encode(message, null_id=self.session.unreadable_id_is_null) + b"\n")
+            self.writer.write(encode(message, null_id=self.session.unreadable_id_is_null) + b"\n")
 
 
 def _schema(properties: dict[str, Any]) -> dict[str, Any]:
@@ -118,13 +134,16 @@ def _schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 async def main() -> None:
     # What the server prints, by mistake or not, goes to standard error: only messages may reach the client.
-    wire = os.fdopen(os.dup(1), "wb", buffering=0)
+    wire = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    with wire:
-        await Link(wire.write).run(lambda: reader.read(65536))
+    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+    transport, _ = await loop.connect_write_pipe(lambda: protocol, wire)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    await Link(reader, writer).run()
+    writer.close()
+    await writer.wait_closed()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,14 +113,39 @@ def test_bad_input_gets_an_error_and_costs_nothing_else(child: Child, line: byte
     assert child.receive() == {"jsonrpc": "2.0", "id": 10, "result": {}}
 
 
+@pytest.mark.parametrize(
+    "params", [{"name": ["x"]}, {"name": "echo", "arguments": [1]}, {"name": "echo", "arguments": {}}]
+)
+def test_wrong_arguments_are_the_clients_mistake(child: Child, params: dict[str, Any]) -> None:
+    child.send(id=1, method="tools/call", params={**params, "_meta": MODERN})
+    assert child.receive()["error"]["code"] == -32602
+
+
+def test_a_large_answer_arrives_whole_through_sockets_as_some_hosts_use_them() -> None:
+    (ours_in, their_in), (ours_out, their_out) = socket.socketpair(), socket.socketpair()
+    process = subprocess.Popen([sys.executable, str(EXAMPLES / "asyncio_stdio.py")], stdin=their_in, stdout=their_out)
+    their_in.close()
+    their_out.close()
+    text = "x" * 4_000_000
+    params = {"name": "echo", "arguments": {"text": text}, "_meta": MODERN}
+    with ours_in, ours_out, ours_out.makefile("rb") as answers:
+        ours_in.sendall(
+            json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode() + b"\n"
+        )
+        assert json.loads(answers.readline())["result"]["content"][0]["text"] == text
+        ours_in.shutdown(socket.SHUT_WR)
+        assert answers.read() == b""
+    assert process.wait(timeout=60) == 0
+
+
 @req("core-31")
 def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here(child: Child) -> None:
-    child.send(id=1, method="tools/call", params={"name": "echo", "arguments": ["not an object"], "_meta": MODERN})
+    child.send(id=1, method="tools/call", params={"name": "divide", "arguments": {"a": 1, "b": 0}, "_meta": MODERN})
     assert child.receive()["error"] == {"code": -32603, "message": "the tool failed"}
     child.send(id=2, method="ping")
     assert child.receive()["id"] == 2
     _, errors = child.end()
-    assert b"AttributeError" in errors
+    assert b"ZeroDivisionError" in errors
 
 
 def test_the_end_of_input_ends_the_server_even_with_a_call_in_flight(child: Child) -> None:
