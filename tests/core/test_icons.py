@@ -184,6 +184,18 @@ def test_bytes_of_no_known_kind_are_refused(data: bytes) -> None:
     assert image_fault(data, types=[*IMAGE_TYPES, SVG]) is not None
 
 
+@req("icon-08")
+@pytest.mark.parametrize("comment", [b"<!---->", b"<!-- -- -> ->-->\n", b"<!--<!---->", b"<!-->-->"])
+def test_many_comments_are_read_in_one_pass(comment: bytes) -> None:
+    """Tried in every way in which one comment can swallow others, the first few dozen would already take for ever."""
+    types = [*IMAGE_TYPES, SVG]
+    within = comment * (1000 // len(comment))
+    assert image_fault(within + b"<svg>", types=types) is None
+    assert image_fault(within + b"x", types=types) is not None
+    assert image_fault(comment * 1000 + b"<svg>", types=types) is not None
+    assert image_fault(b"<!--" + comment[:-3] + b"--x" + b"<svg>", types=types) is not None
+
+
 @req("icon-07")
 @pytest.mark.parametrize(
     ("data", "said"), [(PNG, "image/jpeg"), (JPEG, "image/png"), (PNG, "text/html"), (WEBP, "image/jpg"), (PNG, SVG)]
