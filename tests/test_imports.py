@@ -48,7 +48,10 @@ TRANSPORT = {"trio", "h11", "wsproto", "ssl", "socket", "_socket", "asyncio", "s
 # Loaded on first use only, for they cost more than the rest together.
 LAZY = {"cattrs", "jsonschema_rs", "orjson"}
 # All that a core module may bring along beside attrs and json: things that compute.
-COMPUTES = {"base64", "binascii", "dataclasses", "datetime", "hashlib", "heapq", "hmac", "math", "struct", "uuid"} | {
+COMPUTES = {"base64", "binascii", "dataclasses", "datetime", "hashlib", "heapq", "hmac", "ipaddress", "math"} | {
+    "struct",
+    "urllib",  # for urllib.parse, which from 3.13 on brings ipaddress along
+    "uuid",
     "_blake2",
     "_datetime",
     "_hashlib",

@@ -16,14 +16,14 @@ from trio_mcp.core.listen import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     TOOLS_CHANGED,
-    Acknowledged,
     Change,
-    Heard,
+    ChangeHeard,
     Kind,
     Listeners,
-    State,
     Subscription,
+    SubscriptionAcknowledged,
     Subscriptions,
+    SubscriptionState,
     change_of,
     listen_params,
     resource_updated,
@@ -520,10 +520,10 @@ def test_the_client_knows_what_it_asked_for_and_did_not_get(
 ) -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED, A, B, A])
-    assert (subscription.state, subscription.asked) == (State.ASKED, (TOOLS_CHANGED, A, B))
+    assert (subscription.state, subscription.asked) == (SubscriptionState.ASKED, (TOOLS_CHANGED, A, B))
     assert (subscription.agreed, subscription.missing) == (None, ())
-    assert subscriptions.hear(acknowledged(1, filter)) == [Acknowledged(subscription)]
-    assert (subscription.state, subscription.agreed, subscription.missing) == (State.OPEN, agreed, missing)
+    assert subscriptions.hear(acknowledged(1, filter)) == [SubscriptionAcknowledged(subscription)]
+    assert (subscription.state, subscription.agreed, subscription.missing) == (SubscriptionState.OPEN, agreed, missing)
 
 
 def test_only_the_first_acknowledgement_counts() -> None:
@@ -538,11 +538,15 @@ def test_only_the_first_acknowledgement_counts() -> None:
 def test_notifications_go_to_the_subscription_they_name() -> None:
     subscriptions = Subscriptions()
     one, text, two = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, "1", 2))
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [Heard(one, TOOLS_CHANGED)]
-    assert subscriptions.hear(TOOLS_CHANGED.notification("1")) == [Heard(text, TOOLS_CHANGED)]
-    assert subscriptions.hear(acknowledged("1", {})) == [Acknowledged(text)]
-    assert subscriptions.hear(A.notification(2)) == [Heard(two, A)]
-    assert (one.state, text.state, two.state) == (State.ASKED, State.OPEN, State.ASKED)
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [ChangeHeard(one, TOOLS_CHANGED)]
+    assert subscriptions.hear(TOOLS_CHANGED.notification("1")) == [ChangeHeard(text, TOOLS_CHANGED)]
+    assert subscriptions.hear(acknowledged("1", {})) == [SubscriptionAcknowledged(text)]
+    assert subscriptions.hear(A.notification(2)) == [ChangeHeard(two, A)]
+    assert (one.state, text.state, two.state) == (
+        SubscriptionState.ASKED,
+        SubscriptionState.OPEN,
+        SubscriptionState.ASKED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -569,23 +573,23 @@ def test_what_is_for_none_of_ours_is_heard_by_none(notification: Notification) -
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED, A])
     assert subscriptions.hear(notification) == []
-    assert subscription.state is State.ASKED
+    assert subscription.state is SubscriptionState.ASKED
 
 
 def test_an_update_of_what_lies_below_a_resource_is_heard() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [A])
     below = resource_updated("notes://a/line/1")
-    assert subscriptions.hear(below.notification(1)) == [Heard(subscription, below)]
+    assert subscriptions.hear(below.notification(1)) == [ChangeHeard(subscription, below)]
 
 
-OUTCOMES: list[tuple[Outcome, State]] = [
-    (Answered(1, "subscriptions/listen", {"resultType": "complete"}), State.ENDED),
-    (TornDown(1, "subscriptions/listen", ""), State.ENDED),
-    (Refused(1, "subscriptions/listen", Error(1, -32601, "no")), State.REFUSED),
-    (Garbled(1, "subscriptions/listen", "why"), State.BROKEN),
-    (TimedOut(1, "subscriptions/listen"), State.BROKEN),
-    (Lost(1, "subscriptions/listen", "why"), State.BROKEN),
+OUTCOMES: list[tuple[Outcome, SubscriptionState]] = [
+    (Answered(1, "subscriptions/listen", {"resultType": "complete"}), SubscriptionState.ENDED),
+    (TornDown(1, "subscriptions/listen", ""), SubscriptionState.ENDED),
+    (Refused(1, "subscriptions/listen", Error(1, -32601, "no")), SubscriptionState.REFUSED),
+    (Garbled(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
+    (TimedOut(1, "subscriptions/listen"), SubscriptionState.BROKEN),
+    (Lost(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
 ]
 
 
@@ -593,7 +597,7 @@ OUTCOMES: list[tuple[Outcome, State]] = [
 @pytest.mark.parametrize("open", [False, True])
 @pytest.mark.parametrize(("outcome", "state"), OUTCOMES)
 def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
-    outcome: Outcome, state: State, open: bool
+    outcome: Outcome, state: SubscriptionState, open: bool
 ) -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
@@ -613,14 +617,14 @@ def test_an_outcome_of_another_request_ends_nothing() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     assert subscriptions.over(Answered(2, "tools/list", {})) is None
-    assert subscription.state is State.ASKED
+    assert subscription.state is SubscriptionState.ASKED
 
 
 def test_a_subscription_that_we_end_hears_nothing_more() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     assert subscriptions.close(1) is subscription
-    assert subscription.state is State.ENDED
+    assert subscription.state is SubscriptionState.ENDED
     assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == []
     assert subscriptions.close(1) is None
 
@@ -630,9 +634,13 @@ def test_what_was_open_when_the_link_was_lost_can_be_asked_for_again() -> None:
     first, second, third = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, 2, 3))
     subscriptions.close(2)
     assert subscriptions.lost() == [first, third]
-    assert [each.state for each in (first, second, third)] == [State.BROKEN, State.ENDED, State.BROKEN]
+    assert [each.state for each in (first, second, third)] == [
+        SubscriptionState.BROKEN,
+        SubscriptionState.ENDED,
+        SubscriptionState.BROKEN,
+    ]
     again = subscriptions.ask(1, third.asked)
-    assert (again.state, again.asked) == (State.ASKED, third.asked)
+    assert (again.state, again.asked) == (SubscriptionState.ASKED, third.asked)
 
 
 def test_two_subscriptions_cannot_have_one_id() -> None:
@@ -642,7 +650,7 @@ def test_two_subscriptions_cannot_have_one_id() -> None:
         subscriptions.ask(1, [PROMPTS_CHANGED])
     with pytest.raises(LocalProtocolError, match="already"):
         subscriptions.attach(1, [PROMPTS_CHANGED], EVERYTHING)
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [Heard(first, TOOLS_CHANGED)]
+    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [ChangeHeard(first, TOOLS_CHANGED)]
 
 
 # The client's side, legacy.
@@ -653,12 +661,12 @@ def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
     tools = subscriptions.attach("tools", [TOOLS_CHANGED], EVERYTHING)
     both = subscriptions.attach("both", [TOOLS_CHANGED, A, A], EVERYTHING)
     notes = subscriptions.attach("notes", [B], EVERYTHING)
-    assert [each.state for each in (tools, both, notes)] == [State.OPEN] * 3
+    assert [each.state for each in (tools, both, notes)] == [SubscriptionState.OPEN] * 3
     assert both.asked == both.agreed == (TOOLS_CHANGED, A)
 
     def heard(change: Change) -> list[Subscription]:
         events = subscriptions.hear(change.notification())
-        assert events == [Heard(each.subscription, change) for each in events]
+        assert events == [ChangeHeard(each.subscription, change) for each in events]
         return [each.subscription for each in events]
 
     assert heard(TOOLS_CHANGED) == [tools, both]
@@ -704,12 +712,12 @@ def test_what_one_side_sends_the_other_hears(wishes: list[list[Change]], declare
     ours = [subscriptions.ask(id, asked) for id, asked in enumerate(wishes)]
     for each in ours:
         acknowledgement = listeners.listen(hash(each.id), request(each.id, *each.asked), declared)
-        assert subscriptions.hear(acknowledgement) == [Acknowledged(each)]
+        assert subscriptions.hear(acknowledgement) == [SubscriptionAcknowledged(each)]
         assert set(each.agreed or ()) | set(each.missing) == set(each.asked)
     for change in CHANGES:
         heard = [event for _, notification in listeners.publish(change) for event in subscriptions.hear(notification)]
-        assert heard == [Heard(each, change) for each in ours if change in (each.agreed or ())]
+        assert heard == [ChangeHeard(each, change) for each in ours if change in (each.agreed or ())]
     for _, result in listeners.close_all():
         ended = subscriptions.over(Answered(result.id, "subscriptions/listen", result.result))
         assert ended is not None
-    assert {each.state for each in ours} == {State.ENDED}
+    assert {each.state for each in ours} == {SubscriptionState.ENDED}

@@ -12,7 +12,16 @@ from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_CLIENT, LIMITS, SERVER
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError, SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Invalid, Notification, Request, Result, decode
-from trio_mcp.core.opening import OPENING, Attempt, ClientSession, Deed, Heard, Negotiation, OpeningFailed, Phase
+from trio_mcp.core.opening import (
+    OPENING,
+    Attempt,
+    ClientSession,
+    Negotiation,
+    OpeningDeed,
+    OpeningFailed,
+    OpeningHeard,
+    Phase,
+)
 from trio_mcp.core.peer import Lost, PeerMistake
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, META_VERSION, REVISIONS, Revision
 from trio_mcp.core.session import Call, Offer, Opened, ServerSession
@@ -265,7 +274,7 @@ def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
     check(case)
 
 
-def cells() -> Iterator[tuple[Phase, Heard]]:
+def cells() -> Iterator[tuple[Phase, OpeningHeard]]:
     for phase, row in OPENING.items():
         for heard in row:
             yield phase, heard
@@ -273,15 +282,15 @@ def cells() -> Iterator[tuple[Phase, Heard]]:
 
 def test_the_table_has_a_row_for_each_phase_in_which_an_answer_is_awaited() -> None:
     assert OPENING.keys() == {Phase.PROBING, Phase.INITIALIZING}
-    assert {heard for _, heard in cells()} == set(Heard)
-    assert {deed for row in OPENING.values() for _, deed in row.values()} == set(Deed)
+    assert {heard for _, heard in cells()} == set(OpeningHeard)
+    assert {deed for row in OPENING.values() for _, deed in row.values()} == set(OpeningDeed)
 
 
 @pytest.mark.parametrize(("phase", "heard"), [*cells()], ids=lambda each: each.name)
-def test_every_cell_of_the_table_counts(phase: Phase, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_of_the_table_counts(phase: Phase, heard: OpeningHeard, monkeypatch: pytest.MonkeyPatch) -> None:
     new, deed = OPENING[phase][heard]
     for other in [(each, deed) for each in Phase if each is not new] + [
-        (new, each) for each in Deed if each is not deed
+        (new, each) for each in OpeningDeed if each is not deed
     ]:
         with monkeypatch.context() as patched:
             patched.setitem(OPENING[phase], heard, other)

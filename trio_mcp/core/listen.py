@@ -37,13 +37,13 @@ __all__ = [
     "PROMPTS_CHANGED",
     "RESOURCES_CHANGED",
     "TOOLS_CHANGED",
-    "Acknowledged",
     "Change",
-    "Heard",
+    "ChangeHeard",
     "Kind",
     "Listeners",
-    "State",
     "Subscription",
+    "SubscriptionAcknowledged",
+    "SubscriptionState",
     "Subscriptions",
     "change_of",
     "listen_params",
@@ -307,7 +307,7 @@ def _resource_in(params: JsonObject) -> Change:
 # The client's side.
 
 
-class State(enum.Enum):
+class SubscriptionState(enum.Enum):
     ASKED = enum.auto()  # the request is out
     OPEN = enum.auto()  # it was acknowledged
     ENDED = enum.auto()  # by us, or by the server in good order: with its result, or by notifications/cancelled
@@ -316,13 +316,13 @@ class State(enum.Enum):
 
 
 # Of the result and the cancellation that end a subscription on stdio, either may come first; the other comes too late.
-_END: Mapping[type[Outcome], State] = {
-    Answered: State.ENDED,
-    TornDown: State.ENDED,
-    Refused: State.REFUSED,
-    Garbled: State.BROKEN,
-    TimedOut: State.BROKEN,
-    Lost: State.BROKEN,
+_END: Mapping[type[Outcome], SubscriptionState] = {
+    Answered: SubscriptionState.ENDED,
+    TornDown: SubscriptionState.ENDED,
+    Refused: SubscriptionState.REFUSED,
+    Garbled: SubscriptionState.BROKEN,
+    TimedOut: SubscriptionState.BROKEN,
+    Lost: SubscriptionState.BROKEN,
 }
 
 
@@ -333,7 +333,7 @@ class Subscription:
     id: Id
     asked: tuple[Change, ...]
     agreed: tuple[Change, ...] | None = None
-    state: State = State.ASKED
+    state: SubscriptionState = SubscriptionState.ASKED
     attached: bool = False  # of the legacy era, where no request stands for it
 
     @property
@@ -350,14 +350,14 @@ class Subscription:
 
 
 @attrs.frozen
-class Acknowledged:
+class SubscriptionAcknowledged:
     """The server has agreed to a subscription, or to a part of it; see `missing`."""
 
     subscription: Subscription
 
 
 @attrs.frozen
-class Heard:
+class ChangeHeard:
     """A change, heard by one subscription."""
 
     subscription: Subscription
@@ -382,7 +382,7 @@ class Subscriptions:
         """A subscription in the legacy era: the server agrees to what it has declared."""
         asked = tuple(dict.fromkeys(asked))
         agreed = tuple(change for change in asked if change.kind.declared_in(declared))
-        return self._add(Subscription(name, asked, agreed, State.OPEN, attached=True))
+        return self._add(Subscription(name, asked, agreed, SubscriptionState.OPEN, attached=True))
 
     def _add(self, subscription: Subscription) -> Subscription:
         if subscription.id in self._open:
@@ -399,7 +399,7 @@ class Subscriptions:
     def _attached(self) -> list[Subscription]:
         return [each for each in self._open.values() if each.attached]
 
-    def hear(self, notification: Notification) -> list[Acknowledged | Heard]:
+    def hear(self, notification: Notification) -> list[SubscriptionAcknowledged | ChangeHeard]:
         """Who a notification is for.  Empty if it is for nobody here: not ours, ended, or never asked for.
 
         A change that comes before its acknowledgement is the server's mistake, but a change all the same.
@@ -408,14 +408,14 @@ class Subscriptions:
         id = meta.get(META_SUBSCRIPTION_ID, ABSENT) if isinstance(meta, dict) else ABSENT
         change = change_of(notification)
         if id is ABSENT:
-            return [] if change is None else [Heard(each, change) for each in self._takers(change)]
+            return [] if change is None else [ChangeHeard(each, change) for each in self._takers(change)]
         # True and 1.0 are the same key as 1, but no ids.
         subscription = self._open.get(id) if type(id) is int or type(id) is str else None
         if subscription is None:
             return []
         if notification.method == ACKNOWLEDGED:
             return self._acknowledge(subscription, notification.params.get("notifications"))
-        return [Heard(subscription, change)] if change is not None and subscription.may_hear(change) else []
+        return [ChangeHeard(subscription, change)] if change is not None and subscription.may_hear(change) else []
 
     def _takers(self, change: Change) -> list[Subscription]:
         """Those that named it; else it lies below something, and only the server knows what."""
@@ -424,20 +424,20 @@ class Subscriptions:
             each for each in attached if each.may_hear(change)
         ]
 
-    def _acknowledge(self, subscription: Subscription, filter: Json) -> list[Acknowledged | Heard]:
-        if subscription.state is not State.ASKED:
+    def _acknowledge(self, subscription: Subscription, filter: Json) -> list[SubscriptionAcknowledged | ChangeHeard]:
+        if subscription.state is not SubscriptionState.ASKED:
             return []
         try:
             given = frozenset(_from_filter(filter))
         except RequestError:
             given = frozenset()  # what cannot be read is no promise
         subscription.agreed = tuple(change for change in subscription.asked if change in given)
-        subscription.state = State.OPEN
-        return [Acknowledged(subscription)]
+        subscription.state = SubscriptionState.OPEN
+        return [SubscriptionAcknowledged(subscription)]
 
     def close(self, id: Id) -> Subscription | None:
         """We end a subscription; the caller cancels its request (sub-12).  None if it has ended already."""
-        return self._end(id, State.ENDED)
+        return self._end(id, SubscriptionState.ENDED)
 
     def over(self, outcome: Outcome) -> Subscription | None:
         """A listen request has its outcome; `state` says what that means.  None if it was no subscription's."""
@@ -445,10 +445,10 @@ class Subscriptions:
 
     def lost(self) -> list[Subscription]:
         """The link is gone: every subscription that was still open, to be asked for again on the next (sub-10)."""
-        broken = [self._end(id, State.BROKEN) for id in list(self._open)]
+        broken = [self._end(id, SubscriptionState.BROKEN) for id in list(self._open)]
         return [each for each in broken if each is not None]
 
-    def _end(self, id: Id, state: State) -> Subscription | None:
+    def _end(self, id: Id, state: SubscriptionState) -> Subscription | None:
         subscription = self._open.pop(id, None)
         if subscription is not None:
             subscription.state = state

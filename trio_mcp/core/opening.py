@@ -35,7 +35,16 @@ from trio_mcp.core.session import Offer, Opened, Session
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
 
-__all__ = ["OPENING", "Attempt", "ClientSession", "Deed", "Heard", "Negotiation", "OpeningFailed", "Phase"]
+__all__ = [
+    "OPENING",
+    "Attempt",
+    "ClientSession",
+    "Negotiation",
+    "OpeningDeed",
+    "OpeningFailed",
+    "OpeningHeard",
+    "Phase",
+]
 
 # life-20: -32602 is how the lifecycle pages of the legacy era show it.
 _ABOUT_VERSIONS: Final = frozenset({UNSUPPORTED_VERSION, INVALID_PARAMS})
@@ -49,7 +58,7 @@ class Phase(enum.Enum):
     FAILED = enum.auto()
 
 
-class Heard(enum.Enum):
+class OpeningHeard(enum.Enum):
     AGREED = enum.auto()  # on a revision that both sides speak, under its own rules
     OTHER_MODERN = enum.auto()  # what we asked for is not served, a modern revision of ours is
     OTHER_LEGACY = enum.auto()  # likewise, a legacy one
@@ -59,31 +68,31 @@ class Heard(enum.Enum):
     LOST = enum.auto()
 
 
-class Deed(enum.Enum):
+class OpeningDeed(enum.Enum):
     ADOPT = enum.auto()
     PROBE = enum.auto()
     INITIALIZE = enum.auto()
     GIVE_UP = enum.auto()
 
 
-OPENING: dict[Phase, dict[Heard, tuple[Phase, Deed]]] = {
+OPENING: dict[Phase, dict[OpeningHeard, tuple[Phase, OpeningDeed]]] = {
     Phase.PROBING: {
-        Heard.AGREED: (Phase.OPEN, Deed.ADOPT),
-        Heard.OTHER_MODERN: (Phase.PROBING, Deed.PROBE),
-        Heard.OTHER_LEGACY: (Phase.INITIALIZING, Deed.INITIALIZE),
-        Heard.SHARES_NONE: (Phase.FAILED, Deed.GIVE_UP),
-        Heard.NOT_MODERN: (Phase.INITIALIZING, Deed.INITIALIZE),
+        OpeningHeard.AGREED: (Phase.OPEN, OpeningDeed.ADOPT),
+        OpeningHeard.OTHER_MODERN: (Phase.PROBING, OpeningDeed.PROBE),
+        OpeningHeard.OTHER_LEGACY: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
+        OpeningHeard.SHARES_NONE: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningHeard.NOT_MODERN: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
         # ver-14: only a modern server refuses so, and it is not asked to initialize.
-        Heard.REFUSED: (Phase.FAILED, Deed.GIVE_UP),
-        Heard.LOST: (Phase.FAILED, Deed.GIVE_UP),
+        OpeningHeard.REFUSED: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningHeard.LOST: (Phase.FAILED, OpeningDeed.GIVE_UP),
     },
     Phase.INITIALIZING: {
-        Heard.AGREED: (Phase.OPEN, Deed.ADOPT),
-        Heard.OTHER_MODERN: (Phase.PROBING, Deed.PROBE),
-        Heard.OTHER_LEGACY: (Phase.INITIALIZING, Deed.INITIALIZE),
-        Heard.SHARES_NONE: (Phase.FAILED, Deed.GIVE_UP),
-        Heard.REFUSED: (Phase.FAILED, Deed.GIVE_UP),
-        Heard.LOST: (Phase.FAILED, Deed.GIVE_UP),
+        OpeningHeard.AGREED: (Phase.OPEN, OpeningDeed.ADOPT),
+        OpeningHeard.OTHER_MODERN: (Phase.PROBING, OpeningDeed.PROBE),
+        OpeningHeard.OTHER_LEGACY: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
+        OpeningHeard.SHARES_NONE: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningHeard.REFUSED: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningHeard.LOST: (Phase.FAILED, OpeningDeed.GIVE_UP),
     },
 }
 _BY_HAND_NEVER = frozenset({"initialize", "notifications/initialized"})
@@ -116,7 +125,7 @@ class OpeningFailed(Event):
 class _Finding:
     """What one answer means: for the table, in words, and what to go on with."""
 
-    heard: Heard
+    heard: OpeningHeard
     said: str
     revision: Revision | None = None
     result: JsonObject = attrs.field(factory=dict)
@@ -252,12 +261,12 @@ class ClientSession(Session):
         self._attempts.append(Attempt(f"{how} {self._trying}", found.said))
         self._opening_id = None
         self.phase, deed = OPENING[self.phase][found.heard]
-        if deed is Deed.ADOPT:
+        if deed is OpeningDeed.ADOPT:
             return self._adopt(found)
-        if deed is Deed.GIVE_UP:
+        if deed is OpeningDeed.GIVE_UP:
             self.negotiation = Negotiation(tuple(self._attempts), None, found.said)
             return [*super().lost(why=found.said), OpeningFailed(self.negotiation, found.error)]
-        if deed is Deed.PROBE and found.revision is not None:
+        if deed is OpeningDeed.PROBE and found.revision is not None:
             self._probe(found.revision, self._deadline)
         else:
             self._initialize(found.revision)
@@ -265,7 +274,7 @@ class ClientSession(Session):
 
     def _adopt(self, found: _Finding) -> list[Event]:
         result, revision = found.result, found.revision
-        assert revision is not None  # every finding that leads to Deed.ADOPT names one
+        assert revision is not None  # every finding that leads to OpeningDeed.ADOPT names one
         capabilities, instructions = result.get("capabilities"), result.get("instructions")
         identity = _member(result, "_meta", META_SERVER_INFO) if not revision.handshake else result.get("serverInfo")
         self.instructions = instructions if isinstance(instructions, str) else None
@@ -284,12 +293,12 @@ class ClientSession(Session):
         match outcome:
             case Answered(result={"supportedVersions": [*versions]} as result):
                 found = self._compare(versions, f"the server speaks {_listed(versions)}")
-                heard = Heard.AGREED if found.heard is Heard.OTHER_MODERN else found.heard
+                heard = OpeningHeard.AGREED if found.heard is OpeningHeard.OTHER_MODERN else found.heard
                 return attrs.evolve(found, heard=heard, result=result)
             case Refused(error=Error(code=code)) if code in MODERN_ERRORS:
                 return self._read_refusal(outcome.error)
             case Lost(why=why):
-                return _Finding(Heard.LOST, why)
+                return _Finding(OpeningHeard.LOST, why)
             case _:
                 return self._not_modern(_describe(outcome))
 
@@ -298,22 +307,22 @@ class ClientSession(Session):
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
                 if revision is not None:
-                    return _Finding(Heard.AGREED, f"the server chose {version}", revision, result)
+                    return _Finding(OpeningHeard.AGREED, f"the server chose {version}", revision, result)
                 # life-13: a client that cannot speak the version closes the connection.
                 said = f"the server chose {version[:20]!r}; we speak {_listed(self.offer.versions)}"
-                return _Finding(Heard.SHARES_NONE, said)
+                return _Finding(OpeningHeard.SHARES_NONE, said)
             case Refused(error=error):
                 return self._read_refusal(error)
             case Lost(why=why):
-                return _Finding(Heard.LOST, why)
+                return _Finding(OpeningHeard.LOST, why)
             case _:
-                return _Finding(Heard.REFUSED, _describe(outcome))
+                return _Finding(OpeningHeard.REFUSED, _describe(outcome))
 
     def _read_refusal(self, error: Error) -> _Finding:
         said, raised = _describe_error(error), _as_error(error)
         versions = _member(error.data, "supported")
         if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
-            return _Finding(Heard.REFUSED, said, error=raised)
+            return _Finding(OpeningHeard.REFUSED, said, error=raised)
         self._refused.add(self._trying)
         return attrs.evolve(self._compare(versions, f"{said}; the server speaks {_listed(versions)}"), error=raised)
 
@@ -321,16 +330,16 @@ class ClientSession(Session):
         """What to go on with: the newest version that both sides speak."""
         shared = [each for each in self.offer.revisions if each.name in versions and each not in self._refused]
         if not shared:
-            return _Finding(Heard.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
+            return _Finding(OpeningHeard.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
         revision = max(shared, key=str)
-        return _Finding(Heard.OTHER_LEGACY if revision.handshake else Heard.OTHER_MODERN, said, revision)
+        return _Finding(OpeningHeard.OTHER_LEGACY if revision.handshake else OpeningHeard.OTHER_MODERN, said, revision)
 
     def _not_modern(self, said: str) -> _Finding:
         older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
         if older:
-            return _Finding(Heard.NOT_MODERN, said, max(older, key=str))
+            return _Finding(OpeningHeard.NOT_MODERN, said, max(older, key=str))
         said = f"not a server of {self.offer.modern}, and no older revision may be used: {said}"
-        return _Finding(Heard.SHARES_NONE, said)
+        return _Finding(OpeningHeard.SHARES_NONE, said)
 
     # Outcomes reach `_judge_outcome` from wherever they arise.  What `receive` gets from `tick` is judged twice, which
     # is harmless: the opening has moved on by then.
