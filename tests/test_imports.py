@@ -58,6 +58,14 @@ COMPUTES = {"base64", "binascii", "dataclasses", "datetime", "hashlib", "heapq",
     "_heapq",
     "_struct",
     "_uuid",
+    # For the annotation Path; what comes with it depends on the Python.
+    "pathlib",
+    "errno",
+    "fnmatch",
+    "glob",
+    "grp",
+    "ntpath",
+    "pwd",
 }
 # Not to be asked for by name.  attrs itself loads threading and time, so these two cannot be kept out of the process:
 # what a module brings along is compared with what attrs and json alone do.
