@@ -240,6 +240,16 @@ def test_what_is_public_is_served_to_everybody(owner: Any, other: Any) -> None:
     assert Asker(mine.cache, other).get("tools/list") == PUBLIC
 
 
+@pytest.mark.parametrize("method", ["tools/list", "tools/call"])
+@pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
+def test_a_principal_without_a_stable_name_is_refused(method: str, principal: Any) -> None:
+    asker = Asker(principal=principal)
+    for use in (lambda: asker.get(method), lambda: asker.store(method, PUBLIC)):
+        with pytest.raises(LocalProtocolError, match="the principal's stable name, a str or None, not "):
+            use()
+    assert len(asker.cache) == 0
+
+
 def test_a_private_result_goes_before_a_public_one_and_replaces_it() -> None:
     ann = Asker()
     bob = Asker(ann.cache, "bob")

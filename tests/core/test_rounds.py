@@ -401,6 +401,27 @@ def test_a_key_that_can_be_guessed_is_not_taken(keys: list[bytes]) -> None:
         StateSealer(keys)
 
 
+@pytest.mark.parametrize("keys", [KEY, KEY.hex(), [KEY.hex()], b""])
+def test_one_key_in_place_of_the_sequence_is_told_what_to_pass(keys: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"a sequence of keys, such as \[key\]"):
+        StateSealer(keys)
+
+
+@pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
+def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out(principal: Any) -> None:
+    """A tuple comes back from JSON as a list: its state would be sealed, and never opened again."""
+    parked = Parked("i")
+    for use in (
+        lambda: SEALER.seal(STATE, *CALL, principal),
+        lambda: opened(TEXT, principal=principal),
+        lambda: opened("no state at all", principal=principal),
+        lambda: parked.park(principal, 0.0),
+    ):
+        with pytest.raises(LocalProtocolError, match="the principal's stable name, a str or None, not "):
+            use()
+    assert len(parked) == 0
+
+
 @req("mrtr-10")
 def test_a_state_expires_at_its_very_moment() -> None:
     assert opened(TEXT, now=math.nextafter(1600.0, 0)) == STATE
@@ -623,10 +644,10 @@ def test_a_result_of_unknown_type_is_invalid(revision: Any, kind: Any) -> None:
         Rounds(revision, *CALL, {}).receive({"resultType": kind, "content": []})
 
 
-@pytest.mark.parametrize("kind", UNKNOWN_TYPES)
+@pytest.mark.parametrize("kind", [*UNKNOWN_TYPES, "input_required"])
 @pytest.mark.parametrize("revision", LEGACY, ids=str)
 def test_where_results_have_no_type_a_member_of_that_name_means_nothing(revision: Any, kind: Any) -> None:
-    result = {"resultType": kind, "content": []}
+    result = {"resultType": kind, "content": [], "requestState": "s"}
     assert Rounds(revision, *CALL, {}).receive(result) == Complete(result)
 
 
@@ -644,7 +665,11 @@ def test_the_peers_words_are_cut_short_in_a_message() -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize(("revision", "method"), MAY_NOT_ASK, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("revision", "method"),
+    [each for each in MAY_NOT_ASK if each[0].result_type],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_a_question_where_there_may_be_none_is_the_servers_mistake(revision: Any, method: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{method} with input_required, which {revision} does not allow"):
         Rounds(revision, method, {}, EVERYTHING).receive(ask(FORM, state="s"))

@@ -15,7 +15,8 @@ decodes a fresh copy.  Nobody can change what others will see, the size is exact
 that the garbage collector has to walk.
 
 One cache belongs to one server.  What goes with a request outside of its params (headers, above all the access token)
-is not seen here: `principal` must stand for all of it.
+is not seen here: `principal` must stand for all of it.  It is the stable name of one, text that tells it from all
+others (a user id, not a token), or None if there are no others; anything else raises `LocalProtocolError`.
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ class ResponseCache:
 
     def get(self, method: str, params: Mapping[str, Any], *, now: float, principal: str | None) -> JsonObject | None:
         """A fresh result for this request by this principal; the caller's own copy.  None: ask the server."""
+        private = _private(principal)
         if not self._may_keep(method, params):
             return None
         text = _affecting(params)
-        for owner in (("private", principal), _PUBLIC):
+        for owner in (private, _PUBLIC):
             key: _Key = (method, text, owner)
             entry = self._entries.get(key)
             if entry is None:
@@ -123,18 +125,21 @@ class ResponseCache:
         `asked` is what `changes` was when the request was sent.  The newest result replaces an older one even if it
         may not be kept itself.
         """
+        private = _private(principal)
         if not self._may_keep(method, params) or result.get("resultType", "complete") != "complete":
             return False
         if self._changed.get(method, 0) > asked:
             return False
-        text, owner = _affecting(params), _owner(result, principal)
-        for older in (("private", principal), _PUBLIC):
+        text = _affecting(params)
+        for older in (private, _PUBLIC):
             self._drop((method, text, older))
         ttl = result.get("ttlMs")
         if type(ttl) is not int or ttl <= 0:  # cache-05, 07, 08: stale at once; so is what is no number of milliseconds
             return False
         body = json.dumps(result, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         stale_at = now + min(ttl, MAX_TTL_MS) / 1000  # cache-06, 27: each from its own receipt
+        # cache-17: whatever is not clearly public is for the one who asked.
+        owner = _PUBLIC if result.get("cacheScope") == "public" else private
         return self._keep((method, text, owner), _Entry(body, stale_at, params.get("uri", "")))
 
     def changed(self, notification: str, params: Mapping[str, Any]) -> None:
@@ -180,9 +185,14 @@ class ResponseCache:
             self._size -= _size(key, entry)
 
 
-def _owner(result: JsonObject, principal: str | None) -> _Owner:
-    # cache-17: whatever is not clearly public is for the one who asked.
-    return _PUBLIC if result.get("cacheScope") == "public" else ("private", principal)
+def _private(principal: object) -> _Owner:
+    if principal is None or isinstance(principal, str):
+        return "private", principal
+    # Objects that are equal only sometimes would show one caller the results of another, or never find their own.
+    raise LocalProtocolError(
+        f"principal is the principal's stable name, a str or None, not {type(principal).__name__}: "
+        "give what tells it from all others, such as a user id"
+    )
 
 
 def _affecting(params: Mapping[str, Any]) -> str:

@@ -20,6 +20,11 @@ time in seconds since the epoch; `Parked` lives and dies with the process and ta
 secret*: the holder of a state can read it, but not change it.  The standard library has no authenticated encryption,
 and a state needs none for what is put into it here: the answers were given by the client that holds it, and the
 principal is that client.  A handler that carries something of its own carries nothing that its client may not see.
+
+`principal` is here always the stable name of one: text that tells whoever is behind the request from all others, today,
+after a restart and on every instance (a user id, not a token).  None: nobody was authenticated.  An application whose
+principals are objects gives a member of them.  Anything but a str or None raises `LocalProtocolError`, for what cannot
+be written into a state and come back equal would lock its owner out.
 """
 
 from __future__ import annotations
@@ -288,8 +293,11 @@ class StateSealer:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         # A client holds states and may try keys at its leisure; a key shorter than the seal is the weaker part.
-        if not keys or min(map(len, keys)) < _SEAL_BYTES:
-            raise LocalProtocolError(f"sealing needs at least one key, each of at least {_SEAL_BYTES} random bytes")
+        # One key in the place of the sequence would be a sequence of numbers.
+        if not keys or any(not isinstance(key, bytes) or len(key) < _SEAL_BYTES for key in keys):
+            raise LocalProtocolError(
+                f"sealing needs a sequence of keys, such as [key], each of at least {_SEAL_BYTES} random bytes"
+            )
         self._keys = tuple(keys)
 
     def seal(self, state: SealedState, method: str, params: Mapping[str, Any], principal: str | None) -> str:
@@ -298,7 +306,7 @@ class StateSealer:
         Raises `LocalProtocolError` for what is not JSON, and `RequestError`, ready to be the answer, when there is
         more to carry than a state may hold.
         """
-        bounds = (principal, method, _digest(params), state.expires)
+        bounds = (_stable(principal), method, _digest(params), state.expires)
         payload = _canonical((*bounds, state.round, state.handle, dict(state.answers), state.carried))
         text = base64.urlsafe_b64encode(_seal(self._keys[0], payload) + payload).decode()
         if len(text) > MAX_STATE_CHARS:
@@ -312,12 +320,13 @@ class StateSealer:
         self, text: Json, method: str, params: Mapping[str, Any], principal: str | None, now: float
     ) -> SealedState | Refusal:
         """Check what came as the `requestState` of a request.  Any JSON may come; none of it raises (mrtr-08)."""
+        presenter = _stable(principal)
         payload = self._unsealed(text)
         if isinstance(payload, Refusal):
             return payload
         owner, sealed_method, digest, expires, round, handle, answers, carried = json.loads(payload)
         # In this order: who does not own the state learns nothing else about it.
-        if owner != principal:
+        if owner != presenter:
             return Refusal.OTHER_PRINCIPAL
         if now >= expires:
             return Refusal.EXPIRED
@@ -341,6 +350,16 @@ class StateSealer:
         if not any(hmac.compare_digest(seal, _seal(key, payload)) for key in self._keys):
             return Refusal.BAD_SEAL
         return payload
+
+
+def _stable(name: object) -> str | None:
+    """Only text (or nobody) is the same after the seal was broken, in another process too."""
+    if name is None or isinstance(name, str):
+        return name
+    raise LocalProtocolError(
+        f"principal is the principal's stable name, a str or None, not {type(name).__name__}: "
+        "give what tells its owner from all others, such as a user id"
+    )
 
 
 def _seal(key: bytes, payload: bytes) -> bytes:
@@ -385,13 +404,14 @@ class Parked:
 
     def park(self, principal: str | None, now: float) -> str:
         """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room."""
-        mine = sum(owner == principal for _, owner in self._waiting.values())
+        parking = _stable(principal)
+        mine = sum(owner == parking for _, owner in self._waiting.values())
         # Without authentication everybody has the principal None; there is no share to keep.
-        if len(self._waiting) >= self._limit or (principal is not None and mine >= self._each):
+        if len(self._waiting) >= self._limit or (parking is not None and mine >= self._each):
             raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
         self._last += 1
         handle = f"{self._prefix}{self._last}"
-        self._waiting[handle] = (now + self._ttl, principal)
+        self._waiting[handle] = (now + self._ttl, parking)
         return handle
 
     def take(self, handle: str) -> Refusal | None:
@@ -473,14 +493,14 @@ class Rounds:
         """Take the result of the last request.  Raises `RemoteProtocolError`, and is over, if it breaks the rules."""
         self._expect(_Stage.SENT)
         self._stage = _Stage.ENDED
-        kind = result.get("resultType", "complete")  # rtype-04: "MUST treat the absent field as complete"
+        # rtype-04: "MUST treat the absent field as complete".  Where results have no type, a member of that name means
+        # nothing.
+        kind = result.get("resultType", "complete") if self._revision.result_type else "complete"
         if kind == "input_required":
             self._questions, self._state = self._read(result)
             self._stage = _Stage.ASKED
             return Ask(self._questions)
-        known = kind == "complete" or (isinstance(kind, str) and kind in self._extensions)
-        # rtype-03.  Where results have no type, a member of that name means nothing.
-        if self._revision.result_type and not known:
+        if kind != "complete" and not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
             raise self._blame(f"a result of unknown type {_short(kind)}")
         return Complete(result)
 
