@@ -21,7 +21,7 @@ from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, CreateMessageResult, ListToolsResult, SamplingMessage, Tool
 from trio_mcp.core.revisions import REVISIONS, Revision, Role
 
-A, B, C, D, E = REVISIONS.values()
+V2024_11, V2025_03, V2025_06, V2025_11, V2026_07 = REVISIONS.values()
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 TEXT = {"type": "text", "text": "hi"}
 TOOL = {"name": "add", "inputSchema": {"type": "object"}}
@@ -70,14 +70,16 @@ def test_any_json_is_read_or_blamed_on_the_peer(cls: type[Model], data: Any) -> 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_one_member_of_any_kind_is_read_or_blamed_on_the_peer(data: Any) -> None:
-    cls = data.draw(st.sampled_from([cls for cls in MODELS if exists(cls, E)]))
-    written = to_json(build(cls, E, Fixed(full=True)), E)
+    cls = data.draw(st.sampled_from([cls for cls in MODELS if exists(cls, V2026_07)]))
+    written = to_json(build(cls, V2026_07, Fixed(full=True)), V2026_07)
     if not written:
         return
     key = data.draw(st.sampled_from(sorted(written)))
     spoilt = {**written, key: data.draw(JSON)}
     read = attempt(cls, spoilt)
-    assert f"{cls.__name__}: {key}" in read if isinstance(read, str) else to_json(read, E).keys() <= written.keys()
+    assert (
+        f"{cls.__name__}: {key}" in read if isinstance(read, str) else to_json(read, V2026_07).keys() <= written.keys()
+    )
 
 
 # Reading: scalars
@@ -179,7 +181,7 @@ def test_null_is_absence_where_it_is_no_value() -> None:
         Tool, {**TOOL, "title": None, "annotations": None, "icons": None, "outputSchema": None}, strict=True
     )
     assert tool == Tool("add", SCHEMA)
-    assert to_json(tool, E) == TOOL
+    assert to_json(tool, V2026_07) == TOOL
 
 
 @req("tool-35")
@@ -188,8 +190,8 @@ def test_structured_null_is_a_value_and_not_absence(value: Any) -> None:
     written = {"resultType": "complete", "content": [], "structuredContent": value}
     result = from_json(CallToolResult, written)
     assert result.structured_content == value
-    assert to_json(result, E) == written
-    assert to_json(CallToolResult([], structured_content=value), E) == written
+    assert to_json(result, V2026_07) == written
+    assert to_json(CallToolResult([], structured_content=value), V2026_07) == written
     assert from_json(CallToolResult, {"content": []}).structured_content is ABSENT
 
 
@@ -208,7 +210,7 @@ def test_one_bad_element_does_not_hide_the_others() -> None:
         "expected object, got string",
         "annotations.title: expected string, got integer",
     ]
-    assert to_json(result, C)["tools"] == written["tools"]
+    assert to_json(result, V2025_06)["tools"] == written["tools"]
     with pytest.raises(RemoteProtocolError, match=r"^ListToolsResult: tools\[1\]\.inputSchema: missing$"):
         from_json(ListToolsResult, written, strict=True)
 
@@ -247,7 +249,7 @@ def test_unknown_fields_and_kinds_are_kept_and_sent_on(revision: Revision) -> No
         result = from_json(CallToolResult, written, strict=strict)
         assert result.content == [Unknown(hologram), TextContent("hi", annotations=content.Annotations(priority=1))]
         assert result.raw == written
-        assert to_json(result, revision) == {**written, **({"resultType": "complete"} if revision is E else {})}
+        assert to_json(result, revision) == {**written, **({"resultType": "complete"} if revision is V2026_07 else {})}
     capabilities = {"tools": {"flavour": "x"}, "telepathy": {"range": 5}, "logging": {}}
     assert to_json(from_json(models.ServerCapabilities, capabilities, strict=True), revision) == capabilities
 
@@ -255,16 +257,16 @@ def test_unknown_fields_and_kinds_are_kept_and_sent_on(revision: Revision) -> No
 def test_a_received_object_that_was_changed_keeps_what_is_unknown() -> None:
     tool = from_json(Tool, {**TOOL, "title": "Add", "vendor": 1})
     changed = attrs.evolve(tool, name="calc_add", title=None)
-    assert to_json(changed, E) == {"name": "calc_add", "inputSchema": SCHEMA, "vendor": 1}
-    assert "raw" not in to_json(from_json(Tool, {**TOOL, "\0raw": 1}), E)
+    assert to_json(changed, V2026_07) == {"name": "calc_add", "inputSchema": SCHEMA, "vendor": 1}
+    assert "raw" not in to_json(from_json(Tool, {**TOOL, "\0raw": 1}), V2026_07)
 
 
 def test_a_field_of_another_revision_is_read_but_not_sent_on() -> None:
     tool = from_json(Tool, {**TOOL, "icons": [{"src": "https://a/b"}], "execution": {"taskSupport": "optional"}})
-    assert to_json(tool, C) == TOOL
+    assert to_json(tool, V2025_06) == TOOL
     assert tool.raw is not None
-    assert to_json(tool, D) == tool.raw
-    assert to_json(tool, E) == {**TOOL, "icons": [{"src": "https://a/b"}]}
+    assert to_json(tool, V2025_11) == tool.raw
+    assert to_json(tool, V2026_07) == {**TOOL, "icons": [{"src": "https://a/b"}]}
 
 
 @req("type-08")
@@ -277,7 +279,7 @@ def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
     use = {"type": "tool_use", "id": "1", "name": "a", "input": {}}
     assert from_json(models.PromptMessage, {"role": "user", "content": use}).content == Unknown(use)
     with pytest.raises(LocalProtocolError, match=r"^ResourceLink cannot stand where TextContent \| ImageContent"):
-        to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), E)  # type: ignore[arg-type]
+        to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), V2026_07)  # type: ignore[arg-type]
 
 
 @req("elic-57", "elic-15")
@@ -309,14 +311,14 @@ def test_every_kind_of_form_field_is_told_apart(written: Any, field: Any) -> Non
     form = {"message": "?", "requestedSchema": {"type": "object", "properties": {"a": written}, "required": ["a"]}}
     params = from_json(forms.ElicitParams, form)
     assert params == forms.ElicitFormParams("?", forms.RequestedSchema({"a": field}, ["a"]))
-    assert to_json(params, E) == form
+    assert to_json(params, V2026_07) == form
 
 
 @req("elic-19")
 def test_the_modes_of_elicitation_are_told_apart() -> None:
     page = {"mode": "url", "message": "?", "url": "https://a/b"}
     assert from_json(forms.ElicitParams, page) == forms.ElicitUrlParams("?", "https://a/b")
-    assert to_json(forms.ElicitUrlParams("?", "https://a/b", "id-1"), E) == page
+    assert to_json(forms.ElicitUrlParams("?", "https://a/b", "id-1"), V2026_07) == page
     with pytest.raises(RemoteProtocolError, match="ElicitUrlParams or ElicitFormParams: mode: expected one of form"):
         from_json(
             forms.ElicitParams,
@@ -361,7 +363,7 @@ def test_a_result_is_told_by_its_type_and_complete_without_one() -> None:
 @req("cache-08")
 def test_a_negative_time_to_live_counts_as_zero() -> None:
     assert from_json(ListToolsResult, {"tools": [], "ttlMs": -1, "cacheScope": "public"}).ttl_ms == 0
-    assert to_json(from_json(ListToolsResult, {"tools": [], "ttlMs": -1}), E)["ttlMs"] == 0
+    assert to_json(from_json(ListToolsResult, {"tools": [], "ttlMs": -1}), V2026_07)["ttlMs"] == 0
 
 
 @req("page-04", "page-08")
@@ -369,8 +371,8 @@ def test_only_a_missing_or_null_cursor_ends_a_list() -> None:
     assert from_json(ListToolsResult, {"tools": []}).next_cursor is None
     assert from_json(ListToolsResult, {"tools": [], "nextCursor": None}).next_cursor is None
     assert from_json(ListToolsResult, {"tools": [], "nextCursor": ""}).next_cursor == ""
-    assert to_json(models.PaginatedParams(""), E) == {"cursor": ""}
-    assert to_json(models.PaginatedParams(), E) == {}
+    assert to_json(models.PaginatedParams(""), V2026_07) == {"cursor": ""}
+    assert to_json(models.PaginatedParams(), V2026_07) == {}
 
 
 @req("mrtr-06", "mrtr-12", "type-13", "cache-26")
@@ -394,13 +396,13 @@ def test_input_requests_are_method_and_params_and_answers_are_bare() -> None:
             "where": {"method": "roots/list"},
         },
     }
-    assert to_json(ask, E) == written
+    assert to_json(ask, V2026_07) == written
     answers: dict[str, Any] = {
         "who": forms.ElicitResult("decline"),
         "how": CreateMessageResult("assistant", TextContent("hi"), "m"),
         "where": models.ListRootsResult([models.Root("file:///a")]),
     }
-    retry = to_json(models.CallToolParams("t", input_responses=answers, request_state="s"), E)
+    retry = to_json(models.CallToolParams("t", input_responses=answers, request_state="s"), V2026_07)
     assert retry == {
         "name": "t",
         "requestState": "s",
@@ -427,42 +429,74 @@ RESULT = content.ToolResultContent("1", [])
 ITEMS = forms.MultiSelectSchema(forms.EnumItems(["a"]))
 REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
     # (what, where it is refused, as what); everywhere else it can be written
-    (CallToolResult([AudioContent(b"a", "audio/wav")]), (A,), "AudioContent"),
-    (models.PromptMessage("user", AudioContent(b"a", "audio/wav")), (A,), "AudioContent"),
-    (SamplingMessage("user", AudioContent(b"a", "audio/wav")), (A,), "AudioContent"),
-    (CallToolResult([content.ResourceLink("a", "a:b")]), (A, B), "ResourceLink"),
-    (SamplingMessage("assistant", USE), (A, B, C), "ToolUseContent"),
-    (SamplingMessage("user", [RESULT]), (A, B, C), "ToolResultContent"),
-    (SamplingMessage("user", [PICTURE, PICTURE]), (A, B, C), "sampling content of several blocks"),
-    (SamplingMessage("user", []), (A, B, C), "sampling content of several blocks"),
-    (CreateMessageResult("assistant", [PICTURE, PICTURE], "m"), (A, B, C), "sampling content of several blocks"),
-    (models.CreateMessageParams([], 1, tools=[]), (A, B, C), "CreateMessageParams.tools"),
-    (models.CreateMessageParams([], 1, tool_choice=models.ToolChoice()), (A, B, C), "CreateMessageParams.tool_choice"),
-    (forms.ElicitUrlParams("?", "https://a", "1"), (A, B, C), "ElicitUrlParams"),
-    (forms.ElicitFormParams("?", forms.RequestedSchema({})), (A, B), "ElicitFormParams"),
-    (forms.RequestedSchema({"a": ITEMS}), (A, B, C), "RequestedSchema|MultiSelectSchema"),
-    (forms.ElicitResult("accept", {"a": "b"}), (A, B), "ElicitResult"),
-    (forms.ElicitResult("accept", {"a": ["b"]}), (A, B, C), "ElicitResult|an answer of several values"),
-    (forms.ElicitResult("accept", {"a": ("b",)}), (A, B, C), "ElicitResult|an answer of several values"),
-    (CallToolResult([], structured_content={}), (A, B), "structuredContent"),
+    (CallToolResult([AudioContent(b"a", "audio/wav")]), (V2024_11,), "AudioContent"),
+    (models.PromptMessage("user", AudioContent(b"a", "audio/wav")), (V2024_11,), "AudioContent"),
+    (SamplingMessage("user", AudioContent(b"a", "audio/wav")), (V2024_11,), "AudioContent"),
+    (CallToolResult([content.ResourceLink("a", "a:b")]), (V2024_11, V2025_03), "ResourceLink"),
+    (SamplingMessage("assistant", USE), (V2024_11, V2025_03, V2025_06), "ToolUseContent"),
+    (SamplingMessage("user", [RESULT]), (V2024_11, V2025_03, V2025_06), "ToolResultContent"),
+    (SamplingMessage("user", [PICTURE, PICTURE]), (V2024_11, V2025_03, V2025_06), "sampling content of several blocks"),
+    (SamplingMessage("user", []), (V2024_11, V2025_03, V2025_06), "sampling content of several blocks"),
+    (
+        CreateMessageResult("assistant", [PICTURE, PICTURE], "m"),
+        (V2024_11, V2025_03, V2025_06),
+        "sampling content of several blocks",
+    ),
+    (models.CreateMessageParams([], 1, tools=[]), (V2024_11, V2025_03, V2025_06), "CreateMessageParams.tools"),
+    (
+        models.CreateMessageParams([], 1, tool_choice=models.ToolChoice()),
+        (V2024_11, V2025_03, V2025_06),
+        "CreateMessageParams.tool_choice",
+    ),
+    (forms.ElicitUrlParams("?", "https://a", "1"), (V2024_11, V2025_03, V2025_06), "ElicitUrlParams"),
+    (forms.ElicitFormParams("?", forms.RequestedSchema({})), (V2024_11, V2025_03), "ElicitFormParams"),
+    (forms.RequestedSchema({"a": ITEMS}), (V2024_11, V2025_03, V2025_06), "RequestedSchema|MultiSelectSchema"),
+    (forms.ElicitResult("accept", {"a": "b"}), (V2024_11, V2025_03), "ElicitResult"),
+    (
+        forms.ElicitResult("accept", {"a": ["b"]}),
+        (V2024_11, V2025_03, V2025_06),
+        "ElicitResult|an answer of several values",
+    ),
+    (
+        forms.ElicitResult("accept", {"a": ("b",)}),
+        (V2024_11, V2025_03, V2025_06),
+        "ElicitResult|an answer of several values",
+    ),
+    (CallToolResult([], structured_content={}), (V2024_11, V2025_03), "structuredContent"),
     (CallToolResult([PICTURE], structured_content={}), (), ""),
-    (CallToolResult([PICTURE], structured_content=[1]), (C, D), "structuredContent that is no object"),
-    (CallToolResult([PICTURE], structured_content=None), (C, D), "structuredContent that is no object"),
-    (content.ToolResultContent("1", [], [1]), (A, B, C, D), "ToolResultContent|structuredContent that is no object"),
-    (content.ToolResultContent("1", [], {}), (A, B, C), "ToolResultContent"),
-    (models.CallToolParams("t", request_state=""), (A, B, C, D), "CallToolParams.request_state"),
-    (models.CallToolParams("t", input_responses={}), (A, B, C, D), "CallToolParams.input_responses"),
-    (models.InputRequiredResult(request_state="a"), (A, B, C, D), "InputRequiredResult"),
-    (models.ListenParams(models.SubscriptionFilter()), (A, B, C, D), "ListenParams"),
-    (models.DiscoverResult([], models.ServerCapabilities()), (A, B, C, D), "DiscoverResult"),
-    (models.SubscribeParams("a:b"), (E,), "SubscribeParams"),
-    (models.SetLevelParams("info"), (E,), "SetLevelParams"),
+    (CallToolResult([PICTURE], structured_content=[1]), (V2025_06, V2025_11), "structuredContent that is no object"),
+    (CallToolResult([PICTURE], structured_content=None), (V2025_06, V2025_11), "structuredContent that is no object"),
+    (
+        content.ToolResultContent("1", [], [1]),
+        (V2024_11, V2025_03, V2025_06, V2025_11),
+        "ToolResultContent|structuredContent that is no object",
+    ),
+    (content.ToolResultContent("1", [], {}), (V2024_11, V2025_03, V2025_06), "ToolResultContent"),
+    (
+        models.CallToolParams("t", request_state=""),
+        (V2024_11, V2025_03, V2025_06, V2025_11),
+        "CallToolParams.request_state",
+    ),
+    (
+        models.CallToolParams("t", input_responses={}),
+        (V2024_11, V2025_03, V2025_06, V2025_11),
+        "CallToolParams.input_responses",
+    ),
+    (models.InputRequiredResult(request_state="a"), (V2024_11, V2025_03, V2025_06, V2025_11), "InputRequiredResult"),
+    (models.ListenParams(models.SubscriptionFilter()), (V2024_11, V2025_03, V2025_06, V2025_11), "ListenParams"),
+    (
+        models.DiscoverResult([], models.ServerCapabilities()),
+        (V2024_11, V2025_03, V2025_06, V2025_11),
+        "DiscoverResult",
+    ),
+    (models.SubscribeParams("a:b"), (V2026_07,), "SubscribeParams"),
+    (models.SetLevelParams("info"), (V2026_07,), "SetLevelParams"),
     (
         models.InitializeParams("x", models.ClientCapabilities(), models.Implementation("a", "1")),
-        (E,),
+        (V2026_07,),
         "InitializeParams",
     ),
-    (forms.ElicitationCompleteParams("1"), (A, B, C, E), "ElicitationCompleteParams"),
+    (forms.ElicitationCompleteParams("1"), (V2024_11, V2025_03, V2025_06, V2026_07), "ElicitationCompleteParams"),
 ]
 
 
@@ -482,44 +516,48 @@ def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
 
 
 LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
-    (models.CreateMessageParams([], 1, meta={"a": 1}), E, {"messages": [], "maxTokens": 1}),
-    (models.CreateMessageParams([], 1, meta={"a": 1}), D, {"messages": [], "maxTokens": 1, "_meta": {"a": 1}}),
-    (models.ServerCapabilities(experimental={"x": {"y": 1}}), A, {"experimental": {"x": {"y": 1}}}),
+    (models.CreateMessageParams([], 1, meta={"a": 1}), V2026_07, {"messages": [], "maxTokens": 1}),
+    (models.CreateMessageParams([], 1, meta={"a": 1}), V2025_11, {"messages": [], "maxTokens": 1, "_meta": {"a": 1}}),
+    (models.ServerCapabilities(experimental={"x": {"y": 1}}), V2024_11, {"experimental": {"x": {"y": 1}}}),
     (
         Tool("t", SCHEMA, SCHEMA, models.ToolAnnotations("x"), title="T", meta={}, description="d"),
-        A,
+        V2024_11,
         {"name": "t", "description": "d", "inputSchema": SCHEMA},
     ),
-    (Tool("t", SCHEMA, {"type": "array"}), C, {"name": "t", "inputSchema": SCHEMA}),
-    (Tool("t", SCHEMA, {"type": "array"}), D, {"name": "t", "inputSchema": SCHEMA}),
-    (Tool("t", SCHEMA, {"type": "array"}), E, {"name": "t", "inputSchema": SCHEMA, "outputSchema": {"type": "array"}}),
-    (Tool("t", SCHEMA, SCHEMA), D, {"name": "t", "inputSchema": SCHEMA, "outputSchema": SCHEMA}),
-    (models.ProgressParams(1, 2, message="m"), A, {"progressToken": 1, "progress": 2}),
-    (models.ProgressParams(1, 2, message="m"), B, {"progressToken": 1, "progress": 2, "message": "m"}),
-    (TextContent("hi", meta={"a": 1}), B, TEXT),
-    (models.RootsCapability(True), E, {}),
-    (models.RootsCapability(True), D, {"listChanged": True}),
-    (models.ServerCapabilities(completions={}, extensions={"a": {}}), A, {}),
-    (models.ClientCapabilities(experimental={"x": {}}, extensions={"a": {}}), D, {"experimental": {"x": {}}}),
+    (Tool("t", SCHEMA, {"type": "array"}), V2025_06, {"name": "t", "inputSchema": SCHEMA}),
+    (Tool("t", SCHEMA, {"type": "array"}), V2025_11, {"name": "t", "inputSchema": SCHEMA}),
+    (
+        Tool("t", SCHEMA, {"type": "array"}),
+        V2026_07,
+        {"name": "t", "inputSchema": SCHEMA, "outputSchema": {"type": "array"}},
+    ),
+    (Tool("t", SCHEMA, SCHEMA), V2025_11, {"name": "t", "inputSchema": SCHEMA, "outputSchema": SCHEMA}),
+    (models.ProgressParams(1, 2, message="m"), V2024_11, {"progressToken": 1, "progress": 2}),
+    (models.ProgressParams(1, 2, message="m"), V2025_03, {"progressToken": 1, "progress": 2, "message": "m"}),
+    (TextContent("hi", meta={"a": 1}), V2025_03, TEXT),
+    (models.RootsCapability(True), V2026_07, {}),
+    (models.RootsCapability(True), V2025_11, {"listChanged": True}),
+    (models.ServerCapabilities(completions={}, extensions={"a": {}}), V2024_11, {}),
+    (models.ClientCapabilities(experimental={"x": {}}, extensions={"a": {}}), V2025_11, {"experimental": {"x": {}}}),
     (
         models.ClientCapabilities(experimental={"x": {}}, extensions={"a": {}}),
-        E,
+        V2026_07,
         {"experimental": {"x": {}}, "extensions": {"a": {}}},
     ),
-    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), C, {"elicitation": {}}),
-    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), B, {}),
-    (SamplingMessage("user", [TextContent("hi")]), A, {"role": "user", "content": TEXT}),
-    (SamplingMessage("user", [TextContent("hi")]), D, {"role": "user", "content": [TEXT]}),
-    (CreateMessageResult("user", [TextContent("hi")], "m"), C, {"role": "user", "content": TEXT, "model": "m"}),
-    (CallToolResult([TextContent("hi")], structured_content=[1]), B, {"content": [TEXT]}),
-    (forms.StringSchema(default="a"), C, {"type": "string"}),
-    (forms.BooleanSchema(False), C, {"type": "boolean", "default": False}),
+    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), V2025_06, {"elicitation": {}}),
+    (models.ClientCapabilities(elicitation=models.ElicitationCapability({}, {})), V2025_03, {}),
+    (SamplingMessage("user", [TextContent("hi")]), V2024_11, {"role": "user", "content": TEXT}),
+    (SamplingMessage("user", [TextContent("hi")]), V2025_11, {"role": "user", "content": [TEXT]}),
+    (CreateMessageResult("user", [TextContent("hi")], "m"), V2025_06, {"role": "user", "content": TEXT, "model": "m"}),
+    (CallToolResult([TextContent("hi")], structured_content=[1]), V2025_03, {"content": [TEXT]}),
+    (forms.StringSchema(default="a"), V2025_06, {"type": "string"}),
+    (forms.BooleanSchema(False), V2025_06, {"type": "boolean", "default": False}),
     (
         forms.ElicitUrlParams("?", "https://a", "1"),
-        D,
+        V2025_11,
         {"mode": "url", "message": "?", "url": "https://a", "elicitationId": "1"},
     ),
-    (ImageContent(b"\xff\xfe", "a/b"), A, {"type": "image", "data": "//4=", "mimeType": "a/b"}),
+    (ImageContent(b"\xff\xfe", "a/b"), V2024_11, {"type": "image", "data": "//4=", "mimeType": "a/b"}),
 ]
 
 
@@ -546,16 +584,16 @@ def test_what_decorates_is_left_out_where_it_is_not_known(value: Model, revision
 def test_a_titled_choice_is_said_by_position_to_2025_06_18(options: list[tuple[str, str]]) -> None:
     choice = forms.TitledEnumSchema([forms.EnumOption(*each) for each in options], "r", title="Colour")
     form = forms.ElicitFormParams("?", forms.RequestedSchema({"colour": choice}))
-    field = to_json(form, C)["requestedSchema"]["properties"]["colour"]
+    field = to_json(form, V2025_06)["requestedSchema"]["properties"]["colour"]
     values, names = [value for value, _ in options], [name for _, name in options]
     assert field == {"type": "string", "enum": values, "enumNames": names, "title": "Colour"}
-    assert to_json(form, D)["requestedSchema"]["properties"]["colour"]["default"] == "r"
+    assert to_json(form, V2025_11)["requestedSchema"]["properties"]["colour"]["default"] == "r"
 
 
 @req("elic-18")
 def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
     with pytest.raises(LocalProtocolError, match="elicitation_id is required in 2025-11-25"):
-        to_json(forms.ElicitUrlParams("?", "https://a"), D)
+        to_json(forms.ElicitUrlParams("?", "https://a"), V2025_11)
 
 
 @pytest.mark.parametrize(
@@ -570,11 +608,11 @@ def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
 )
 def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
-        to_json(value, E)
+        to_json(value, V2026_07)
 
 
 def test_sequences_other_than_lists_are_written_too() -> None:
-    assert to_json(CallToolResult((TextContent("hi"),)), D) == {"content": [TEXT]}
+    assert to_json(CallToolResult((TextContent("hi"),)), V2025_11) == {"content": [TEXT]}
 
 
 # The index of methods
@@ -590,8 +628,8 @@ def test_every_method_of_every_revision_has_its_classes(revision: Revision) -> N
         params, result = map(classes, REQUESTS[method])
         assert any(exists(cls, revision) for cls in params)
         assert any(exists(cls, revision) for cls in result)
-        assert (models.InputRequiredResult in result) is (method in E.input_required)
-        assert issubclass(result[-1], models.CacheableResult) is (method in E.cacheable)
+        assert (models.InputRequiredResult in result) is (method in V2026_07.input_required)
+        assert issubclass(result[-1], models.CacheableResult) is (method in V2026_07.cacheable)
     assert all(exists(NOTIFICATIONS[method], revision) for method in told)
 
 

@@ -18,7 +18,6 @@ from trio_mcp.core import codec, content, forms, models
 from trio_mcp.core.content import Model
 from trio_mcp.core.revisions import LATEST, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision, Role
 
-E = LATEST
 EACH = pytest.mark.parametrize(
     ("revision", "cls"),
     [
@@ -121,14 +120,14 @@ class Schemas:
         assert place is not None
         if isinstance(value, forms.MultiSelectSchema):
             place = "MultiSelectEnumSchema"  # `where` names one of its two shapes, for its members
-        if "RequestParams" in place and revision is E:
+        if "RequestParams" in place and revision is LATEST:
             written = with_terms(written)
         self.check(place, written)
 
 
 def with_terms(params: dict[str, Any]) -> dict[str, Any]:
     """As 2026-07-28 sends them: the session, which knows them, says on what terms."""
-    return {**params, "_meta": {**params.get("_meta", {}), META_VERSION: E.name, META_CLIENT_CAPABILITIES: {}}}
+    return {**params, "_meta": {**params.get("_meta", {}), META_VERSION: LATEST.name, META_CLIENT_CAPABILITIES: {}}}
 
 
 @pytest.fixture(scope="session")
@@ -188,7 +187,7 @@ def test_whole_requests_and_notifications_are_valid(
     kind, choose = sender.value.title(), Fixed(full=full)
     for method in revision.requests[sender]:
         params = codec.to_json(one_of(codec.REQUESTS[method].params, revision, choose), revision)
-        params = with_terms(params) if revision is E else params
+        params = with_terms(params) if revision is LATEST else params
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         schemas[revision.name].check(f"{kind}Request", message)
     for method in revision.notifications[sender]:
@@ -228,7 +227,7 @@ def model_in(kind: str, example: Any) -> tuple[codec.Shape, Any]:
 @req("type-01")
 def test_every_official_example_is_read_and_written_again(shared_schemas: Path) -> None:
     seen = set()
-    for path in sorted((shared_schemas / "examples" / E.name).glob("*/*.json")):
+    for path in sorted((shared_schemas / "examples" / LATEST.name).glob("*/*.json")):
         kind, example = path.parent.name, json.loads(path.read_text())
         seen.add(kind)
         if kind in ERRORS - {"MissingRequiredClientCapabilityError"}:
@@ -237,8 +236,8 @@ def test_every_official_example_is_read_and_written_again(shared_schemas: Path) 
         value = codec.from_json(shape, part, strict=True)
         if isinstance(value, models.CacheableResult):
             part = {"ttlMs": 0, "cacheScope": "private", **part}  # one example has neither, and both are required
-        assert codec.to_json(value, E) == part, path
+        assert codec.to_json(value, LATEST) == part, path
         # Not because it was kept as it came: every member is modelled, and every kind is known.
-        assert codec.to_json(our_own(value), E) == part, path
+        assert codec.to_json(our_own(value), LATEST) == part, path
         assert "Unknown(" not in repr(value), path
     assert len(seen) == 88

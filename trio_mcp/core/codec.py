@@ -29,7 +29,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 import attrs
 
 from trio_mcp.core import forms, models
-from trio_mcp.core.content import A, B, C, D, E, Malformed, Model, ToolResultContent, Unknown
+from trio_mcp.core.content import (
+    V2024_11,
+    V2025_03,
+    V2025_06,
+    V2025_11,
+    V2026_07,
+    Malformed,
+    Model,
+    ToolResultContent,
+    Unknown,
+)
 from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.core.revisions import Revision
@@ -329,7 +339,7 @@ class _Writers(dict[type, Write]):
         for field in attrs.fields(attrs.resolve_types(cls))[1:]:
             wire = _wire(field.name)
             known.add(wire)
-            if field.metadata.get("since", A) <= self.revision <= field.metadata.get("until", E):
+            if field.metadata.get("since", V2024_11) <= self.revision <= field.metadata.get("until", V2026_07):
                 optional = field.default is None or field.default is ABSENT
                 hooks[field.name] = override(rename=wire, unstruct_hook=self.of(field.type), omit_if_default=optional)
             else:
@@ -391,7 +401,7 @@ def _with_object_output(tool: models.Tool, _: str) -> models.Tool:
 def _with_object_or_text(result: Any, revision: str) -> Model:
     """Structured content was an object (tool-34), and before that did not exist, when a text had to say it all."""
     structured = result.structured_content
-    if revision < C:
+    if revision < V2025_06:
         if structured is not ABSENT and not result.content:
             raise NotInThisRevision("structuredContent", revision, "a text block with the same JSON")
     elif structured is not ABSENT and not isinstance(structured, Mapping):
@@ -423,12 +433,12 @@ def _with_id(params: forms.ElicitUrlParams, revision: str) -> forms.ElicitUrlPar
 
 
 _SAID_DIFFERENTLY: Mapping[type, tuple[tuple[str, ...], Callable[[Any, str], Model]]] = {
-    models.Tool: ((C, D), _with_object_output),
-    models.CallToolResult: ((A, B, C, D), _with_object_or_text),
-    ToolResultContent: ((D,), _with_object_or_text),
-    models.SamplingMessage: ((A, B, C), _with_one_block),
-    models.CreateMessageResult: ((A, B, C), _with_one_block),
-    forms.ElicitResult: ((C,), _with_plain_answers),
-    forms.TitledEnumSchema: ((C,), _with_enum_names),
-    forms.ElicitUrlParams: ((D,), _with_id),
+    models.Tool: ((V2025_06, V2025_11), _with_object_output),
+    models.CallToolResult: ((V2024_11, V2025_03, V2025_06, V2025_11), _with_object_or_text),
+    ToolResultContent: ((V2025_11,), _with_object_or_text),
+    models.SamplingMessage: ((V2024_11, V2025_03, V2025_06), _with_one_block),
+    models.CreateMessageResult: ((V2024_11, V2025_03, V2025_06), _with_one_block),
+    forms.ElicitResult: ((V2025_06,), _with_plain_answers),
+    forms.TitledEnumSchema: ((V2025_06,), _with_enum_names),
+    forms.ElicitUrlParams: ((V2025_11,), _with_id),
 }

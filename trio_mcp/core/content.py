@@ -33,13 +33,14 @@ else:
     model = functools.partial(attrs.frozen, eq=False, repr=False)
 
 __all__ = [
-    "VITAL", "Annotations", "AudioContent", "BlobResourceContents", "ContentBlock", "Described", "EmbeddedResource",
-    "Icon", "ImageContent", "Malformed", "Meta", "Model", "Named", "Resource", "ResourceContents", "ResourceLink",
-    "SamplingContent", "Speaker", "TextContent", "TextResourceContents", "ToolResultContent", "ToolUseContent",
-    "Unknown", "model", "ours", "share", "since", "until", "well_formed",
+    "V2024_11", "V2025_03", "V2025_06", "V2025_11", "V2026_07", "VITAL", "Annotations", "AudioContent",
+    "BlobResourceContents", "ContentBlock", "Described", "EmbeddedResource", "Icon", "ImageContent", "Malformed",
+    "Meta", "Model", "Named", "Resource", "ResourceContents", "ResourceLink", "SamplingContent", "Speaker",
+    "TextContent", "TextResourceContents", "ToolResultContent", "ToolUseContent", "Unknown", "model", "ours",
+    "share", "since", "until", "well_formed",
 ]  # fmt: skip
 
-A, B, C, D, E = REVISIONS  # their names, oldest first
+V2024_11, V2025_03, V2025_06, V2025_11, V2026_07 = REVISIONS  # their names, oldest first
 T = TypeVar("T")
 Marks: TypeAlias = Mapping[str, str | None]
 Meta: TypeAlias = Mapping[str, Json]
@@ -75,8 +76,8 @@ share = ours("between 0 and 1", lambda value: 0 <= value <= 1)
 class Model:
     """The base of all.  Frozen, compared by value (`raw` apart), and, as it may hold dicts and lists, not hashable."""
 
-    SINCE: ClassVar[str] = A
-    UNTIL: ClassVar[str] = E
+    SINCE: ClassVar[str] = V2024_11
+    UNTIL: ClassVar[str] = V2026_07
     MARKS: ClassVar[Marks] = {}
 
     raw: Mapping[str, Json] | None = attrs.field(default=None, kw_only=True, eq=False)
@@ -130,11 +131,11 @@ def well_formed(items: Iterable[T | Malformed]) -> list[T]:
 class Annotations(Model):
     audience: Sequence[Speaker] | None = None
     priority: float | None = attrs.field(default=None, validator=share)
-    last_modified: str | None = attrs.field(default=None, metadata=since(C))  # ISO 8601
+    last_modified: str | None = attrs.field(default=None, metadata=since(V2025_06))  # ISO 8601
 
 
 @model
-class Icon(Model, since=D):
+class Icon(Model, since=V2025_11):
     """An icon of ours is https: or data:.  A peer's may be anything: judge `src` before fetching it."""
 
     src: str = attrs.field(
@@ -148,7 +149,7 @@ class Icon(Model, since=D):
 @model
 class Named(Model):
     name: str
-    title: str | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+    title: str | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
     @property
     def display_name(self) -> str:
@@ -161,8 +162,8 @@ class Described(Named):
     """What servers list."""
 
     description: str | None = attrs.field(default=None, kw_only=True)
-    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, kw_only=True, metadata=since(D))
-    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_11))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
 @model
@@ -177,7 +178,7 @@ class Resource(Described):
 class _ResourceContents(Model):
     uri: str
     mime_type: str | None = attrs.field(default=None, kw_only=True)
-    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
 @model
@@ -196,7 +197,7 @@ ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
 @model
 class _Block(Model):
     annotations: Annotations | None = attrs.field(default=None, kw_only=True)
-    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(C))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
 @model
@@ -211,7 +212,7 @@ class ImageContent(_Block, type="image"):
 
 
 @model
-class AudioContent(_Block, since=B, type="audio"):
+class AudioContent(_Block, since=V2025_03, type="audio"):
     data: bytes
     mime_type: str
 
@@ -222,7 +223,7 @@ class EmbeddedResource(_Block, type="resource"):
 
 
 @model
-class ResourceLink(Resource, since=C, type="resource_link"):
+class ResourceLink(Resource, since=V2025_06, type="resource_link"):
     """A resource by its address; it need not be in any list."""
 
 
@@ -230,7 +231,7 @@ ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLi
 
 
 @model
-class ToolUseContent(Model, since=D, type="tool_use"):
+class ToolUseContent(Model, since=V2025_11, type="tool_use"):
     id: str
     name: str
     input: Mapping[str, Json]
@@ -238,7 +239,7 @@ class ToolUseContent(Model, since=D, type="tool_use"):
 
 
 @model
-class ToolResultContent(Model, since=D, type="tool_result"):
+class ToolResultContent(Model, since=V2025_11, type="tool_result"):
     tool_use_id: str
     content: Sequence[ContentBlock | Malformed]
     structured_content: Json | Absent = ABSENT

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from trio_mcp.core.content import C, D, Malformed, Meta, Model, Unknown, model, since, until
+from trio_mcp.core.content import V2025_06, V2025_11, Malformed, Meta, Model, Unknown, model, since, until
 
 __all__ = [
     "BooleanSchema", "ElicitFormParams", "ElicitParams", "ElicitResult", "ElicitUrlParams", "ElicitValue",
@@ -27,7 +27,7 @@ ElicitValue: TypeAlias = str | int | float | bool | Sequence[str]
 
 
 @model
-class _Field(Model, since=C):
+class _Field(Model, since=V2025_06):
     title: str | None = attrs.field(default=None, kw_only=True)
     description: str | None = attrs.field(default=None, kw_only=True)
 
@@ -37,14 +37,14 @@ class StringSchema(_Field, type="string"):
     format: Literal["email", "uri", "date", "date-time"] | None = None
     min_length: int | None = None
     max_length: int | None = None
-    default: str | None = attrs.field(default=None, metadata=since(D))
+    default: str | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
 class NumberSchema(_Field, type="number"):
     minimum: float | None = None
     maximum: float | None = None
-    default: float | None = attrs.field(default=None, metadata=since(D))
+    default: float | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
@@ -63,7 +63,7 @@ class EnumSchema(_Field, type="string", has="enum"):
 
     enum: Sequence[str]
     enum_names: Sequence[str] | None = None
-    default: str | None = attrs.field(default=None, metadata=since(D))
+    default: str | None = attrs.field(default=None, metadata=since(V2025_11))
 
     @property
     def choices(self) -> Choices:
@@ -72,17 +72,17 @@ class EnumSchema(_Field, type="string", has="enum"):
 
 
 @model
-class EnumOption(Model, since=D):
+class EnumOption(Model, since=V2025_11):
     const: str
     title: str
 
 
 @model
-class TitledEnumSchema(_Field, since=D, type="string", has="oneOf"):
+class TitledEnumSchema(_Field, since=V2025_11, type="string", has="oneOf"):
     """One of some strings, each with a title.  2025-06-18 gets it as an `EnumSchema`."""
 
     one_of: Sequence[EnumOption]
-    default: str | None = attrs.field(default=None, metadata=since(D))
+    default: str | None = attrs.field(default=None, metadata=since(V2025_11))
 
     @property
     def choices(self) -> Choices:
@@ -90,7 +90,7 @@ class TitledEnumSchema(_Field, since=D, type="string", has="oneOf"):
 
 
 @model
-class EnumItems(Model, since=D, type="string", has="enum"):
+class EnumItems(Model, since=V2025_11, type="string", has="enum"):
     enum: Sequence[str]
 
     @property
@@ -99,7 +99,7 @@ class EnumItems(Model, since=D, type="string", has="enum"):
 
 
 @model
-class TitledEnumItems(Model, since=D, has="anyOf"):
+class TitledEnumItems(Model, since=V2025_11, has="anyOf"):
     any_of: Sequence[EnumOption]
 
     @property
@@ -108,7 +108,7 @@ class TitledEnumItems(Model, since=D, has="anyOf"):
 
 
 @model
-class MultiSelectSchema(_Field, since=D, type="array"):
+class MultiSelectSchema(_Field, since=V2025_11, type="array"):
     """Any of some strings, between `min_items` and `max_items` of them."""
 
     items: EnumItems | TitledEnumItems
@@ -135,7 +135,7 @@ FieldSchema: TypeAlias = (
 
 
 @model
-class RequestedSchema(Model, since=C, type="object"):
+class RequestedSchema(Model, since=V2025_06, type="object"):
     properties: Mapping[str, FieldSchema | Malformed]
     required: Sequence[str] | None = None
 
@@ -144,32 +144,32 @@ class RequestedSchema(Model, since=C, type="object"):
 class _ElicitParams(Model):
     message: str
     # An input request of 2026-07-28 is no request of its own, and has no metadata.
-    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(D))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(V2025_11))
 
 
 @model
-class ElicitFormParams(_ElicitParams, since=C):
+class ElicitFormParams(_ElicitParams, since=V2025_06):
     requested_schema: RequestedSchema
-    mode: Literal["form"] | None = attrs.field(default=None, metadata=since(D))  # elic-14: may be left out
+    mode: Literal["form"] | None = attrs.field(default=None, metadata=since(V2025_11))  # elic-14: may be left out
 
 
 @model
-class ElicitUrlParams(_ElicitParams, since=D, mode="url"):
+class ElicitUrlParams(_ElicitParams, since=V2025_11, mode="url"):
     url: str
-    elicitation_id: str | None = attrs.field(default=None, metadata=until(D))  # elic-18, elic-19: required there
+    elicitation_id: str | None = attrs.field(default=None, metadata=until(V2025_11))  # elic-18, elic-19: required there
 
 
 ElicitParams: TypeAlias = ElicitUrlParams | ElicitFormParams
 
 
 @model
-class ElicitResult(Model, since=C, has="action"):
+class ElicitResult(Model, since=V2025_06, has="action"):
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, ElicitValue] | None = None
-    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(D))
+    meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(V2025_11))
 
 
 @model
-class ElicitationCompleteParams(Model, since=D, until=D):
+class ElicitationCompleteParams(Model, since=V2025_11, until=V2025_11):
     elicitation_id: str
     meta: Meta | None = attrs.field(default=None, kw_only=True)

@@ -16,14 +16,14 @@ from typing import Literal, TypeAlias
 import attrs
 
 from trio_mcp.core.content import (
+    V2025_03,
+    V2025_06,
+    V2025_11,
+    V2026_07,
     VITAL,
     Annotations,
-    B,
-    C,
     ContentBlock,
-    D,
     Described,
-    E,
     Icon,
     Malformed,
     Meta,
@@ -81,9 +81,9 @@ class RetryParams(Params):
     """What a retry adds, when the first attempt was answered with an `InputRequiredResult`."""
 
     input_responses: Mapping[str, InputResponse | Malformed] | None = attrs.field(
-        default=None, kw_only=True, metadata=since(E) | VITAL
+        default=None, kw_only=True, metadata=since(V2026_07) | VITAL
     )
-    request_state: str | None = attrs.field(default=None, kw_only=True, metadata=since(E) | VITAL)
+    request_state: str | None = attrs.field(default=None, kw_only=True, metadata=since(V2026_07) | VITAL)
 
 
 @model
@@ -96,7 +96,7 @@ class Result(_AnyResult):
     """A complete result; by itself, an empty one."""
 
     # rtype-04: absent is complete.  rtype-03: any other value makes it something else, and invalid here.
-    result_type: Literal["complete"] = attrs.field(default="complete", kw_only=True, metadata=since(E))
+    result_type: Literal["complete"] = attrs.field(default="complete", kw_only=True, metadata=since(V2026_07))
 
 
 def _not_negative(milliseconds: int) -> int:
@@ -106,8 +106,8 @@ def _not_negative(milliseconds: int) -> int:
 @model
 class CacheableResult(Result):
     # cache-07, cache-08: a missing or negative time counts as 0.  cache-24: public only by explicit choice.
-    ttl_ms: int = attrs.field(default=0, converter=_not_negative, kw_only=True, metadata=since(E))
-    cache_scope: Literal["public", "private"] = attrs.field(default="private", kw_only=True, metadata=since(E))
+    ttl_ms: int = attrs.field(default=0, converter=_not_negative, kw_only=True, metadata=since(V2026_07))
+    cache_scope: Literal["public", "private"] = attrs.field(default="private", kw_only=True, metadata=since(V2026_07))
 
 
 # Who is there, and what they can do
@@ -116,9 +116,9 @@ class CacheableResult(Result):
 @model
 class Implementation(Named):
     version: str
-    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, metadata=since(D))
-    description: str | None = attrs.field(default=None, metadata=since(D))
-    website_url: str | None = attrs.field(default=None, metadata=since(D))
+    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, metadata=since(V2025_11))
+    description: str | None = attrs.field(default=None, metadata=since(V2025_11))
+    website_url: str | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
@@ -126,33 +126,33 @@ class _Capabilities(Model):
     """Each is on when it is there, be it as `{}`.  `revisions.declares` reads the wire form, unknown ones too."""
 
     experimental: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True)
-    extensions: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True, metadata=since(E))
+    extensions: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True, metadata=since(V2026_07))
 
 
 @model
 class RootsCapability(Model):
-    list_changed: bool | None = attrs.field(default=None, metadata=until(D))
+    list_changed: bool | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
 class SamplingCapability(Model):
-    context: Meta | None = attrs.field(default=None, metadata=since(D))
-    tools: Meta | None = attrs.field(default=None, metadata=since(D))
+    context: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
+    tools: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
-class ElicitationCapability(Model, since=C):
+class ElicitationCapability(Model, since=V2025_06):
     """With neither mode it means forms (elic-11)."""
 
-    form: Meta | None = attrs.field(default=None, metadata=since(D))
-    url: Meta | None = attrs.field(default=None, metadata=since(D))
+    form: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
+    url: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
 class ClientCapabilities(_Capabilities):
     roots: RootsCapability | None = None
     sampling: SamplingCapability | None = None
-    elicitation: ElicitationCapability | None = attrs.field(default=None, metadata=since(C))
+    elicitation: ElicitationCapability | None = attrs.field(default=None, metadata=since(V2025_06))
 
 
 @model
@@ -170,19 +170,19 @@ class ServerCapabilities(_Capabilities):
     tools: ListingCapability | None = None
     prompts: ListingCapability | None = None
     resources: ResourcesCapability | None = None
-    completions: Meta | None = attrs.field(default=None, metadata=since(B))
+    completions: Meta | None = attrs.field(default=None, metadata=since(V2025_03))
     logging: Meta | None = None
 
 
 @model
-class InitializeParams(Params, until=D):
+class InitializeParams(Params, until=V2025_11):
     protocol_version: str
     capabilities: ClientCapabilities
     client_info: Implementation
 
 
 @model
-class InitializeResult(_AnyResult, until=D):
+class InitializeResult(_AnyResult, until=V2025_11):
     protocol_version: str
     capabilities: ServerCapabilities
     server_info: Implementation
@@ -190,7 +190,7 @@ class InitializeResult(_AnyResult, until=D):
 
 
 @model
-class DiscoverResult(CacheableResult, since=E):
+class DiscoverResult(CacheableResult, since=V2026_07):
     supported_versions: Sequence[str]
     capabilities: ServerCapabilities
     instructions: str | None = None
@@ -200,7 +200,7 @@ class DiscoverResult(CacheableResult, since=E):
 
 
 @model
-class ToolAnnotations(Model, since=B):
+class ToolAnnotations(Model, since=V2025_03):
     """Hints, not to be trusted.  The fields say what was said; the properties what holds, with the defaults."""
 
     title: str | None = None
@@ -227,7 +227,7 @@ class ToolAnnotations(Model, since=B):
 
 
 @model
-class ToolExecution(Model, since=D, until=D):
+class ToolExecution(Model, since=V2025_11, until=V2025_11):
     task_support: Literal["forbidden", "optional", "required"] | None = None
 
 
@@ -236,9 +236,9 @@ class Tool(Described):
     input_schema: Mapping[str, Json] = attrs.field(
         validator=ours('a JSON Schema with "type": "object"', lambda schema: schema.get("type") == "object")
     )
-    output_schema: Mapping[str, Json] | None = attrs.field(default=None, metadata=since(C))
-    annotations: ToolAnnotations | None = attrs.field(default=None, metadata=since(B))
-    execution: ToolExecution | None = attrs.field(default=None, metadata=since(D) | until(D))
+    output_schema: Mapping[str, Json] | None = attrs.field(default=None, metadata=since(V2025_06))
+    annotations: ToolAnnotations | None = attrs.field(default=None, metadata=since(V2025_03))
+    execution: ToolExecution | None = attrs.field(default=None, metadata=since(V2025_11) | until(V2025_11))
 
     @property
     def display_name(self) -> str:
@@ -263,7 +263,7 @@ class CallToolResult(Result):
     """`is_error` is None or False for a success.  `structured_content` may be null, so that absence is `ABSENT`."""
 
     content: Sequence[ContentBlock | Malformed]
-    structured_content: Json | Absent = attrs.field(default=ABSENT, metadata=since(C))
+    structured_content: Json | Absent = attrs.field(default=ABSENT, metadata=since(V2025_06))
     is_error: bool | None = None
 
 
@@ -300,7 +300,7 @@ class ReadResourceResult(CacheableResult):
 
 
 @model
-class SubscribeParams(Params, until=D):
+class SubscribeParams(Params, until=V2025_11):
     uri: str
 
 
@@ -361,7 +361,7 @@ class CompletionArgument(Model):
 
 
 @model
-class CompletionContext(Model, since=C):
+class CompletionContext(Model, since=V2025_06):
     """Other arguments of the prompt or template that already have a value."""
 
     arguments: Mapping[str, str] | None = None
@@ -371,7 +371,7 @@ class CompletionContext(Model, since=C):
 class CompleteParams(Params):
     ref: PromptReference | ResourceReference
     argument: CompletionArgument
-    context: CompletionContext | None = attrs.field(default=None, metadata=since(C))
+    context: CompletionContext | None = attrs.field(default=None, metadata=since(V2025_06))
 
 
 @model
@@ -395,13 +395,13 @@ class CompleteResult(Result):
 class Root(Model):
     uri: str
     name: str | None = None
-    meta: Meta | None = attrs.field(default=None, metadata=since(C))
+    meta: Meta | None = attrs.field(default=None, metadata=since(V2025_06))
 
 
 @model
 class ListRootsResult(Model, has="roots"):
     roots: Sequence[Root | Malformed]
-    meta: Meta | None = attrs.field(default=None, metadata=until(D))
+    meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
@@ -431,11 +431,11 @@ class _Said(Model):
 
 @model
 class SamplingMessage(_Said):
-    meta: Meta | None = attrs.field(default=None, metadata=since(D))
+    meta: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
-class ToolChoice(Model, since=D):
+class ToolChoice(Model, since=V2025_11):
     mode: Literal["auto", "required", "none"] | None = None
 
 
@@ -449,10 +449,10 @@ class CreateMessageParams(Model):
     temperature: float | None = None
     stop_sequences: Sequence[str] | None = None
     metadata: Mapping[str, Json] | None = None
-    tools: Sequence[Tool | Malformed] | None = attrs.field(default=None, metadata=since(D) | VITAL)
-    tool_choice: ToolChoice | None = attrs.field(default=None, metadata=since(D) | VITAL)
+    tools: Sequence[Tool | Malformed] | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
+    tool_choice: ToolChoice | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
     # An input request of 2026-07-28 is no request of its own, and has no metadata.
-    meta: Meta | None = attrs.field(default=None, metadata=until(D))
+    meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
@@ -466,17 +466,17 @@ class CreateMessageResult(_Said, has="model"):
 
 
 @model
-class ElicitRequest(Model, since=E, method="elicitation/create"):
+class ElicitRequest(Model, since=V2026_07, method="elicitation/create"):
     params: ElicitParams
 
 
 @model
-class CreateMessageRequest(Model, since=E, method="sampling/createMessage"):
+class CreateMessageRequest(Model, since=V2026_07, method="sampling/createMessage"):
     params: CreateMessageParams
 
 
 @model
-class ListRootsRequest(Model, since=E, method="roots/list"):
+class ListRootsRequest(Model, since=V2026_07, method="roots/list"):
     params: Params | None = None
 
 
@@ -485,7 +485,7 @@ InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult
 
 
 @model
-class InputRequiredResult(_AnyResult, since=E, resultType="input_required"):
+class InputRequiredResult(_AnyResult, since=V2026_07, resultType="input_required"):
     """Questions to answer, by key, before the same request is sent again with the answers under the same keys."""
 
     input_requests: Mapping[str, InputRequest | Malformed] | None = None
@@ -504,7 +504,7 @@ class ProgressParams(Params):
     progress_token: Id
     progress: float
     total: float | None = None
-    message: str | None = attrs.field(default=None, metadata=since(B))  # prog-14
+    message: str | None = attrs.field(default=None, metadata=since(V2025_03))  # prog-14
 
 
 @model
@@ -522,7 +522,7 @@ class LoggingMessageParams(Params):
 
 
 @model
-class SetLevelParams(Params, until=D):
+class SetLevelParams(Params, until=V2025_11):
     level: LogLevel
 
 
@@ -532,7 +532,7 @@ class ResourceUpdatedParams(Params):
 
 
 @model
-class SubscriptionFilter(Model, since=E):
+class SubscriptionFilter(Model, since=V2026_07):
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None
     resources_list_changed: bool | None = None
@@ -540,10 +540,10 @@ class SubscriptionFilter(Model, since=E):
 
 
 @model
-class ListenParams(Params, since=E):
+class ListenParams(Params, since=V2026_07):
     notifications: SubscriptionFilter
 
 
 @model
-class AcknowledgedParams(Params, since=E):
+class AcknowledgedParams(Params, since=V2026_07):
     notifications: SubscriptionFilter
