@@ -149,7 +149,7 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
 # The codec hands the whole mapping to `raw` under a name of its own, which overrides a peer's.
-_RAW = "\0raw"
+_RAW = "(raw)"
 
 
 class _Misfit(Exception):
