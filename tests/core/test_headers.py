@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+import tracemalloc
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -47,6 +49,12 @@ def test_names_are_found_in_any_case_and_values_keep_theirs(sent: str, asked: st
     assert asked in headers
     assert list(headers) == ["mcp-name"]
     assert len(headers) == 1
+
+
+def test_a_mapping_reads_like_its_pairs() -> None:
+    headers = Headers({"Host": "a", "X": "1"})
+    assert headers == Headers([("Host", "a"), ("X", "1")])
+    assert Headers(headers) == headers
 
 
 def test_bytes_and_strings_read_the_same_and_spaces_around_do_not_count() -> None:
@@ -399,7 +407,39 @@ def test_a_deep_schema_needs_no_deep_stack() -> None:
     deep: dict[str, Any] = marked()
     for _ in range(2000):
         deep = {"not": deep}
-    assert len(find_mirrors(deep).faults) == 1
+    (fault,) = find_mirrors(deep).faults
+    assert fault.startswith(f"x-mcp-header at .../{'/'.join(['not'] * 20)}: ")
+
+
+def test_a_schema_may_be_any_mapping() -> None:
+    frozen = MappingProxyType({**schema(), "properties": MappingProxyType({"a": MappingProxyType(marked("Good"))})})
+    assert find_mirrors(frozen).rules == (Mirror("Mcp-Param-Good", ("a",)),)
+    assert len(find_mirrors({"allOf": (MappingProxyType(marked()),)}).faults) == 1
+
+
+def test_long_names_are_cut_and_many_faults_are_not_all_told() -> None:
+    found = find_mirrors(schema(**{f"{n}{'x' * 5000}": marked("") for n in range(21)}))
+    assert len(found.faults) == 21
+    assert found.faults[-1] == "and more"
+    assert max(map(len, found.faults)) < 200
+    assert len(find_mirrors(schema(**{str(n): marked("") for n in range(20)})).faults) == 20
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        schema(**{"x" * 100_000: schema(**{str(n): {"type": "string"} for n in range(2000)})}),
+        schema(**{"x" * 100_000: {"allOf": [marked()] * 2000}}),
+    ],
+    ids=["good", "bad"],
+)
+def test_names_are_not_copied_into_every_place_beneath_them(hostile: dict[str, Any]) -> None:
+    tracemalloc.start()
+    try:
+        find_mirrors(hostile)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # two thousand copies would be 200 MB
+    finally:
+        tracemalloc.stop()
 
 
 @req("http-80")

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.jsonrpc import Json, JsonObject, Notification, Request
+from trio_mcp.core.jsonrpc import Json, Notification, Request
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH",
@@ -42,6 +42,7 @@ __all__ = [
     "Headers",
     "Mirror",
     "Mirrors",
+    "RawFields",
     "cors_headers",
     "decode_value",
     "encode_value",
@@ -75,6 +76,9 @@ DRAFT_HEADER_MISMATCH = -32001
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 """Header fields to be sent, in order."""
 
+RawFields: TypeAlias = Iterable[tuple[str | bytes, str | bytes]] | Mapping[str, str]
+"""Header fields as they came: pairs, or a mapping."""
+
 
 class Headers(Mapping[str, str]):
     """What arrived, by name in any case; bytes (as h11 and ASGI have them) or strings (as WSGI has).
@@ -85,9 +89,9 @@ class Headers(Mapping[str, str]):
 
     __slots__ = ("_values",)
 
-    def __init__(self, fields: Iterable[tuple[str | bytes, str | bytes]] = ()) -> None:
+    def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
-        for raw_name, raw_value in fields:
+        for raw_name, raw_value in fields.items() if isinstance(fields, Mapping) else fields:
             name = _text(raw_name).lower()
             value = _text(raw_value).strip(" \t")
             held = values.get(name)
@@ -383,21 +387,43 @@ class Mirrors:
     faults: tuple[str, ...] = ()
 
 
-@attrs.frozen
+# A client hears of faults from a server that may have made thousands; a person mends a few at a time.
+_FAULTS = 20
+
+
+@attrs.frozen(eq=False)
 class _Spot:
-    """One subschema: where it is, for people; and the chain of `properties` to it, unless it is elsewhere."""
+    """One subschema, the one it stands in, and the steps from there.
 
-    schema: JsonObject
-    where: str
-    path: tuple[str, ...] | None
+    A spot knows its parent, not its whole path: a schema is as deep, and its names are as long, as the peer likes.
+    """
+
+    schema: Mapping[str, Any]
+    above: _Spot | None = None
+    steps: tuple[str, ...] = ()
+    chained: bool = True  # reached from the root through `properties` alone
+
+    def line(self) -> list[_Spot]:
+        """The spots from beneath the root down to this one."""
+        line: list[_Spot] = []
+        spot = self
+        while spot.above is not None:
+            line.append(spot)
+            spot = spot.above
+        return line[::-1]
+
+    def __str__(self) -> str:
+        steps = [step if len(step) <= 40 else f"{step[:40]}..." for spot in self.line() for step in spot.steps]
+        # Of a long way the end tells more than the beginning.
+        return ("/" if len(steps) <= 20 else ".../") + "/".join(steps[-20:]) if steps else "the root"
 
 
-def find_mirrors(input_schema: JsonObject) -> Mirrors:
+def find_mirrors(input_schema: Mapping[str, Any]) -> Mirrors:
     """The rules in a tool's inputSchema, compiled once, when the tool is registered or listed."""
     rules: list[Mirror] = []
     faults: list[str] = []
     taken: set[str] = set()
-    waiting = [_Spot(input_schema, "", ())]
+    waiting = [_Spot(input_schema)]
     while waiting:
         spot = waiting.pop()
         if _ANNOTATION in spot.schema:
@@ -405,9 +431,12 @@ def find_mirrors(input_schema: JsonObject) -> Mirrors:
             fault = _annotation_fault(name, spot, taken)
             if fault is None:
                 taken.add(name.lower())
-                rules.append(Mirror(PARAM_PREFIX + name, spot.path or ()))
+                rules.append(Mirror(PARAM_PREFIX + name, tuple(each.steps[-1] for each in spot.line())))
+            elif len(faults) < _FAULTS:
+                faults.append(f"{_ANNOTATION} at {spot}: {fault}")
             else:
-                faults.append(f"{_ANNOTATION} at {spot.where or 'the root'}: {fault}")
+                faults.append("and more")
+                break
         waiting += reversed(list(_subschemas(spot)))
     return Mirrors(tuple(rules), tuple(faults))
 
@@ -415,7 +444,7 @@ def find_mirrors(input_schema: JsonObject) -> Mirrors:
 def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         return f"{_shown(name)} is not an HTTP token"  # http-79, http-80
-    if not spot.path:
+    if not spot.chained or spot.above is None:
         return "only properties reached through `properties` alone may be mirrored"  # http-84
     kind = spot.schema.get("type")
     if kind not in _MIRRORED_TYPES:
@@ -428,25 +457,21 @@ def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
 def _subschemas(spot: _Spot) -> Iterator[_Spot]:
     """Every place beneath this one where a schema may stand.  An unknown keyword is taken to hold schemas."""
     for keyword, value in spot.schema.items():
-        where = f"{spot.where}/{keyword}"
-        if keyword == "properties":
-            for name, schema in _objects(value):
-                yield _Spot(schema, f"{where}/{name}", None if spot.path is None else (*spot.path, name))
-        elif keyword in _NAMING_KEYWORDS:
-            for name, schema in _objects(value):
-                yield _Spot(schema, f"{where}/{name}", None)
-        elif keyword not in _DATA_KEYWORDS:
-            for name, schema in _objects({"": value} if isinstance(value, dict) else value):
-                yield _Spot(schema, f"{where}/{name}".rstrip("/"), None)
+        if keyword in _DATA_KEYWORDS:
+            continue
+        chained = spot.chained and keyword == "properties"
+        if isinstance(value, Mapping) and keyword != "properties" and keyword not in _NAMING_KEYWORDS:
+            yield _Spot(value, spot, (keyword,), chained)
+        else:
+            for name, schema in _members(value):
+                if isinstance(schema, Mapping):
+                    yield _Spot(schema, spot, (keyword, name), chained)
 
 
-def _objects(value: Json) -> Iterator[tuple[str, JsonObject]]:
-    pairs: Iterable[tuple[str, Json]] = ()
-    if isinstance(value, dict):
-        pairs = value.items()
-    elif isinstance(value, list):
-        pairs = ((str(index), each) for index, each in enumerate(value))
-    return ((name, each) for name, each in pairs if isinstance(each, dict))
+def _members(value: Json) -> Iterable[tuple[str, Json]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return ((str(index), each) for index, each in enumerate(value)) if isinstance(value, list | tuple) else ()
 
 
 def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
