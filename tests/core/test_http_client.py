@@ -16,7 +16,7 @@ from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.headers import Headers, find_mirrors
 from trio_mcp.core.http import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts, judge
 from trio_mcp.core.http_client import (
-    Acknowledged,
+    Accepted,
     Challenged,
     Exchange,
     Failed,
@@ -25,6 +25,7 @@ from trio_mcp.core.http_client import (
     Reconnect,
     Redirected,
     RefreshTools,
+    ReplyVerdict,
     RetryAfter,
     SessionGone,
     Streaming,
@@ -32,7 +33,6 @@ from trio_mcp.core.http_client import (
     TryInitialize,
     TrySse,
     TryVersion,
-    Verdict,
     read_answer,
     read_endpoint,
     read_reply,
@@ -41,7 +41,7 @@ from trio_mcp.core.http_client import (
 from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Limits, Message, Notification, Request, Result, decode, encode
 from trio_mcp.core.replay import MemoryEventLog, Replay
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.sse import Event, EventReader, Oversized, encode_message, priming_event
+from trio_mcp.core.sse import EventReader, Oversized, SseEvent, encode_message, priming_event
 
 A, B, C, D, E = REVISIONS.values()
 URL = "https://example.com/mcp"
@@ -69,7 +69,7 @@ def fault(code: int, message: str = "no", id: Any = 1, data: Any = None) -> Erro
     return Error(id, code, message) if data is None else Error(id, code, message, data)
 
 
-def reply(asked: Exchange, status: int, body: bytes | Message = b"", **headers: str) -> Verdict:
+def reply(asked: Exchange, status: int, body: bytes | Message = b"", **headers: str) -> ReplyVerdict:
     content = body if isinstance(body, bytes) else encode(body)
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     if not isinstance(body, bytes):
@@ -204,7 +204,7 @@ def test_an_answer_comes_as_json_or_as_a_stream(revision: Revision) -> None:
 def test_an_answer_to_a_batch_may_be_one() -> None:
     asked = exchange(Batch((LIST, NOTE)), B)
     assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == Received(Batch((Result(1, {}),)))
-    assert reply(exchange(Batch((NOTE,)), B), 202) == Acknowledged()
+    assert reply(exchange(Batch((NOTE,)), B), 202) == Accepted()
     # An error without an id is about the batch, or about one of its requests: that is for the peer.
     assert reply(asked, 200, fault(-32600, id=None)) == Received(fault(-32600, id=None))
 
@@ -253,10 +253,10 @@ def test_an_error_is_read_from_any_body_and_belongs_to_the_request(kind: str) ->
 def test_a_notification_is_done_with_any_success() -> None:
     for message in (NOTE, Result(1, {}), fault(1)):
         for status in (200, 202, 204):
-            assert reply(exchange(message, session=SESSION), status) == Acknowledged()
+            assert reply(exchange(message, session=SESSION), status) == Accepted()
         refused = reply(exchange(message), 400, fault(-32600, "bad", id=None))
         assert refused == Failed("HTTP 400: bad (-32600)", 400)
-    assert reply(exchange(LIST, A, sse=True), 202) == Acknowledged()
+    assert reply(exchange(LIST, A, sse=True), 202) == Accepted()
     assert isinstance(reply(exchange(LIST, A, sse=True), 500), Failed)
 
 
@@ -289,7 +289,7 @@ def test_a_server_may_do_without_streams_and_deletes() -> None:
     assert reply(get(), 500) == Failed("GET failed: HTTP 500, without a JSON-RPC error", 500)
     ending = exchange(None, method="DELETE", session=SESSION)
     for status in (200, 202, 204, 404, 405):
-        assert reply(ending, status) == Acknowledged()
+        assert reply(ending, status) == Accepted()
     assert isinstance(reply(ending, 500), Failed)
 
 
@@ -504,21 +504,21 @@ def test_no_reply_raises(
 @pytest.mark.parametrize(
     ("event", "url"),
     [
-        (Event(b"/messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
-        (Event(b"messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
-        (Event(b"?session=x", "endpoint"), "https://example.com/sse?session=x"),
-        (Event(b"https://example.com/m", "endpoint"), "https://example.com/m"),
-        (Event(b"https://evil.example/m", "endpoint"), None),
-        (Event(b"http://example.com/m", "endpoint"), None),
-        (Event(b"//evil.example/m", "endpoint"), None),
-        (Event(b"https://[", "endpoint"), None),
-        (Event(b"javascript:1", "endpoint"), None),
-        (Event(b"\xff\xfe", "endpoint"), "https://example.com/\ufffd\ufffd"),
-        (Event(b"/messages", "message"), None),
+        (SseEvent(b"/messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
+        (SseEvent(b"messages?session=x", "endpoint"), "https://example.com/messages?session=x"),
+        (SseEvent(b"?session=x", "endpoint"), "https://example.com/sse?session=x"),
+        (SseEvent(b"https://example.com/m", "endpoint"), "https://example.com/m"),
+        (SseEvent(b"https://evil.example/m", "endpoint"), None),
+        (SseEvent(b"http://example.com/m", "endpoint"), None),
+        (SseEvent(b"//evil.example/m", "endpoint"), None),
+        (SseEvent(b"https://[", "endpoint"), None),
+        (SseEvent(b"javascript:1", "endpoint"), None),
+        (SseEvent(b"\xff\xfe", "endpoint"), "https://example.com/\ufffd\ufffd"),
+        (SseEvent(b"/messages", "message"), None),
         (Oversized(1), None),
     ],
 )
-def test_the_first_event_says_where_to_post(event: Event | Oversized, url: str | None) -> None:
+def test_the_first_event_says_where_to_post(event: SseEvent | Oversized, url: str | None) -> None:
     found = read_endpoint("https://example.com/sse", event)
     assert found == url or (url is None and isinstance(found, Failed))
 
@@ -526,7 +526,7 @@ def test_the_first_event_says_where_to_post(event: Event | Oversized, url: str |
 # Streams that break.
 
 
-def feed(resumption: StreamResumption, data: bytes) -> list[Event | Oversized]:
+def feed(resumption: StreamResumption, data: bytes) -> list[SseEvent | Oversized]:
     """One connection, from its first byte to its last."""
     reader = EventReader(1000)
     events = reader.feed(data)
@@ -634,7 +634,7 @@ def test_whatever_byte_a_connection_breaks_at_each_message_comes_once_or_is_lost
         got += [
             decode(each.data, Limits())
             for each in feed(resumption, wire[:cut])
-            if isinstance(each, Event) and each.data
+            if isinstance(each, SseEvent) and each.data
         ]
         if len(got) == count:
             break

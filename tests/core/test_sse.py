@@ -9,16 +9,16 @@ from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits, Notification, decode, encode
 from trio_mcp.core.sse import (
     KEEP_ALIVE,
-    Event,
     EventReader,
     Oversized,
+    SseEvent,
     encode_event,
     encode_message,
     priming_event,
 )
 
 
-def read(data: bytes, limit: int = 1000) -> list[Event | Oversized]:
+def read(data: bytes, limit: int = 1000) -> list[SseEvent | Oversized]:
     return EventReader(limit).feed(data)
 
 
@@ -41,7 +41,7 @@ def test_a_priming_event_is_an_id_with_empty_data() -> None:
 
 
 def test_every_other_event_has_its_own_name() -> None:
-    assert encode_event(Event(b"/messages?s=1", "endpoint")) == b"event: endpoint\ndata: /messages?s=1\n\n"
+    assert encode_event(SseEvent(b"/messages?s=1", "endpoint")) == b"event: endpoint\ndata: /messages?s=1\n\n"
 
 
 @pytest.mark.parametrize("text", ["a\u0085b", "a\u2028b", "a\u2029b", "\u2028\u2029\u0085", "ä€😀\u2028"])
@@ -50,7 +50,7 @@ def test_characters_that_old_clients_split_lines_at_are_escaped(text: str) -> No
     written = encode_message(encode(message))
     assert len(written.decode().rstrip("\n").splitlines()) == 2  # str.splitlines(), the mistake of those clients
     (event,) = read(written)
-    assert isinstance(event, Event)
+    assert isinstance(event, SseEvent)
     assert decode(event.data, Limits()) == message
 
 
@@ -59,31 +59,37 @@ def test_characters_that_old_clients_split_lines_at_are_escaped(text: str) -> No
 def test_escaping_changes_no_other_character(text: str) -> None:
     message = Notification("m", {"text": text.encode("utf-8", "ignore").decode()})
     (event,) = read(encode_message(encode(message)), 100_000)
-    assert isinstance(event, Event)
+    assert isinstance(event, SseEvent)
     assert decode(event.data, Limits()) == message
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (Event(b"", id="a\nb"), "an event id"),
-        (Event(b"", id="a\rb"), "an event id"),
-        (Event(b"", id="a\0b"), "an event id"),
-        (Event(b"", event="a\nb"), "an event name"),
-        (Event(b"", event="a\rb"), "an event name"),
-        (Event(b"", event=""), "an event name"),
-        (Event(b"", retry=-1), "retry"),
+        (SseEvent(b"", id="a\nb"), "an event id"),
+        (SseEvent(b"", id="a\rb"), "an event id"),
+        (SseEvent(b"", id="a\0b"), "an event id"),
+        (SseEvent(b"", id="ä"), "an event id"),
+        (SseEvent(b"", id="\ud800"), "an event id"),
+        (SseEvent(b"", id="a "), "an event id"),
+        (SseEvent(b"", id=" a"), "an event id"),
+        (SseEvent(b"", id="a\x7f"), "an event id"),
+        (SseEvent(b"", id="a" * 1025), "an event id"),
+        (SseEvent(b"", event="a\nb"), "an event name"),
+        (SseEvent(b"", event="a\rb"), "an event name"),
+        (SseEvent(b"", event=""), "an event name"),
+        (SseEvent(b"", retry=-1), "retry"),
     ],
 )
-def test_what_a_reader_would_not_read_back_is_not_written(event: Event, why: str) -> None:
+def test_what_a_reader_would_not_read_back_is_not_written(event: SseEvent, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
         encode_event(event)
 
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=8)
-ids = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=8)
+ids = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=8).map(str.strip)
 events = st.builds(
-    Event,
+    SseEvent,
     data=st.binary(max_size=30).map(lambda data: data.replace(b"\r", b"")),
     event=names,
     id=st.none() | ids,
@@ -93,59 +99,59 @@ events = st.builds(
 
 @given(st.lists(events, max_size=5), st.data())
 @settings(max_examples=100)
-def test_what_is_written_is_read_back_in_any_chunks(written: list[Event], data: st.DataObject) -> None:
+def test_what_is_written_is_read_back_in_any_chunks(written: list[SseEvent], data: st.DataObject) -> None:
     stream = KEEP_ALIVE.join(map(encode_event, written))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
     reader = EventReader(1000)
-    found: list[Event | Oversized] = []
+    found: list[SseEvent | Oversized] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += reader.feed(stream[start:end])
     assert found == written
 
 
 def test_line_ends_of_any_kind_in_data_come_back_as_lf() -> None:
-    assert read(encode_event(Event(b"a\r\nb\rc\nd\n"))) == [Event(b"a\nb\nc\nd\n")]
+    assert read(encode_event(SseEvent(b"a\r\nb\rc\nd\n"))) == [SseEvent(b"a\nb\nc\nd\n")]
 
 
 # Reading what others write.
 
-STREAMS: list[tuple[bytes, list[Event]]] = [
-    (b"data: x\n\n", [Event(b"x")]),
-    (b"data: x\r\n\r\n", [Event(b"x")]),
-    (b"data: x\r\r", [Event(b"x")]),
-    (b"data: x\r\n\r", [Event(b"x")]),
-    (b"data: x\n\rdata: y\r\n\n", [Event(b"x"), Event(b"y")]),
-    (b"data: 1\rdata: 2\ndata: 3\r\n\r\n", [Event(b"1\n2\n3")]),
-    (b"\xef\xbb\xbfdata: x\n\n", [Event(b"x")]),
-    (b"\xef\xbb\xbf: comment\ndata: x\n\n", [Event(b"x")]),
+STREAMS: list[tuple[bytes, list[SseEvent]]] = [
+    (b"data: x\n\n", [SseEvent(b"x")]),
+    (b"data: x\r\n\r\n", [SseEvent(b"x")]),
+    (b"data: x\r\r", [SseEvent(b"x")]),
+    (b"data: x\r\n\r", [SseEvent(b"x")]),
+    (b"data: x\n\rdata: y\r\n\n", [SseEvent(b"x"), SseEvent(b"y")]),
+    (b"data: 1\rdata: 2\ndata: 3\r\n\r\n", [SseEvent(b"1\n2\n3")]),
+    (b"\xef\xbb\xbfdata: x\n\n", [SseEvent(b"x")]),
+    (b"\xef\xbb\xbf: comment\ndata: x\n\n", [SseEvent(b"x")]),
     (b"\xef\xbb\xbf\xef\xbb\xbfdata: x\n\n", []),  # only one mark is taken off
-    (b"data: x\n\n\xef\xbb\xbfdata: y\n\n", [Event(b"x")]),  # and only at the start
-    (b"data:x\n\ndata: x\n\ndata:  x\n\n", [Event(b"x"), Event(b"x"), Event(b" x")]),
-    (b"data\n\ndata\ndata\n\ndata:\n\n", [Event(b""), Event(b"\n"), Event(b"")]),
-    (b"event: ping\ndata: x\n\ndata: y\n\n", [Event(b"x", "ping"), Event(b"y")]),
-    (b"event: a\nevent: b\ndata: x\n\n", [Event(b"x", "b")]),
-    (b"event: a\nevent\ndata: x\n\n", [Event(b"x")]),
-    (b"event: ping\n\ndata: x\n\n", [Event(b"x")]),  # no data, no event: the name is forgotten with it
-    (b"id: 1\nid: 2\ndata: x\n\n", [Event(b"x", id="2")]),
-    (b"id\ndata: x\n\n", [Event(b"x", id="")]),
-    (b"id: 1\nid: a\0b\ndata: x\n\n", [Event(b"x", id="1")]),
+    (b"data: x\n\n\xef\xbb\xbfdata: y\n\n", [SseEvent(b"x")]),  # and only at the start
+    (b"data:x\n\ndata: x\n\ndata:  x\n\n", [SseEvent(b"x"), SseEvent(b"x"), SseEvent(b" x")]),
+    (b"data\n\ndata\ndata\n\ndata:\n\n", [SseEvent(b""), SseEvent(b"\n"), SseEvent(b"")]),
+    (b"event: ping\ndata: x\n\ndata: y\n\n", [SseEvent(b"x", "ping"), SseEvent(b"y")]),
+    (b"event: a\nevent: b\ndata: x\n\n", [SseEvent(b"x", "b")]),
+    (b"event: a\nevent\ndata: x\n\n", [SseEvent(b"x")]),
+    (b"event: ping\n\ndata: x\n\n", [SseEvent(b"x")]),  # no data, no event: the name is forgotten with it
+    (b"id: 1\nid: 2\ndata: x\n\n", [SseEvent(b"x", id="2")]),
+    (b"id\ndata: x\n\n", [SseEvent(b"x", id="")]),
+    (b"id: 1\nid: a\0b\ndata: x\n\n", [SseEvent(b"x", id="1")]),
     (b"Data: x\ndata : x\nfoo: x\nnonsense\n:data: x\n\n", []),  # names are exact
-    (b"data: a:b: c\n\n", [Event(b"a:b: c")]),
-    (b"data: a\x0bb\x0c\x1c\x85\xe2\x80\xa8c\n\n", [Event(b"a\x0bb\x0c\x1c\x85\xe2\x80\xa8c")]),
+    (b"data: a:b: c\n\n", [SseEvent(b"a:b: c")]),
+    (b"data: a\x0bb\x0c\x1c\x85\xe2\x80\xa8c\n\n", [SseEvent(b"a\x0bb\x0c\x1c\x85\xe2\x80\xa8c")]),
     (b"data: x\n", []),
-    (b"data: x\n\ndata: y", [Event(b"x")]),
+    (b"data: x\n\ndata: y", [SseEvent(b"x")]),
     (b"\n\n\n", []),
-    (b"retry: 7\nretry: x\ndata: x\n\n", [Event(b"x", retry=7)]),
+    (b"retry: 7\nretry: x\ndata: x\n\n", [SseEvent(b"x", retry=7)]),
 ]
 
 
 @pytest.mark.parametrize(("stream", "expected"), STREAMS)
-def test_streams_are_read_by_the_rules_of_the_format(stream: bytes, expected: list[Event]) -> None:
+def test_streams_are_read_by_the_rules_of_the_format(stream: bytes, expected: list[SseEvent]) -> None:
     assert read(stream) == expected
 
 
 @pytest.mark.parametrize(("stream", "expected"), STREAMS)
-def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, expected: list[Event]) -> None:
+def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, expected: list[SseEvent]) -> None:
     for cut in range(len(stream) + 1):
         reader = EventReader(1000)
         assert reader.feed(stream[:cut]) + reader.feed(b"") + reader.feed(stream[cut:]) == expected
@@ -157,7 +163,7 @@ def test_every_cut_in_two_and_every_single_byte_give_the_same(stream: bytes, exp
 @pytest.mark.parametrize("comment", [b":", b": keep-alive", b":data: no", b":" + b"x" * 5000, b": \xff"])
 def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: bytes) -> None:
     stream = comment + b"\n\n" + comment + b"\ndata: 1\n" + comment + b"\r\ndata: 2\n\n" + comment + b"\n"
-    expected = [Event(b"1\n2")]
+    expected = [SseEvent(b"1\n2")]
     assert read(stream, limit=100) == expected
     reader = EventReader(100)
     assert [event for at in range(len(stream)) for event in reader.feed(stream[at : at + 1])] == expected
@@ -165,13 +171,13 @@ def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: byte
 
 def test_bytes_that_are_no_utf8_are_handed_on_and_refused_where_messages_are_read() -> None:
     (event,) = read(b'data: {"x": "\xff\xfe"}\n\n')
-    assert event == Event(b'{"x": "\xff\xfe"}')
-    assert isinstance(event, Event)
+    assert event == SseEvent(b'{"x": "\xff\xfe"}')
+    assert isinstance(event, SseEvent)
     assert "not UTF-8" in getattr(decode(event.data, Limits()), "why", "")
 
 
-def test_ids_and_names_that_are_no_utf8_are_replaced() -> None:
-    assert read(b"event: \xff\nid: \xff\ndata: x\n\n") == [Event(b"x", "\ufffd", "\ufffd")]
+def test_names_that_are_no_utf8_are_replaced() -> None:
+    assert read(b"event: \xff\ndata: x\n\n") == [SseEvent(b"x", "\ufffd")]
 
 
 @given(st.lists(st.sampled_from([b"data", b"id", b"event", b"retry", b": ", b":", b"\r", b"\n", b"\0", b"\xff", b"1"])))
@@ -196,11 +202,26 @@ def test_the_last_event_id_starts_empty_and_survives_events_without_one() -> Non
     assert reader.last_event_id == ""
 
 
+@pytest.mark.parametrize("id", [b"\xc3\xa4", b"\xff", b"a\x01", b"a\tb", b"a\x7f", b"a\0", b"a ", b"  a", b"a" * 1025])
+def test_an_id_that_no_header_could_hold_is_ignored(id: bytes) -> None:
+    reader = EventReader(10_000)
+    reader.feed(b"id: 1\ndata: x\n\n")
+    assert reader.feed(b"id: " + id + b"\ndata: y\n\n") == [SseEvent(b"y")]
+    assert reader.last_event_id == "1"
+
+
+@pytest.mark.parametrize("id", ["a b", "!~", "a" * 1024])
+def test_an_id_that_a_header_can_hold_counts(id: str) -> None:
+    reader = EventReader(10_000)
+    assert reader.feed(priming_event(id)) == [SseEvent(b"", id=id)]
+    assert reader.last_event_id == id
+
+
 def test_an_id_counts_without_data_and_with_empty_data() -> None:
     reader = EventReader(1000)
     assert reader.feed(b"id: 1\n\n") == []
     assert reader.last_event_id == "1"
-    assert reader.feed(priming_event("2")) == [Event(b"", id="2")]
+    assert reader.feed(priming_event("2")) == [SseEvent(b"", id="2")]
     assert reader.last_event_id == "2"
 
 
@@ -217,7 +238,7 @@ def test_retry_is_surfaced_with_and_without_data() -> None:
     assert reader.retry is None
     assert reader.feed(b"retry: 500\n\n") == []
     assert reader.retry == 500
-    assert reader.feed(b"retry: 0\ndata: x\n\n") == [Event(b"x", retry=0)]
+    assert reader.feed(b"retry: 0\ndata: x\n\n") == [SseEvent(b"x", retry=0)]
     reader.feed(b"data: y\n\n")
     assert reader.retry == 0
 
@@ -232,7 +253,7 @@ def test_retry_that_is_no_plain_number_is_ignored(value: bytes) -> None:
 # Limits.
 
 
-def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[Event | Oversized]]:
+def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[SseEvent | Oversized]]:
     reader = EventReader(limit)
     return reader, [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
 
@@ -251,14 +272,14 @@ def chunked(stream: bytes, size: int, limit: int) -> tuple[EventReader, list[Eve
 def test_an_event_beyond_the_limit_is_skipped_and_reported_once_and_the_stream_goes_on(size: int, long: bytes) -> None:
     stream = b"data: 1\n\nid: 7\n" + long + b"\n: comment\ndata: more\n" + long + b"\n\ndata: 2\n\n"
     reader, found = chunked(stream, size, limit=10)
-    assert found == [Event(b"1"), Oversized(10), Event(b"2")]
+    assert found == [SseEvent(b"1"), Oversized(10), SseEvent(b"2")]
     assert reader.last_event_id == "7"
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_event_of_just_the_limit_passes(size: int) -> None:
-    stream = encode_event(Event(b"0123456789"))
-    assert chunked(stream, size, limit=10)[1] == [Event(b"0123456789")]
+    stream = encode_event(SseEvent(b"0123456789"))
+    assert chunked(stream, size, limit=10)[1] == [SseEvent(b"0123456789")]
 
 
 def test_the_id_after_an_oversized_line_counts_too() -> None:

@@ -42,10 +42,10 @@ from trio_mcp.core.headers import (
 )
 from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Json, Limits, Message, Notification, Request, Result, decode
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
-from trio_mcp.core.sse import Event, EventReader, Oversized
+from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
 __all__ = [
-    "Acknowledged",
+    "Accepted",
     "Challenged",
     "Exchange",
     "Failed",
@@ -54,6 +54,7 @@ __all__ = [
     "Reconnect",
     "Redirected",
     "RefreshTools",
+    "ReplyVerdict",
     "RetryAfter",
     "SessionGone",
     "StreamResumption",
@@ -61,7 +62,6 @@ __all__ = [
     "TryInitialize",
     "TrySse",
     "TryVersion",
-    "Verdict",
     "read_answer",
     "read_endpoint",
     "read_reply",
@@ -154,7 +154,7 @@ class Streaming:
 
 
 @attrs.frozen
-class Acknowledged:
+class Accepted:
     """Done, and nothing more will come on this response."""
 
 
@@ -230,10 +230,10 @@ class Failed:
     status: int | None = None
 
 
-Verdict: TypeAlias = (
+ReplyVerdict: TypeAlias = (
     Received
     | Streaming
-    | Acknowledged
+    | Accepted
     | SessionGone
     | TryVersion
     | RefreshTools
@@ -249,7 +249,7 @@ Verdict: TypeAlias = (
 
 def read_reply(
     exchange: Exchange, status: int, headers: Headers, body: bytes = b"", limits: Limits | None = None
-) -> Verdict:
+) -> ReplyVerdict:
     """What this reply means.  For a 2xx with an event stream the body is left alone; for all others it is needed."""
     limits = limits or Limits()
     if 300 <= status < 400:
@@ -270,11 +270,11 @@ def read_reply(
     return _read_failure(exchange, status, body, limits)
 
 
-def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> Verdict:
+def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
     """GET and DELETE, both of which a server may do without (http-33, http-60)."""
     good = 200 <= status < 300
     if exchange.method == "DELETE" and (good or status in (404, 405)):
-        return Acknowledged()
+        return Accepted()
     if good and media_type(headers.get("Content-Type", ""))[0] == EVENT_STREAM:
         return Streaming()
     if status in (404, 405):
@@ -282,10 +282,10 @@ def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, 
     return Failed(f"{exchange.method} failed: {_said(status, body, limits)}", status)
 
 
-def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> Verdict:
+def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
     asked = exchange.message.items if isinstance(exchange.message, Batch) else (exchange.message,)
     if exchange.sse or not any(isinstance(each, Request) for each in asked):
-        return Acknowledged()
+        return Accepted()
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
         return Failed("the server gave a session id with other characters than visible ASCII")
@@ -299,7 +299,7 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
     return attrs.evolve(verdict, session=session) if isinstance(verdict, Received) else verdict
 
 
-def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> Verdict:
+def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> ReplyVerdict:
     message = decode(body, limits)
     error = message if isinstance(message, Error) else None
     if error is not None and isinstance(exchange.message, Request):
@@ -311,7 +311,7 @@ def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) 
 _MODERN_ERRORS = frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION})
 
 
-def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Verdict:
+def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
     """What answers the request, from a body or from a stream: mostly just `Received`."""
     if isinstance(message, Invalid):
         return Failed(f"the answer cannot be read: {message.why}")
@@ -323,7 +323,7 @@ def read_answer(exchange: Exchange, message: Message, status: int = 200) -> Verd
     return remedy or _fall_back(exchange, status, message) or Received(message)
 
 
-def _remedy(exchange: Exchange, error: Error, status: int) -> Verdict | None:
+def _remedy(exchange: Exchange, error: Error, status: int) -> ReplyVerdict | None:
     """What to do about an error that only HTTP and the version negotiation know the cure for."""
     calling = isinstance(exchange.message, Request) and exchange.message.method == "tools/call"
     if error.code == errors.UNSUPPORTED_VERSION:
@@ -343,7 +343,7 @@ def _mutual(data: Json, speaks: Sequence[Revision]) -> Revision | None:
     return max((each for each in speaks if each.name in names), key=str, default=None)
 
 
-def _fall_back(exchange: Exchange, status: int, error: Error | None) -> Verdict | None:
+def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVerdict | None:
     """What a first contact that failed says about the server.  A 5xx says nothing: it may be any."""
     if not exchange.probing or (error is not None and error.code in _MODERN_ERRORS):
         return None
@@ -377,7 +377,7 @@ def _said(status: int, body: bytes, limits: Limits) -> str:
     return f"HTTP {status}: {said}" if said else f"HTTP {status}, without a JSON-RPC error"
 
 
-def _redirect(exchange: Exchange, status: int, location: str | None) -> Verdict:
+def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVerdict:
     if location is None:
         return Failed(f"HTTP {status} without a Location")
     # 301 to 303 turn a POST into a GET, in practice or by definition.
@@ -406,9 +406,9 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def read_endpoint(url: str, event: Event | Oversized) -> str | Failed:
+def read_endpoint(url: str, event: SseEvent | Oversized) -> str | Failed:
     """Where to post on an HTTP+SSE stream, from its first event (sse-06, sse-08, sse-14)."""
-    if not isinstance(event, Event) or event.event != "endpoint":
+    if not isinstance(event, SseEvent) or event.event != "endpoint":
         return Failed("an HTTP+SSE stream begins with an endpoint event, and this one does not")
     target = _same_origin(url, event.data.decode("utf-8", "replace"))
     return Failed("the endpoint event names a URL of another origin") if target is None else target
@@ -453,7 +453,7 @@ class StreamResumption:
         self._retry: int | None = None
         self._tried = 0
 
-    def heard(self, reader: EventReader, events: Sequence[Event | Oversized]) -> None:
+    def heard(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
         """Call this after each `feed` of the present connection's reader, with what that gave."""
         if events or reader.last_event_id or reader.retry is not None:
             self._tried = 0
@@ -474,7 +474,7 @@ class StreamResumption:
         self._tried += 1
         return Reconnect(wait, self.last_event_id)
 
-    def refused(self, verdict: Verdict) -> Reconnect | Failed:
+    def refused(self, verdict: ReplyVerdict) -> Reconnect | Failed:
         """The GET was answered, but not by a stream: `read_reply` said this instead."""
         if isinstance(verdict, Failed) and verdict.status is not None and verdict.status >= 500:
             return self.ended()  # a proxy whose server is just starting again

@@ -7,25 +7,31 @@ is a message.  Which revision may use ids, and when a stream ends, is for `http`
 Data is bytes in both directions.  The reader looks at line ends and field names, all of them ASCII, and hands on the
 rest as it came, so bytes that are no UTF-8 get the answer they get on every other wire: the one of `jsonrpc`.
 (Replacing them, as a browser does, would hand a silently damaged message to its reader.)
+
+An id is narrower here than in the format: it has to fit into a header, Last-Event-ID, which is all it is for.
 """
 
 from __future__ import annotations
+
+import re
 
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 
-__all__ = ["KEEP_ALIVE", "Event", "EventReader", "Oversized", "encode_event", "encode_message", "priming_event"]
+__all__ = ["KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "priming_event"]
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every reader ignores it, and it keeps proxies from taking a quiet stream for a dead one."""
 
 _BOM = b"\xef\xbb\xbf"
 _NAME = b"data: "
+# What h11 and its like would send, and what proxies let pass: printable ASCII without spaces around it, up to 1 KiB.
+_ID = re.compile(rb"(?! )[ -~]{0,1024}(?<! )")
 
 
 @attrs.frozen
-class Event:
+class SseEvent:
     """One event.  `id` is the event's own: None when it has none, which leaves the reader's last id as it was."""
 
     data: bytes
@@ -41,14 +47,14 @@ class Oversized:
     limit: int
 
 
-def encode_event(event: Event) -> bytes:
+def encode_event(event: SseEvent) -> bytes:
     """The event as it goes on the wire.
 
     Line ends of any kind in the data become separate `data` lines, which a reader joins with LF.
     """
-    if event.id is not None and _breaks_a_line(event.id, "\r\n\0"):
-        raise LocalProtocolError(f"an event id must not hold CR, LF or NUL; got {event.id!r}")
-    if not event.event or _breaks_a_line(event.event, "\r\n"):
+    if event.id is not None and not (event.id.isascii() and _ID.fullmatch(event.id.encode())):
+        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {event.id[:80]!r}")
+    if not event.event or "\r" in event.event or "\n" in event.event:
         raise LocalProtocolError(f"an event name must be one line and not empty; got {event.event!r}")
     # The name is written even where it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
@@ -63,10 +69,6 @@ def encode_event(event: Event) -> bytes:
     return b"\n".join(lines) + b"\n\n"
 
 
-def _breaks_a_line(text: str, breakers: str) -> bool:
-    return any(each in text for each in breakers)
-
-
 def encode_message(text: bytes, id: str | None = None) -> bytes:
     """The event that carries one JSON text.
 
@@ -77,7 +79,7 @@ def encode_message(text: bytes, id: str | None = None) -> bytes:
     if not text.isascii():
         text = text.replace(b"\xc2\x85", rb"\u0085")
         text = text.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
-    return encode_event(Event(text, id=id))
+    return encode_event(SseEvent(text, id=id))
 
 
 def priming_event(id: str, retry: int | None = None) -> bytes:
@@ -85,19 +87,22 @@ def priming_event(id: str, retry: int | None = None) -> bytes:
 
     With `retry` it is also what a server sends before it closes a connection early.
     """
-    return encode_event(Event(b"", id=id, retry=retry))
+    return encode_event(SseEvent(b"", id=id, retry=retry))
 
 
 class EventReader:
     """Bytes in, events out, in any chunks.
 
     An event without data lines is no event, but its id and `retry` count all the same.  One with an empty data line
-    (the priming event) is an `Event` with empty data, and no message.  What follows the last blank line when the
+    (the priming event) is an `SseEvent` with empty data, and no message.  What follows the last blank line when the
     stream ends was never a whole event; drop the reader and it is gone.
 
     The data of one event is limited to `limit` bytes, and so is the rest of what is kept: one line, one id, one event
     name.  Beyond it the event is skipped and reported, and the stream goes on, because the next event can be found; the
     id of a skipped event counts, or resuming would ask for that same event for ever.  Comments may have any length.
+
+    An id that no Last-Event-ID could hold (characters outside 0x20-0x7E, spaces around it, more than 1 KiB) is ignored:
+    HTTP could not send it, so a stream is resumed from the id before, and brings some messages twice.
     """
 
     def __init__(self, limit: int) -> None:
@@ -117,8 +122,8 @@ class EventReader:
         self._retry: int | None = None
         self._oversized = False
 
-    def feed(self, data: bytes) -> list[Event | Oversized]:
-        found: list[Event | Oversized] = []
+    def feed(self, data: bytes) -> list[SseEvent | Oversized]:
+        found: list[SseEvent | Oversized] = []
         if not data:
             return found
         if self._after_cr:
@@ -132,7 +137,7 @@ class EventReader:
                 self._end_line(found)
         return found
 
-    def _extend_line(self, part: bytes, found: list[Event | Oversized]) -> None:
+    def _extend_line(self, part: bytes, found: list[SseEvent | Oversized]) -> None:
         if self._dropping:
             return
         self._line += part
@@ -147,7 +152,7 @@ class EventReader:
                 found.append(Oversized(self._limit))
             self._oversized = True
 
-    def _end_line(self, found: list[Event | Oversized]) -> None:
+    def _end_line(self, found: list[SseEvent | Oversized]) -> None:
         line, self._line = bytes(self._line), bytearray()
         dropped, self._dropping = self._dropping, False
         if self._at_start:
@@ -169,8 +174,8 @@ class EventReader:
             case b"event":
                 self._event = value.decode(errors="replace")
             case b"id":
-                if b"\0" not in value:
-                    self._id = value.decode(errors="replace")
+                if _ID.fullmatch(value):
+                    self._id = value.decode()
             case b"retry":
                 # More than fifteen digits are no time anybody means, and thousands of them int() refuses to read.
                 if value.isdigit() and len(value) <= 15:
@@ -178,11 +183,11 @@ class EventReader:
             case _:
                 pass  # "The field is ignored."
 
-    def _end_event(self, found: list[Event | Oversized]) -> None:
+    def _end_event(self, found: list[SseEvent | Oversized]) -> None:
         # The id counts from here on, not from its line on: an event cut off in the middle must be sent again.
         if self._id is not None:
             self.last_event_id = self._id
         if self._data and not self._oversized:
             self._data.pop()
-            found.append(Event(bytes(self._data), self._event or "message", self._id, self._retry))
+            found.append(SseEvent(bytes(self._data), self._event or "message", self._id, self._retry))
         self._clear()
