@@ -520,8 +520,52 @@ MODERN_RULES = [
         params={"_meta": meta(D)},
     ),
     modern(
-        "a modern version that is not served", 400, code=-32022, proves=req("http-70", "ver-01"), policy=LEGACY_ONLY
+        "a version in `_meta` that is empty",
+        400,
+        code=-32020,
+        proves=req("http-69"),
+        params={"_meta": meta("")},
     ),
+    modern(
+        "a version in `_meta` that is empty, and no header",
+        400,
+        code=-32020,
+        headers={"MCP-Protocol-Version": None},
+        params={"_meta": meta("")},
+    ),
+    # Where no modern revision is served, a modern error would keep a client from trying initialize (ver-14).
+    *(
+        modern(
+            f"no modern revision is served, and a probe comes {what}",
+            400,
+            "server/discover",
+            code=-32600,
+            says=("initialize",),
+            policy=LEGACY_ONLY,
+            **row,
+        )
+        for what, row in [
+            ("", {}),
+            ("without the version header", {"headers": {"MCP-Protocol-Version": None}}),
+            ("without `_meta`", {"body": request("server/discover")}),
+            ("with another version in `_meta`", {"params": {"_meta": meta("2099-01-01")}}),
+            ("without the other headers", {"headers": {"Mcp-Method": None}}),
+        ]
+    ),
+    modern(
+        "no modern revision is served, and sessions are neither",
+        400,
+        code=-32600,
+        says=(D, C, B, A),
+        policy={**LEGACY_ONLY, "sessions": False},
+    ),
+    modern(
+        "no modern revision is served, and `_meta` alone is modern: an older server does not look there",
+        200,
+        headers={"MCP-Protocol-Version": None},
+        policy={**LEGACY_ONLY, "sessions": False},
+    ),
+    modern("a handshake that looks modern where only that is served", 200, "initialize", policy=LEGACY_ONLY),
     *(
         modern(
             f"`_meta` is {what}",
@@ -617,6 +661,17 @@ MODERN_RULES = [
         -32022,
         proves=req("ver-12", "ver-18"),
         body=request("initialize", INITIALIZE),
+        policy=MODERN_ONLY,
+        id=1,
+    ),
+    Rule(
+        "a request under a legacy header where only 2026-07-28 is served",
+        400,
+        -32022,
+        (E,),
+        req("http-70"),
+        headers={"MCP-Protocol-Version": D},
+        body=request("tools/list"),
         policy=MODERN_ONLY,
         id=1,
     ),
@@ -858,9 +913,17 @@ LEGACY_RULES = [
         200,
         session=B,
         body=[notification("notifications/x"), request("tools/list")],
-        proves=req("http-126"),
     ),
-    in_session("a batch with nonsense is owed an error", 200, session=B, body=[1, notification("notifications/x")]),
+    in_session("a batch with a request and nonsense", 200, session=B, body=[1, request("tools/list"), RESPONSE]),
+    *(
+        in_session(f"a batch of nonsense and {what}", 400, session=B, code=-32600, says=("integer",), body=[1, *rest])
+        for what, rest in [
+            ("nothing else", []),
+            ("a notification", [notification("notifications/x")]),
+            ("a response", [RESPONSE]),
+            ("a malformed response", [MALFORMED]),
+        ]
+    ),
     in_session(
         "a batch of notifications", 202, session=B, body=[notification("notifications/x")] * 2, proves=req("http-14")
     ),

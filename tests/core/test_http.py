@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.http_rules import BASE, RULES, SCHEMA, SSE, TOOL, Rule, in_session, meta, modern, notification, request
+from tests.core.http_rules import (
+    BASE,
+    EVIL,
+    RULES,
+    SCHEMA,
+    SSE,
+    TOOL,
+    Rule,
+    in_session,
+    meta,
+    modern,
+    notification,
+    request,
+)
 from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError
@@ -37,8 +51,11 @@ from trio_mcp.core.http import (
     session_id,
     status_for,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result
+from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result, encode
 from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
+from trio_mcp.core.session import Offer, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
 SESSION = "fIVvX1WMvj8nT7Wc"
@@ -105,12 +122,49 @@ def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
         assert reply.body == b""
 
 
-def test_a_malformed_response_is_refused_and_still_ends_what_it_answers() -> None:
-    verdict = verdict_on(in_session("malformed", 400, body={"jsonrpc": "2.0", "id": 7, "result": 1}))
+@pytest.mark.parametrize(
+    "place", [{}, {"session": A.name, "path": "/messages?session={session}", "policy": SSE}], ids=["endpoint", "sse"]
+)
+def test_a_malformed_response_is_refused_and_still_ends_what_it_answers(place: dict[str, Any]) -> None:
+    verdict = verdict_on(in_session("malformed", 400, body={"jsonrpc": "2.0", "id": 7, "result": 1}, **place))
     assert isinstance(verdict, Deliver)
     assert isinstance(verdict.message, Invalid)
     assert verdict.message.answers == 7
     assert verdict.session == SESSION
+    assert verdict.reply.status == 400
+
+
+@req("http-126")
+def test_a_batch_is_answered_by_all_its_responses_in_one_array() -> None:
+    verdict = verdict_on(in_session("batch", 200, session=B.name, body=[request("ping", id=n) for n in (1, 2)] + [1]))
+    assert isinstance(verdict, Serve)
+    assert verdict.answer is Answer.EITHER
+    session = ServerSession(
+        Offer({"name": "s", "version": "1"}), link=Link.SESSION, terms=Terms(verdict.revision or LATEST)
+    )
+    session.receive(verdict.message, 0.0)
+    ((answers, _),) = session.outgoing()
+    body = json.loads(encode(answers))
+    assert {each["id"]: "result" in each for each in body} == {1: True, 2: True, None: False}
+
+
+def test_headers_may_come_as_pairs_or_as_a_mapping() -> None:
+    fields = {"Host": "localhost", "ORIGIN": EVIL}
+    for headers in (
+        fields,
+        list(fields.items()),
+        Headers(fields),
+        [(b"host", b"localhost"), (b"origin", EVIL.encode())],
+    ):
+        verdict = judge(HttpPolicy(), HttpRequest("POST", "/mcp", headers))
+        assert isinstance(verdict, Reply)
+        assert verdict.status == 403
+
+
+def test_without_a_lookup_no_session_is_known() -> None:
+    verdict = judge(HttpPolicy(), HttpRequest("DELETE", "/mcp", {"Host": "localhost", "Mcp-Session-Id": "s"}))
+    assert isinstance(verdict, Reply)
+    assert verdict.status == 404
 
 
 def test_the_table_has_no_row_twice() -> None:
@@ -152,6 +206,10 @@ def test_what_is_accepted_comes_with_its_terms() -> None:
     )
     result = {"jsonrpc": "2.0", "id": "a", "result": {}}
     assert verdict_on(in_session("legacy", 202, body=result)) == Deliver(Result("a", {}), D, SESSION, ())
+    mixed = in_session("mixed", 400, session=B.name, body=[1, result])
+    assert verdict_on(mixed) == Deliver(
+        Batch((Result("a", {}),)), B, SESSION, (), Error(None, -32600, "a message is an object, not an integer")
+    )
     streamed = Rule("old", 202, path="/messages?session={session}", session=A.name, body=result, policy=SSE)
     assert verdict_on(streamed) == Deliver(Result("a", {}), A, SESSION, ())
 

@@ -13,9 +13,11 @@ sessions there are, the header rules of the tools, who is asking.
 
 The rules in short.  A message that names a version in its `_meta`, or comes with the header of a modern revision, is
 modern: stateless, POST only, every mirrored header required.  `initialize`, and whatever comes in its session, is
-legacy.  Every refusal has a JSON-RPC error for a body, which says what came, what was expected, and which setting
-changes it; it never has a session id or an argument in it.  The request's id is in it where it could be read, else the
-error has none ("a JSON-RPC error response that has no `id`"), in every revision.
+legacy; so is everything where no modern revision is served, which refuses a modern probe as any legacy server does: a
+client would take a modern error for a modern server, and never try `initialize` (ver-14).  Every refusal has a
+JSON-RPC error for a body, which says what came, what was expected, and which setting changes it; it never has a
+session id or an argument in it.  The request's id is in it where it could be read, else the error has none ("a
+JSON-RPC error response that has no `id`"), in every revision.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from trio_mcp.core.headers import (
     Fields,
     Headers,
     Mirror,
+    RawFields,
     cors_headers,
     is_json,
     mirror_fault,
@@ -63,7 +66,7 @@ from trio_mcp.core.jsonrpc import (
     decode,
     encode,
 )
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = [
     "LOOPBACK_HOSTS",
@@ -140,9 +143,13 @@ class HttpPolicy:
         object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
         object.__setattr__(self, "origins", AllowList("allowed_origins", self.allowed_origins, schemes=True))
 
-    @property
-    def legacy(self) -> bool:
-        return any(each.handshake for each in self.revisions)
+    def serves(self, *, handshake: bool) -> bool:
+        """Whether any revision of the legacy era (with a handshake), or of the modern one, is served."""
+        return any(each.handshake is handshake for each in self.revisions)
+
+
+def _headers(fields: RawFields) -> Headers:
+    return fields if isinstance(fields, Headers) else Headers(fields)
 
 
 @attrs.frozen
@@ -151,7 +158,7 @@ class HttpRequest:
 
     method: str
     target: str = attrs.field(repr=False)  # an HTTP+SSE client has its session there
-    headers: Headers
+    headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
     body: bytes = attrs.field(default=b"", repr=False)
 
 
@@ -190,28 +197,42 @@ class Reply:
 
 @attrs.frozen
 class Deliver:
-    """Feed this message, then send `reply`: 202, or 400 for a malformed response, which still ends what it meant to
-    answer.  If the message cannot be accepted after all, send a `refusal` instead.
+    """Feed this message to its session, then send `reply`; if it cannot be accepted after all, a `refusal` instead.
+
+    `reply` is 202, or 400 where there is a `fault`: a malformed response, which still ends what it meant to answer, or
+    nonsense in a batch without requests, which is taken out of it.
+
+    Without a `session` the message stands alone and there is nothing to feed it to: send `reply`, that is all.  (So it
+    is in the modern era, where a client cancels by closing its response stream.)
     """
 
     message: Message
     revision: Revision
     session: str | None = attrs.field(repr=False)
     cors: Fields
+    fault: Error | None = None
 
     @property
     def reply(self) -> Reply:
-        if isinstance(self.message, Invalid):
-            return refusal(400, Error(None, errors.INVALID_REQUEST, self.message.why), self.cors)  # http-16
-        return _empty(202, self.cors)
+        return _empty(202, self.cors) if self.fault is None else refusal(400, self.fault, self.cors)  # http-16
 
 
 @attrs.frozen
 class Serve:
-    """Feed this message and answer its requests on this response.
+    """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
 
-    `revision` is None for `initialize`, which agrees it; `opens_session` says that a session is to be made for that,
-    and its id put on the response.
+    What to feed it to:
+
+    - a modern message, to a `ServerSession(offer, link=Link.EXCHANGE)` of its own, born without terms, for the message
+      brings them.  If the response is closed before the answer, that is `lost()`;
+    - with `session`, to that session, whatever stream it came on.  A lost response loses nothing there;
+    - with `opens_session`, to a new `ServerSession(offer, link=Link.SESSION)`, kept under a `session_id` that goes onto
+      the response (`reply_headers`);
+    - a legacy message without either, to a `ServerSession` of its own, with ``terms=Terms(revision)`` unless it is
+      `initialize`, which agrees the revision itself: then `revision` is None.
+
+    The status of a JSON answer that is an error comes from `status_for`, the headers of either kind from
+    `reply_headers`; Content-Length, or chunks, the driver adds itself, as it alone knows the body.
     """
 
     message: Message
@@ -378,7 +399,7 @@ def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> str:
     # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
     # modern one they do not exist.
     named = REVISIONS.get(version or "")
-    sessions = policy.sessions and policy.legacy and (named is None or named.handshake)
+    sessions = policy.sessions and policy.serves(handshake=True) and (named is None or named.handshake)
     if not sessions:
         return "POST, OPTIONS"
     return "POST, DELETE, OPTIONS" if policy.json_only else "GET, POST, DELETE, OPTIONS"
@@ -434,15 +455,16 @@ def judge(
     policy: HttpPolicy,
     request: HttpRequest,
     *,
-    find_session: Callable[[str], SessionFacts | None],
+    find_session: Callable[[str], SessionFacts | None] = lambda session: None,
     find_mirrors: Callable[[str], Sequence[Mirror] | None] = lambda tool: None,
     principal: Any = None,
     screened: Screened | None = None,
 ) -> Verdict:
     """What to do with this request.  Pure: nothing is remembered, and nothing was done yet.
 
-    `find_session` and `find_mirrors` are lookups by session id and by tool name; a dict's `get` will do.  `screened` is
-    what `screen` gave for this request, where it was called before.
+    `find_session` and `find_mirrors` are lookups by session id and by tool name; a dict's `get` will do, and without
+    one nothing is known.  `screened` is what `screen` gave for this request, where it was called before.  What a driver
+    does with each verdict stands with the verdict; a `Reply` is sent as it is, its Content-Length included.
     """
     head = screened or screen(policy, request)
     if isinstance(head, Reply):
@@ -471,7 +493,7 @@ def _post(case: _Case) -> Verdict:
     # A version in `_meta` is modern, whatever else came (http-117); so is the header of a modern revision, but a
     # handshake without `_meta` is a handshake.
     modern = stated is not None or (named is not None and not named.handshake and not opening)
-    if modern or not case.policy.legacy:
+    if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
         return _modern(case, message, stated)
     return _initialize(case, message) if opening else _legacy(case, message)
 
@@ -510,7 +532,7 @@ def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
 def _unsupported(case: _Case, id: Id | None, requested: Json, code: int) -> _Refusal:
     supported = sorted((each.name for each in case.policy.revisions), reverse=True)
     data = {"supported": supported, "requested": requested[:120] if isinstance(requested, str) else ""}
-    return _Refusal(400, "Unsupported protocol version", code=code, id=id, data=data)
+    return _Refusal(400, f"Unsupported protocol version; served: {', '.join(supported)}", code=code, id=id, data=data)
 
 
 # Modern: everything is in the message, and the headers repeat some of it.
@@ -544,23 +566,20 @@ def _modern_revision(case: _Case, message: Request | Notification, stated: Json)
     if stated is not None and stated != version:
         why = f"the {PROTOCOL_VERSION} header says {_shown(version)}, _meta says {_shown(str(stated))}"
         raise _Refusal(400, why, code=errors.HEADER_MISMATCH, id=id)  # http-69
-    if isinstance(message, Request):
-        _check_meta(message)
     revision = _served(case, version, handshake=False)
     if revision is None:
         raise _unsupported(case, id, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
+    if isinstance(message, Request):
+        _check_meta(message, revision)
     return revision
 
 
-# http-105: what the `_meta` of every modern request has, and its type.
-_REQUIRED_META = ((META_VERSION, str, "a version"), (META_CLIENT_CAPABILITIES, dict, "an object"))
-
-
-def _check_meta(message: Request) -> None:
+def _check_meta(message: Request, revision: Revision) -> None:
+    """http-105: what the `_meta` of every modern request has.  All but the version, a string by now, are objects."""
     meta = message.params.get("_meta")
-    for key, kind, what in _REQUIRED_META:
-        if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
-            why = f"params._meta must have {what} for {key!r}"
+    for key in revision.required_meta:
+        if not isinstance(meta, dict) or not isinstance(meta.get(key), str if key == META_VERSION else dict):
+            why = f"params._meta must have {'a version' if key == META_VERSION else 'an object'} for {key!r}"
             raise _Refusal(400, why, code=errors.INVALID_PARAMS, id=message.id)
 
 
@@ -595,9 +614,16 @@ def _legacy(case: _Case, message: Message) -> Verdict:
         # http-16: each POST stands alone, so nothing was ever asked.
         raise _Refusal(400, "this server keeps no sessions (sessions=False), so it waits for no response")
     _compare_if_sent(case, message)
-    if _owes_an_answer(message, revision):
+    fault = _fault(message)
+    if isinstance(message, Batch):
+        message, fault = _look_into(message, revision)
+    if any(isinstance(each, Request) for each in (message.items if isinstance(message, Batch) else (message,))):
         return Serve(message, revision, session, opens_session=False, answer=case.head.answer, cors=case.head.cors)
-    return Deliver(message, revision, session, case.head.cors)
+    return Deliver(message, revision, session, case.head.cors, fault)
+
+
+def _fault(item: Message) -> Error | None:
+    return Error(None, errors.INVALID_REQUEST, item.why) if isinstance(item, Invalid) else None
 
 
 def _compare_if_sent(case: _Case, message: Message) -> None:
@@ -606,18 +632,24 @@ def _compare_if_sent(case: _Case, message: Message) -> None:
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
 
 
-def _owes_an_answer(message: Message, revision: Revision) -> bool:
-    """Whether the response will carry anything.  A batch is looked into, and refused where it may not be."""
-    if not isinstance(message, Batch):
-        return isinstance(message, Request)
+def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
+    """What there is to feed of a batch, and what is wrong with it as a whole.
+
+    With a request in it the response carries all that is owed, errors for nonsense included.  Without one there is no
+    response to carry anything, so the nonsense is told by the status, and the rest is delivered.
+    """
     if not revision.batches:
         raise _Refusal(400, f"{revision} has no batches: post each message by itself")
-    if any(isinstance(each, Request) and each.method == "initialize" for each in message.items):
+    requests = [each for each in batch.items if isinstance(each, Request)]
+    if any(each.method == "initialize" for each in requests):
         raise _Refusal(400, "initialize cannot be part of a batch")
-    broken = [each for each in message.items if isinstance(each, Invalid)]
-    if len(broken) == len(message.items) and all(each.reply is None and each.answers is None for each in broken):
-        raise _Refusal(400, f"nothing in this batch is a message: {broken[0].why}")
-    return any(isinstance(each, Request) for each in message.items) or any(each.reply for each in broken)
+    nonsense = [each for each in batch.items if isinstance(each, Invalid) and each.answers is None]
+    if requests or not nonsense:
+        return batch, None
+    if len(nonsense) == len(batch.items):
+        raise _Refusal(400, f"nothing in this batch is a message: {nonsense[0].why}")
+    good = (each for each in batch.items if not isinstance(each, Invalid) or each.answers is not None)
+    return Batch(tuple(good)), _fault(nonsense[0])
 
 
 def _session(case: _Case, id: Id | None = None) -> tuple[str, SessionFacts]:
@@ -660,7 +692,8 @@ def _legacy_post(case: _Case) -> Verdict:
     if session is None:
         raise _Refusal(400, f"the query has no {_SESSION_PARAMETER}; post to the URI of the endpoint event")
     facts = _facts(case, session, None, legacy_stream=True)
-    return Deliver(_message(case), facts.revision, session, case.head.cors)
+    message = _message(case)
+    return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 
 
 _ROUTES: dict[tuple[_Place, str], Callable[[_Case], Verdict]] = {
