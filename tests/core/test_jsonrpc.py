@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from bisect import bisect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from trio_mcp.core.jsonrpc import (
     Result,
     decode,
     encode,
+    prepare,
 )
 from trio_mcp.core.revisions import REVISIONS
 
@@ -591,6 +594,38 @@ def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says
     with pytest.raises(LocalProtocolError) as caught:
         encode(message)
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("null_id", [True, False])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Request(1, "m", {"a": 1}),
+        Notification("m", {"a": 1}),
+        Result("x", {"a": 1}),
+        Error(1, 2, "m", {"a": 1}),
+        Error(None, 2, 'null, {"jsonrpc":"2.0","id":null,'),
+    ],
+)
+def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any, null_id: bool) -> None:
+    other = attrs.evolve(message)
+    assert prepare(message) is message
+    assert (message, repr(message)) == (other, repr(other))
+    assert encode(message, null_id=null_id) == encode(other, null_id=null_id)
+    assert encode(Batch((message, other)), null_id=null_id) == encode(Batch((other, message)), null_id=null_id)
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert encode(attrs.evolve(prepare(Notification("m")), method="n")) == encode(Notification("n"))
+
+
+def test_a_prepared_message_is_not_written_again() -> None:
+    result: dict[str, Any] = {"a": [1]}
+    message = prepare(Result(1, result))
+    result["a"].append(float("nan"))
+    assert encode(message) == b'{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}'
+    assert encode(Batch((message,))) == b'[{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}]'
+    assert prepare(message) is message
+    with pytest.raises(LocalProtocolError, match="JSON"):
+        prepare(Result(1, result))
 
 
 # Any bytes, and there and back again.

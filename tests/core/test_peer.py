@@ -5,6 +5,7 @@ The orders in which things can happen are played in `test_races`; here each rule
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import pickle
@@ -127,6 +128,85 @@ def test_a_request_is_refused(pair: tuple[Peer, Peer], data: object) -> None:
     assert theirs.refuse(id, RequestError(-32602, "no such tool", data)) is True
     assert carry(theirs, ours) == [Refused(id, "tools/call", Error(id, -32602, "no such tool", data))]
     assert (ours.waiting, theirs.serving) == (0, 0)
+
+
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["again"] = CIRCULAR
+
+
+UNWRITABLE = {
+    "nan": {"a": math.nan},
+    "surrogate": {"a": "\ud800"},
+    "date": {"a": datetime.date(2026, 7, 28)},
+    "circular": CIRCULAR,
+}
+SENDING: dict[str, Any] = {
+    "request": lambda peer, wrong: peer.request("tools/call", wrong),
+    "request with all": lambda peer, wrong: peer.request("tools/call", wrong, deadline=5, progress=True, about=7),
+    "notify": lambda peer, wrong: peer.notify("notifications/x", wrong),
+    "notify about": lambda peer, wrong: peer.notify("notifications/x", wrong, about=7),
+    "progress": lambda peer, wrong: peer.progress(7, 1, message=wrong),
+    "answer": lambda peer, wrong: peer.answer(7, wrong),
+    "answer in a batch": lambda peer, wrong: peer.answer(8, wrong),
+    "refuse": lambda peer, wrong: peer.refuse(7, RequestError(1, "no", wrong)),
+    "refuse in a batch": lambda peer, wrong: peer.refuse(8, RequestError(1, "no", wrong)),
+    "cancel": lambda peer, wrong: peer.cancel(1, wrong),
+}
+
+
+@pytest.mark.parametrize("wrong", UNWRITABLE.values(), ids=UNWRITABLE)
+@pytest.mark.parametrize("send", SENDING.values(), ids=SENDING)
+def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send: Any, wrong: Any) -> None:
+    peer = serving(Peer(SERVER), token="t")
+    peer.terms = BATCHES
+    peer.receive(Batch((Request(8, "a"),)), 0)
+    peer.terms = None  # they cannot be pickled
+    peer.request("roots/list", about=7, deadline=9)
+    before = pickle.dumps(peer)
+    with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
+        send(peer, wrong)
+    assert pickle.dumps(peer) == before
+
+
+@pytest.mark.parametrize("wrong", [[1], "text", 1])
+def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
+    peer = serving(Peer(SERVER))
+    for send in (peer.request, peer.notify, lambda _, params: peer.answer(7, params)):
+        with pytest.raises(LocalProtocolError, match="must be an object"):
+            send("notifications/x", wrong)
+    assert (peer.serves(7), peer.waiting, peer.outgoing(), peer.request("ping")) == (True, 0, [], 1)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+@pytest.mark.parametrize("wrong", [None, [], "progressToken", 0])
+def test_meta_that_is_no_object_is_refused_at_the_call(wrong: Any, progress: bool) -> None:
+    peer = serving(Peer(SERVER))
+    with pytest.raises(LocalProtocolError, match=r"tools/call was not sent: params._meta must be an object"):
+        peer.request("tools/call", {"_meta": wrong}, progress=progress)
+    for about in (None, 7):
+        with pytest.raises(LocalProtocolError, match=r"notifications/x was not sent: params._meta must be an object"):
+            peer.notify("notifications/x", {"_meta": wrong}, about=about)
+    assert (peer.waiting, peer.outgoing(), peer.request("ping")) == (0, [], 1)
+
+
+def test_what_is_queued_is_what_it_was_at_the_call() -> None:
+    peer = serving(serving(Peer(SERVER)), 8)
+    result: dict[str, Any] = {"a": [1]}
+    peer.answer(7, result)
+    peer.request("roots/list", result)
+    peer.notify("notifications/x", result, about=8)
+    result["a"].append(math.nan)
+    lines = [json.loads(encode(message)) for message in sent(peer)]
+    assert [line.get("result") or line["params"] for line in lines] == [{"a": [1]}] * 3
+
+
+def test_an_answer_to_a_cancelled_request_goes_nowhere_whatever_it_is() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    peer.receive(cancellation(7), 0)
+    assert peer.progress(7, 1, message="\ud800") is False
+    assert peer.notify("notifications/x", {"a": math.nan}, about=7) is False
+    assert peer.answer(7, CIRCULAR) is False
+    assert (peer.serving, sent(peer)) == (0, [])
 
 
 def test_an_error_without_data_has_no_data(pair: tuple[Peer, Peer]) -> None:

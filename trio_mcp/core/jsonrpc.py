@@ -2,7 +2,8 @@
 
 Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `Invalid`, which
 carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one message is
-one line, one event or one frame; what cannot be sent raises `LocalProtocolError`.
+one line, one event or one frame; what cannot be sent raises `LocalProtocolError`.  Whoever queues a message prepares it
+first, so that the mistake meets the one who made it, and what is queued can always be written.
 
 The envelope is taken apart by hand: there are four shapes, every call passes here twice, and an error reply needs the
 id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
@@ -23,7 +24,7 @@ import enum
 import json
 import re
 from math import inf, isinf
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import attrs
 
@@ -47,6 +48,7 @@ __all__ = [
     "Result",
     "decode",
     "encode",
+    "prepare",
 ]
 
 Id: TypeAlias = int | str
@@ -76,26 +78,33 @@ class Event:
 
 
 @attrs.frozen
-class Request(Event):
+class _Sendable:
+    """What all messages have that can be sent: their bytes, once `prepare` has made them; no part of their value."""
+
+    _bytes: bytes | None = attrs.field(default=None, init=False, eq=False, repr=False)
+
+
+@attrs.frozen
+class Request(Event, _Sendable):
     id: Id
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
 @attrs.frozen
-class Notification(Event):
+class Notification(Event, _Sendable):
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
 @attrs.frozen
-class Result:
+class Result(_Sendable):
     id: Id
     result: JsonObject
 
 
 @attrs.frozen
-class Error:
+class Error(_Sendable):
     """`id` is None when the request's own id could not be read."""
 
     id: Id | None
@@ -359,21 +368,47 @@ def _can_be_written(value: Json) -> bool:
 _to_text = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")).encode
 
 
+_Single = TypeVar("_Single", bound=_Sendable)
+_WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
+_WITHOUT_ID = b'{"jsonrpc":"2.0",'
+
+
+def prepare(message: _Single) -> _Single:
+    """`message`, written now: `encode` will give these bytes, whatever becomes of the dicts in it until then.
+
+    Raises LocalProtocolError for what no peer could read.
+    """
+    object.__setattr__(message, "_bytes", _written(message))
+    return message
+
+
 def encode(message: Request | Notification | Result | Error | Batch, *, null_id: bool = True) -> bytes:
     """The bytes of one message, or of one batch.
 
     `null_id` says how an error without an id is written: with null, or (from 2025-11-25 on) without the member; see
-    `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read.
+    `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read; never for a prepared
+    message.
     """
-    value: Json
     if type(message) is Batch:
         if not message.items:
             raise LocalProtocolError("a batch needs at least one message")
-        value = [_envelope(item, null_id) for item in message.items]
-    else:
-        value = _envelope(message, null_id)
+        return b"[" + b",".join([_with_id(_written(item), null_id) for item in message.items]) + b"]"
+    return _with_id(_written(message), null_id)
+
+
+def _with_id(data: bytes, null_id: bool) -> bytes:
+    if not null_id and data.startswith(_WITH_NULL_ID):
+        return _WITHOUT_ID + data[len(_WITH_NULL_ID) :]
+    return data
+
+
+def _written(message: Message | _Sendable) -> bytes:
+    """With a null id, where it is an error without one."""
+    if isinstance(message, _Sendable) and message._bytes is not None:
+        return message._bytes
+    envelope = _envelope(message)
     try:
-        return _to_text(value).encode()
+        return _to_text(envelope).encode()
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:
@@ -393,14 +428,13 @@ _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
 }
 
 
-def _envelope(message: Message, null_id: bool) -> JsonObject:
+def _envelope(message: Message | _Sendable) -> JsonObject:
     _check(message)
     if isinstance(message, Result):
         return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
     envelope: JsonObject = {"jsonrpc": "2.0"}
     if isinstance(message, Error):
-        if null_id or message.id is not None:
-            envelope["id"] = message.id
+        envelope["id"] = message.id
         envelope["error"] = {"code": message.code, "message": message.message}
         if message.data is not ABSENT:
             envelope["error"]["data"] = message.data
@@ -414,7 +448,7 @@ def _envelope(message: Message, null_id: bool) -> JsonObject:
     return envelope
 
 
-def _check(message: Message) -> None:
+def _check(message: Message | _Sendable) -> None:
     kind = type(message)
     if kind not in _SHAPES:
         raise LocalProtocolError(f"{kind.__name__} is not a message that can be sent")

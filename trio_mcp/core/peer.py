@@ -37,6 +37,7 @@ from trio_mcp.core.jsonrpc import (
     Notification,
     Request,
     Result,
+    prepare,
 )
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, first_state, step
@@ -167,6 +168,16 @@ def _answers(message: Message) -> Id | None:
     return message.answers if isinstance(message, Invalid) else None
 
 
+def _meta_in(method: str, params: JsonObject) -> JsonObject:
+    """The `_meta` of what we are about to send."""
+    if not isinstance(params, dict):
+        raise LocalProtocolError(f"{method} was not sent: params must be an object, not {type(params).__name__}")
+    meta = params.get("_meta", _NO_META)
+    if not isinstance(meta, dict):
+        raise LocalProtocolError(f"{method} was not sent: params._meta must be an object, not {type(meta).__name__}")
+    return meta
+
+
 @attrs.define(eq=False)
 class _Calling:
     """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
@@ -240,7 +251,8 @@ class Peer:
 
         `deadline` is a time as `tick` gets it; `progress` asks for progress reports; `about` is the request of theirs
         in whose course this one is made.  Raises `SessionClosed` when the link is lost and `LocalProtocolError` when
-        `about` is over, too many requests are open, or `params` bring a progress token (prog-02: ours are unique).
+        `about` is over, too many requests are open, or `params` cannot be written or bring a progress token (prog-02:
+        ours are unique).
         """
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
@@ -249,34 +261,42 @@ class Peer:
         if about is not None and not self.serves(about):
             raise LocalProtocolError(f"{method} was not sent: request {about!r}, which it belongs to, is over")
         id, params = self._next_id, params or {}
+        meta = _meta_in(method, params)
         if progress:  # The id is unique among our requests for ever, so it is a unique token too.
-            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": id}}
-        elif "progressToken" in params.get("_meta", ()):
+            params = {**params, "_meta": {**meta, "progressToken": id}}
+        elif "progressToken" in meta:
             raise LocalProtocolError(f"{method} was not sent: say progress=True instead of choosing a progressToken")
+        request = prepare(Request(id, method, params))
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
         self._calling[id] = _Calling(id, method, state, about, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
-        self._outgoing.append((Request(id, method, params), about))
+        self._outgoing.append((request, about))
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
         """Queue a notification.  False if the link, or the request that it belongs to, is over: nothing was sent.
 
-        Raises `LocalProtocolError` for cancellations and progress, which only `cancel` and `progress` keep in step.
+        Raises `LocalProtocolError` for what cannot be written, and for cancellations and progress, which only `cancel`
+        and `progress` keep in step.
         """
         if method in (_CANCELLED, _PROGRESS):
             raise LocalProtocolError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
-        if self.closed or (about is not None and not self._note(about)):
+        note = Notification(method, params or {})
+        _meta_in(method, note.params)
+        if about is not None:
+            return self._note(about, note)
+        if self.closed:
             return False
-        self._outgoing.append((Notification(method, params or {}), about))
+        self._outgoing.append((prepare(note), None))
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Report progress of a request that we serve.  False if nobody wants it (any more): nothing was sent.
 
-        Raises `LocalProtocolError` when `progress` is not above the last value: "The progress value MUST increase".
+        Raises `LocalProtocolError` when `progress` is not above the last value: "The progress value MUST increase",
+        and for what cannot be written.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
@@ -285,29 +305,35 @@ class Peer:
             raise LocalProtocolError(
                 f"progress of request {id!r} went from {serving.progress} to {progress}; it must rise"
             )
-        if not self._note(id):
-            return False
-        serving.progress = progress
         params: JsonObject = {"progressToken": serving.token, "progress": progress}
         if total is not None:
             params["total"] = total
         terms = serving.terms or self.terms
         if message is not None and (terms is None or terms.revision.progress_message):
             params["message"] = message
-        self._outgoing.append((Notification(_PROGRESS, params), id))
+        if not self._note(id, Notification(_PROGRESS, params)):
+            return False
+        serving.progress = progress
         return True
 
     def answer(self, id: Id, result: JsonObject) -> bool:
-        """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent."""
+        """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent.
+
+        The result is written here and now: what becomes of the dict later does not matter.  Raises
+        `LocalProtocolError` for one that cannot be written; the request then still waits for its answer.
+        """
         return self._finish(id, Result(id, result), Seen.ANSWER)
 
     def refuse(self, id: Id, error: RequestError) -> bool:
-        """Answer a request that we serve with an error.  False as in `answer`."""
+        """Answer a request that we serve with an error.  Returns and raises as `answer`."""
         data = ABSENT if error.data is None else error.data
         return self._finish(id, Error(id, error.code, error.message, data), Seen.ERROR)
 
     def cancel(self, id: Id, reason: str = "") -> bool:
-        """Give up a request of ours, telling the peer where the link wants that.  False if it had already ended."""
+        """Give up a request of ours, telling the peer where the link wants that.  False if it had already ended.
+
+        Raises `LocalProtocolError` for a reason that cannot be written.
+        """
         calling = self._calling.get(id)
         if calling is None:
             return False
@@ -538,18 +564,25 @@ class Peer:
 
     def _call_step(self, calling: _Calling, seen: Seen, reason: str = "") -> bool:
         """Let a request of ours see this; whether it is to be reported."""
-        calling.state, deed = step(CALLING[self.link], calling.state, seen)
-        if calling.state is State.GONE:
-            del self._calling[calling.id]
-        if deed in _SENDS_CANCEL:
+        state, deed = step(CALLING[self.link], calling.state, seen)
+        if deed in _SENDS_CANCEL:  # first of all, for a reason that cannot be written raises
             # Not on the stream of a request of theirs that is over: nothing more is sent for that one.
             about = calling.about if calling.about is not None and self.serves(calling.about) else None
             self._send_cancelled(calling.id, reason, about)
+        calling.state = state
+        if state is State.GONE:
+            del self._calling[calling.id]
         return deed in _REPORTS
 
-    def _serve_step(self, id: Id, serving: _Serving, seen: Seen) -> Deed:
-        serving.state, deed = step(SERVING[self.link], serving.state, seen)
-        if serving.state is State.GONE:
+    def _serve_step(
+        self, id: Id, serving: _Serving, seen: Seen, message: Notification | Result | Error | None = None
+    ) -> Deed:
+        """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
+        state, deed = step(SERVING[self.link], serving.state, seen)
+        if message is not None and deed is not Deed.NOTHING:
+            prepare(message)  # before anything changes: it raises for what cannot be written
+        serving.state = state
+        if state is State.GONE:
             del self._serving[id]
         return deed
 
@@ -573,16 +606,19 @@ class Peer:
         """A request of theirs is over without an answer: nobody can be waiting for one."""
         del self._serving[id]
 
-    def _note(self, about: Id) -> bool:
-        """Whether something that belongs to this request of theirs may still be sent."""
+    def _note(self, about: Id, note: Notification) -> bool:
+        """Queue something that belongs to this request of theirs, if it may still be sent."""
         serving = self._serving.get(about)
-        return serving is not None and self._serve_step(about, serving, Seen.NOTE) is Deed.WRITE
+        if serving is None or self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
+            return False
+        self._outgoing.append((note, about))
+        return True
 
     def _finish(self, id: Id, message: Result | Error, seen: Seen) -> bool:
         serving = self._serving.get(id)
         if serving is None:
             return False
-        deed = self._serve_step(id, serving, seen)
+        deed = self._serve_step(id, serving, seen, message)
         if deed is Deed.NOTHING:
             return False
         if serving.batch is not None:
@@ -614,7 +650,7 @@ class Peer:
         params: JsonObject = {"requestId": id}
         if reason:
             params["reason"] = reason
-        self._outgoing.append((Notification(_CANCELLED, params), about))
+        self._outgoing.append((prepare(Notification(_CANCELLED, params)), about))
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
         """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
