@@ -60,8 +60,8 @@ class Wish:
     """One request: who makes it, in the course of which other, and what may happen to it besides an answer.
 
     `may` holds any of: `progress` and `note` (by its handler), `error`, `garble` (the answer is spoilt on the way),
-    `cancel` (by its maker), `rogue` (a cancellation where none may come, or once more), `teardown` (a cancellation by
-    the side that serves it, without a word).
+    `cancel` and `fail` (by its maker), `rogue` (a cancellation where none may come, or once more), `teardown` (a
+    cancellation by the side that serves it, without a word).
     """
 
     method: str = "tools/call"
@@ -186,7 +186,7 @@ class World:
                 yield "send"
             return
         left = [verb for verb in sorted(wish.may) if track.used.count(verb) < wish.times]
-        yield from (verb for verb in left if verb == "cancel")
+        yield from (verb for verb in left if verb in ("cancel", "fail"))
         given_up = track.broken if self.plan.link is EXCHANGE else track.told or wish.method in UNCANCELLABLE
         if "rogue" in left and given_up:
             yield "rogue"
@@ -227,6 +227,12 @@ class World:
         expect(cancelled == (not track.outcome), "cancel tells whether it came in time")
         if cancelled:
             self._ends(index, "Cancelled")
+        self._drain(place)
+
+    def _fail(self, index: int) -> None:
+        """Its maker learns that there will be no answer; one that comes all the same is late."""
+        track, place = self._count(index, "fail"), self._maker(index)
+        self._compare(self.peers[place].fail(track.id, "refused"), [(Lost, index)] if self._waits(index) else [])
         self._drain(place)
 
     def _progress(self, index: int) -> None:

@@ -926,6 +926,26 @@ def test_a_closed_stream_cancels_its_request_for_the_server(method: str) -> None
     assert (peer.closed, peer.serving, sent(peer)) == (False, 0, [])
 
 
+@pytest.mark.parametrize("link", Link)
+@pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
+@pytest.mark.parametrize("role", Role)
+def test_a_request_that_can_never_be_answered_is_lost_and_no_other(role: Role, method: str, link: Link) -> None:
+    peer = Peer(role, link=link)
+    id, other = peer.request(method, deadline=5), peer.request(method)
+    peer.outgoing()
+    assert peer.fail(id, "the POST was answered with 503") == [Lost(id, method, "the POST was answered with 503")]
+    assert peer.fail(id, "again") == peer.fail(9, "unknown") == peer.tick(9) == sent(peer) == []
+    assert (peer.closed, peer.waiting, peer.cancel(id)) == (False, 1, False)
+    assert peer.receive(Result(id, {}), 0) == []
+    assert peer.receive(Result(other, {}), 0) == [Answered(other, method, {})]
+
+
+def test_failing_ends_no_request_of_theirs() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    assert peer.fail(7, "mistaken") == []
+    assert peer.answer(7, {})
+
+
 # Limits, duplicates, bad messages.
 
 

@@ -29,12 +29,14 @@ ALONE = {
     "call": (Plan(DUPLEX, (Wish(may=FULL, deadline=5),), "link"), 9_575_816),
     "opening": (Plan(DUPLEX, (Wish("initialize", FULL, deadline=5),), "link"), 7_697_502),
     "subscription": (Plan(DUPLEX, (Wish(LISTEN, "note cancel error teardown rogue", deadline=5),), "link"), 9_130_584),
+    "failing call": (Plan(DUPLEX, (Wish(may="progress cancel fail", deadline=5),), "link"), 93_972),
     "queued": (Plan(DUPLEX, (Wish(may="progress cancel", deadline=5),), "link", lazy=True), 54_690_112),
     "session call": (Plan(SESSION, (Wish(may="progress cancel error", deadline=5),), "stream link"), 12_505_936),
     "session opening": (
         Plan(SESSION, (Wish("initialize", "cancel rogue teardown", deadline=5),), "stream link"),
         109_032_032,
     ),
+    "session failing call": (Plan(SESSION, (Wish(may="progress cancel fail"),), "stream link"), 2_661_542),
     "session queued": (Plan(SESSION, (Wish(may="progress cancel"),), "link", lazy=True), 677_628),
     "server's call": (Plan(DUPLEX, (Wish(SAMPLE, "progress cancel rogue", by=SERVER, deadline=5),), "link"), 131_831),
     "session server's call": (
@@ -46,6 +48,10 @@ ALONE = {
     "exchange discover": (
         Plan(EXCHANGE, (Wish("server/discover", "cancel rogue", deadline=5),), "stream link"),
         424_144,
+    ),
+    "exchange failing call": (
+        Plan(EXCHANGE, (Wish(may="progress cancel fail", deadline=5),), "stream link"),
+        2_845_670,
     ),
     "exchange queued": (Plan(EXCHANGE, (Wish(may="progress cancel"),), "stream", lazy=True), 121_616),
 }
@@ -93,7 +99,7 @@ def test_two_requests_keep_their_promises_in_every_order(plan: Plan, orders: int
 
 # Stories: single orders, as few as it takes to notice every change to a table.
 
-ALL = FULL + " note"
+ALL = FULL + " note fail"
 CALL, OPENING, SUBSCRIPTION = (Wish(each, ALL, deadline=5, times=9) for each in ("tools/call", "initialize", LISTEN))
 
 ANYWHERE = [
@@ -102,6 +108,7 @@ ANYWHERE = [
     "send, arrive, progress, arrive, garble, arrive",
     "send, arrive, progress, arrive, teardown, arrive, teardown, arrive, cancel, arrive, answer, arrive",
     "send, arrive, progress, arrive, clock, tick, arrive, error, arrive",
+    "send, arrive, progress, fail, arrive, fail, answer, arrive",
     "send, arrive, progress, note, cut, lost 0, lost 1, answer",
     "send, arrive, note, arrive, cut, lost 1, lost 0, progress, error",
 ]

@@ -96,7 +96,7 @@ class TimedOut(Outcome):
 
 @attrs.frozen
 class Lost(Outcome):
-    """The stream or link is gone; the request may or may not have been carried out."""
+    """The stream or link is gone, or the request failed on it; it may or may not have been carried out."""
 
     why: str
 
@@ -343,7 +343,9 @@ class Peer:
     def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
         """The link is gone, or (with `about`) the stream that carries the client's request with this id.
 
-        Losing the link again changes nothing.  Raises `LocalProtocolError` for a stream on a link that has none.
+        What the loss of a stream means depends on the link: in a session the answer can still come by another, so
+        nothing ends, and when no other is to be expected, `fail` says so.  Losing the link again changes nothing.
+        Raises `LocalProtocolError` for a stream on a link that has none.
         """
         if about is not None:
             return self._lose_stream(about, why)
@@ -357,6 +359,16 @@ class Peer:
             self._stop(id, serving, Seen.LINK_LOST, why, events)
         self._outgoing.clear()
         return events
+
+    def fail(self, id: Id, why: str) -> list[Event]:
+        """A request of ours can never be answered: its POST was refused, or its stream given up.  Nothing is sent.
+
+        On every kind of link it is `Lost`, and the others go on.  No event if it had already ended.
+        """
+        calling = self._calling.get(id)
+        if calling is None or not self._call_step(calling, Seen.FAILED):
+            return []
+        return [Lost(calling.id, calling.method, why)]
 
     def serves(self, id: Id) -> bool:
         """Whether a request of theirs still waits for its answer."""

@@ -56,6 +56,7 @@ class Seen(_Key):
     TEARDOWN = enum.auto()  # a cancellation by the side that serves it
     EXPIRE = enum.auto()
     STREAM_LOST = enum.auto()
+    FAILED = enum.auto()  # our own side cannot send the request, or cannot get its answer any more
     LINK_LOST = enum.auto()
 
 
@@ -86,6 +87,8 @@ _WAITING: Row = {
     Seen.CANCEL: (GONE, Deed.SEND_CANCEL),
     Seen.TEARDOWN: (OPEN, Deed.NOTHING),  # cancel-13: only a subscription may be ended so
     Seen.EXPIRE: (GONE, Deed.SEND_CANCEL_AND_REPORT),
+    # A cancellation is for a peer that still works on the request; here it never got it, or cannot be reached.
+    Seen.FAILED: (GONE, Deed.REPORT),
     Seen.LINK_LOST: (GONE, Deed.REPORT),
 }
 _SUBSCRIBED: Row = {**_WAITING, Seen.NOTE: (STANDING, Deed.REPORT), Seen.TEARDOWN: (GONE, Deed.REPORT)}
