@@ -22,8 +22,8 @@ from trio_mcp.core.opening import (
     OpeningHeard,
     Phase,
 )
-from trio_mcp.core.peer import Lost, PeerMistake
-from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, META_VERSION, REVISIONS, Revision
+from trio_mcp.core.peer import Lost, PeerMistake, TimedOut
+from trio_mcp.core.revisions import LATEST, LEGACY, META_VERSION, REVISIONS, Revision
 from trio_mcp.core.session import Call, Offer, Opened, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
@@ -119,6 +119,7 @@ def then_legacy(name: str, reply: Reply, why: str) -> Case:
 CASES = [
     # The probe is answered by a server of the modern era.
     Case("discover", BOTH, (discovered(E.name),), (PROBE,), E, "2026-07-28"),
+    Case("discover, complete", BOTH, (discovered(E.name, resultType="complete"),), (PROBE,), E, "2026-07-28"),
     Case("discover, modern only", (E,), (discovered(E.name, D.name),), (PROBE,), E, "2026-07-28, 2025-11-25"),
     Case("discover, garbage around it", BOTH, (discovered(None, 7, [], E.name, {}),), (PROBE,), E, "2026-07-28"),
     Case(
@@ -180,6 +181,9 @@ CASES = [
     then_legacy("-32602 that names versions", refusal(-32602, [E.name]), "chose"),
     then_legacy("an empty result", {}, "chose"),
     then_legacy("versions that are no list", {"supportedVersions": "2026-07-28"}, "chose"),
+    then_legacy("a discovery that asks for input", discovered(E.name, resultType="input_required"), "chose"),
+    then_legacy("a discovery of an unknown kind", discovered(E.name, resultType="x"), "chose"),
+    then_legacy("a discovery of no kind at all", discovered(E.name, resultType=None), "chose"),
     then_legacy("garbage", GARBAGE, "chose"),
     then_legacy("silence", Silence, "chose"),
     then_legacy("the transport falls back", FallBack, "chose"),
@@ -190,6 +194,12 @@ CASES = [
             ("-32601", refusal(-32601), "error -32601: no"),
             ("garbage", GARBAGE, "no valid answer: this is no answer"),
             ("{}", {}, "an answer without a protocol version"),
+            (
+                "a wish",
+                discovered(E.name, resultType="input_required"),
+                "an answer of the unknown kind 'input_required'",
+            ),
+            ("a novelty", discovered(E.name, resultType="x" * 900), f"an answer of the unknown kind '{'x' * 20}'"),
             ("silence", Silence, "no answer in time"),
             ("fall back", FallBack, "HTTP 404"),
         )
@@ -268,6 +278,7 @@ def check(case: Case) -> None:
     assert (client.waiting, client.next_deadline()) == (0, None)
 
 
+@req("rtype-03", "rtype-04")
 @req("life-12", "life-13", "life-14", "life-17", "life-20", "ver-02", "ver-13", "ver-14", "ver-17")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
@@ -573,15 +584,107 @@ def test_no_kind_of_link_cancels_the_probe_or_initialize(link: Link) -> None:
         assert not any(isinstance(message, Notification) for message, _ in client.outgoing())
 
 
-def test_a_stream_lost_with_the_probe_ends_the_opening_where_streams_carry_requests() -> None:
-    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE)
-    client.open()
+# On HTTP: the revision says what a cancellation and a lost stream mean, and the session learns it on the way.
+
+HTTP = [Link.SESSION, Link.EXCHANGE]
+each_http = pytest.mark.parametrize("link", HTTP, ids=lambda link: link.name)
+each_link = pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)
+ROADS = [
+    pytest.param((E,), (discovered(E.name),), Link.EXCHANGE, id="modern"),
+    pytest.param(BOTH, (discovered(E.name),), Link.EXCHANGE, id="modern, of both"),
+    pytest.param(BOTH, (refusal(-32601), chosen(D.name)), Link.SESSION, id="legacy, after the probe"),
+    pytest.param(BOTH, (FallBack, chosen(D.name)), Link.SESSION, id="legacy, as the transport saw"),
+    pytest.param(BOTH, (Silence, chosen(B.name)), Link.SESSION, id="older, after silence"),
+    pytest.param(BOTH, (discovered(B.name), chosen(B.name)), Link.SESSION, id="legacy, by discovery"),
+    pytest.param((D,), (chosen(D.name),), Link.SESSION, id="legacy alone"),
+    pytest.param((D, A), (chosen(A.name),), Link.SESSION, id="2024-11-05"),
+    pytest.param(BOTH, (Silence, refusal(-32022, [E.name]), discovered(E.name)), Link.EXCHANGE, id="modern, after all"),
+]
+
+
+def started(link: Link, offer: tuple[Revision, ...] = BOTH) -> ClientSession:
+    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer), link=link)
+    client.open(probe_until=5.0, deadline=60.0)
+    return client
+
+
+@req("cancel-15", "cancel-16", "http-28", "http-29", "http-114")
+@each_link
+@pytest.mark.parametrize(("offer", "replies", "on_http"), ROADS)
+def test_whatever_led_to_a_revision_its_own_rules_hold(
+    link: Link, offer: tuple[Revision, ...], replies: tuple[Reply, ...], on_http: Link
+) -> None:
+    played = Play(started(link, offer))
+    for reply in replies:
+        played.hear(reply)
+    client = played.client
+    assert isinstance(played.seen[-1], Opened)
+    means = link if link is Link.DUPLEX else on_http
+    assert client.link is means
+    client.outgoing()
+    told = [] if means is Link.EXCHANGE else ["notifications/cancelled"]
+
+    def notes() -> list[str]:
+        return [message.method for message in drain(client) if isinstance(message, Notification)]
+
+    assert client.cancel(client.request("tools/list"))
+    assert notes() == told
+    id = client.request("tools/list", deadline=99.0)
+    assert client.tick(99.0) == [TimedOut(id, "tools/list")]
+    assert notes() == told
+    id = client.request("tools/list")
+    if means is Link.DUPLEX:
+        with pytest.raises(LocalProtocolError, match="one stream for everything"):
+            client.lost(id)
+    else:
+        assert client.lost(id, "reset") == ([Lost(id, "tools/list", "reset")] if means is Link.EXCHANGE else [])
+    assert client.waiting == (0 if means is Link.EXCHANGE else 1)
+    assert len(client.lost()) == client.waiting + (means is not Link.EXCHANGE)
+
+
+@each_http
+@pytest.mark.parametrize("offer", [BOTH, (E,)], ids=["both eras", "modern only"])
+def test_a_stream_that_breaks_under_the_probe_ends_the_opening(link: Link, offer: tuple[Revision, ...]) -> None:
+    client = started(link, offer)
     (failed,) = client.lost(about=1, why="reset")
     assert isinstance(failed, OpeningFailed)
     assert failed.negotiation == Negotiation((Attempt("server/discover in 2026-07-28", "reset"),), None, "reset")
-    session = ClientSession(Offer(CLIENT_INFO, revisions=(LATEST_LEGACY,)), link=Link.SESSION)
-    session.open()
-    assert not session.lost(about=1)
+
+
+@each_http
+@pytest.mark.parametrize("act", [lambda c: c.tick(5.0), lambda c: c.fall_back("x")], ids=["silence", "fall back"])
+def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: Link, act: Any) -> None:
+    client = started(link)
+    assert not act(client)
+    (_, initialize) = drain(client)
+    assert isinstance(initialize, Request)
+    ping = client.request("ping")
+    for about in (1, initialize.id, ping):  # the late end of the probe's own stream means nothing either
+        assert not client.lost(about=about)
+    assert client.cancel(ping)
+    assert [type(message) for message in drain(client)] == [Request, Notification]
+    assert isinstance(client.receive(Result(initialize.id, chosen(D.name)), 6.0)[0], Opened)
+
+
+@each_http
+def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: Link) -> None:
+    client = started(link)
+    client.tick(5.0)
+    ping = client.request("ping")
+    assert not client.receive(attrs.evolve(refusal(-32022, [E.name]), id=2), 6.0)
+    client.outgoing()
+    assert client.lost(ping) == [Lost(ping, "ping", "the link was lost")]
+    (failed,) = client.lost(about=4)
+    assert isinstance(failed, OpeningFailed)
+    assert not client.outgoing()
+
+
+@each_link
+@pytest.mark.parametrize("revision", ALL, ids=str)
+def test_known_terms_say_what_the_link_is_from_the_start(link: Link, revision: Revision) -> None:
+    client = ClientSession(Offer(CLIENT_INFO), link=link, terms=Terms(revision))
+    legacy_or_not = Link.SESSION if revision.handshake else Link.EXCHANGE
+    assert client.link is (link if link is Link.DUPLEX else legacy_or_not)
 
 
 def test_a_client_that_knows_its_server_makes_one_exchange_without_opening() -> None:

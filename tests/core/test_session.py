@@ -28,8 +28,19 @@ from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevis
 from trio_mcp.core.jsonrpc import Batch, Error, Notification, Request, Result
 from trio_mcp.core.opening import ClientSession, OpeningFailed
 from trio_mcp.core.peer import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
-from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, MODERN, REVISIONS, Revision, Role
-from trio_mcp.core.session import Call, Notice, Offer, Opened, ServerSession
+from trio_mcp.core.revisions import (
+    LATEST,
+    LATEST_LEGACY,
+    LEGACY,
+    META_SERVER_INFO,
+    META_SUBSCRIPTION_ID,
+    MODERN,
+    REVISIONS,
+    CapabilityRule,
+    Revision,
+    Role,
+)
+from trio_mcp.core.session import Agreed, Call, Notice, Offer, Opened, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import LOG_LEVELS, Terms
 
@@ -84,7 +95,7 @@ def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(rev
     assert made.client.terms is not None
     assert made.server.terms is not None
     assert made.client_saw == [Opened(made.client.terms)]
-    assert made.server_saw == [Opened(made.server.terms)]
+    assert made.server_saw == [Agreed(made.server.terms), Opened(made.server.terms)]
     assert made.client.terms.revision is made.server.terms.revision is revision
     assert made.client.opened
     assert made.server.opened
@@ -144,6 +155,55 @@ def test_an_offer_needs_an_identity_and_a_revision() -> None:
             Offer(info)
     with pytest.raises(LocalProtocolError, match="at least one revision"):
         Offer(INFO, revisions=())
+
+
+@pytest.mark.parametrize(
+    ("given", "use"),
+    [
+        (["2025-06-18"], "2025-06-18"),
+        ("2025-06-18", "2025-06-18"),
+        ((D, "2026-07-28"), "2026-07-28"),
+        (["draft"], "2026-07-28"),
+        ([{}], "2026-07-28"),
+        ([None], "2026-07-28"),
+    ],
+    ids=str,
+)
+def test_an_offer_of_mere_names_says_where_the_revisions_are(given: Any, use: str) -> None:
+    with pytest.raises(LocalProtocolError, match=f'is no Revision; offer REVISIONS."{use}".'):
+        Offer(INFO, revisions=given)
+
+
+def test_revisions_may_come_in_anything_that_can_be_iterated() -> None:
+    for each in ([D, E], {D: 1, E: 2}, iter([D, E]), (D, E)):
+        assert Offer(INFO, revisions=each).revisions == (D, E)
+
+
+def test_what_no_revision_lets_anybody_declare_is_not_offered() -> None:
+    with pytest.raises(LocalProtocolError, match=r"no capability 'tool'; there are .*roots.*tools"):
+        Offer(INFO, {"tool": {}})
+    both = {**EVERYTHING_OF_A_CLIENT, **EVERYTHING_OF_A_SERVER}
+    for revision in ALL:  # what newer ones have is left out where an old one is pinned
+        assert Offer(INFO, both, [revision]).revisions == (revision,)
+    newer = attrs.evolve(
+        E, name="2027-01-01", capabilities={**E.capabilities, Role.SERVER: {"video": CapabilityRule()}}
+    )
+    assert Offer(INFO, {"video": {}}, [newer]).declared(Role.SERVER, newer) == {"video": {}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"info": {**INFO, "title": "\ud800"}},
+        {"capabilities": {"experimental": {"x": {"y": float("nan")}}}},
+        {"capabilities": {"experimental": {"x": {"y": b""}}}},
+        {"instructions": "\udfff"},
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_written_is_not_offered(said: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
+        Offer(**{"info": INFO, **said})
 
 
 def test_an_offer_names_its_newest_revisions_in_whatever_order_they_come() -> None:
@@ -257,6 +317,19 @@ def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
         assert isinstance(session.receive(INITIALIZED, 0.0)[0], Opened if id == 1 else PeerMistake)
 
 
+@each_legacy
+def test_a_session_begins_when_initialize_is_answered_and_not_before(revision: Revision) -> None:
+    session = server()
+    assert not any(isinstance(event, Agreed) for event in session.receive(Request(0, "initialize"), 0.0))
+    session.outgoing()
+    (agreed,) = session.receive(initialize(version=revision.name), 0.0, principal="ann")
+    assert agreed == Agreed(Terms(revision, {}, CLIENT_INFO))
+    assert [type(message) for message in drain(session)] == [Result]
+    assert not session.opened
+    assert not any(isinstance(event, Agreed) for event in session.receive(initialize(2), 0.0))
+    assert session.receive(INITIALIZED, 0.0) == [Opened(agreed.terms)]
+
+
 @req("life-18")
 @pytest.mark.parametrize("revision", [None, B], ids=str)
 def test_initialize_in_a_batch_is_refused(revision: Revision | None) -> None:
@@ -291,15 +364,29 @@ def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revi
     for method in ("tools/list", "logging/setLevel"):
         with pytest.raises(LocalProtocolError, match="handshake has not ended"):
             client.request(method)
-    with pytest.raises(LocalProtocolError, match="handshake has not ended"):
-        client.notify("notifications/roots/list_changed")
+    assert not client.notify("notifications/roots/list_changed")
+    with pytest.raises(NotInThisRevision):
+        client.notify("notifications/roots/listchanged")
     id = client.request("ping")
     session = server(revision)
     for message in drain(client):
-        assert not session.receive(message, 0.0)
+        assert not any(isinstance(event, Call | PeerMistake) for event in session.receive(message, 0.0))
     pinged = [event for message in drain(session) for event in client.receive(message, 0.0)]
     assert Answered(id, "ping", {}) in pinged
     assert client.opened
+
+
+@req("life-05")
+def test_to_a_server_that_is_being_probed_the_client_tells_nothing() -> None:
+    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
+    client.open()
+    client.outgoing()
+    assert not client.notify("notifications/roots/list_changed")
+    with pytest.raises(LocalProtocolError, match="by hand"):
+        client.notify("notifications/initialized")
+    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+        client.request("ping")
+    assert not client.outgoing()
 
 
 @req("life-06", "ping-01")
@@ -313,8 +400,9 @@ def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision
     for method in ("roots/list", "sampling/createMessage"):
         with pytest.raises(LocalProtocolError, match="handshake has not ended"):
             session.request(method)
-    with pytest.raises(LocalProtocolError, match="handshake has not ended"):
-        session.notify("notifications/tools/list_changed")
+    assert not session.notify("notifications/tools/list_changed")
+    with pytest.raises(NotInThisRevision):
+        session.notify("notifications/tools/listchanged")
     assert not session.outgoing()
     session.request("ping")
     assert session.notify("notifications/message", LOG)
@@ -467,7 +555,7 @@ def test_a_version_that_is_not_served_is_answered_with_those_that_are(version: s
         answer = ask(session, modern("q", "tools/list", version=version))
         assert isinstance(answer, Error)
         assert answer.code == errors.UNSUPPORTED_VERSION
-        assert answer.data == {"supported": sorted(map(str, serves), reverse=True), "requested": version}
+        assert answer.data == {"supported": sorted(map(str, serves), reverse=True), "requested": version[:80]}
         assert len(answer.message) < 200
 
 
@@ -811,7 +899,7 @@ def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> 
             session.notify(method, about="call")
         with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
             session.notify(method)
-        assert session.notify(method, about="listen")
+        assert session.notify(method, {"_meta": {META_SUBSCRIPTION_ID: "listen"}}, about="listen")
     with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
         session.notify("notifications/message", LOG, about="listen")
     with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
@@ -819,6 +907,24 @@ def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> 
     assert session.notify("notifications/message", LOG, about="call")
     assert {about for _, about in session.outgoing()[:-1]} == {"listen"}
     assert not session.progress("gone", 1)
+
+
+@req("sub-05")
+@pytest.mark.parametrize("id", [1, "1"], ids=repr)
+@pytest.mark.parametrize("mark", [None, 1, "1", 1.0, True, 2, [1]], ids=repr)
+def test_whatever_travels_on_a_subscription_bears_its_id_in_value_and_type(id: Any, mark: Any) -> None:
+    session = server(E)
+    call(session, modern(id, "subscriptions/listen"))
+    params = {"_meta": {META_SUBSCRIPTION_ID: mark}}
+    for method in sorted(E.on_subscriptions):
+        if (type(mark), mark) == (type(id), id):
+            assert session.notify(method, params, about=id)
+            continue
+        with pytest.raises(LocalProtocolError, match="on subscription"):
+            session.notify(method, params, about=id)
+        with pytest.raises(LocalProtocolError, match="on subscription"):
+            session.notify(method, about=id)
+        assert not session.outgoing()
 
 
 @req("prog-13", "type-16")
@@ -898,6 +1004,12 @@ def test_what_the_result_says_itself_goes_before_the_defaults() -> None:
     assert isinstance(answer, Result)
     assert answer.result == {**mine, "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO, "a": 1}}
     assert mine["_meta"] == {"a": 1}
+    # Even about who it comes from: a gateway hands on what another server has said.
+    call(session, modern(2, "tools/call"))
+    session.answer(2, {"_meta": {META_SERVER_INFO: {"name": "behind", "version": "9"}}})
+    (answer,) = drain(session)
+    assert isinstance(answer, Result)
+    assert answer.result["_meta"] == {META_SERVER_INFO: {"name": "behind", "version": "9"}}
 
 
 @req("mrtr-03", "mrtr-04")

@@ -20,7 +20,7 @@ from typing import Any, Final
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, MODERN_ERRORS, UNSUPPORTED_VERSION, LocalProtocolError, RequestError
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Limits, Request
+from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Request
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,
@@ -31,7 +31,7 @@ from trio_mcp.core.revisions import (
     Revision,
     Role,
 )
-from trio_mcp.core.session import Offer, Opened, Session
+from trio_mcp.core.session import Opened, Session
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
 
@@ -135,24 +135,21 @@ class _Finding:
 class ClientSession(Session):
     """The client's end of a link.  `open` starts the negotiation; it ends in `Opened` or `OpeningFailed`.
 
-    With `terms` the link is open from the start: that is how one exchange is made with a server already known.
+    With `terms` the link is open from the start: that is how one exchange is made with a server already known.  Any
+    `link` but DUPLEX says that this is HTTP; which of the two it is then follows from the revision that is spoken.
     """
 
-    def __init__(
-        self,
-        offer: Offer,
-        *,
-        link: Link = Link.DUPLEX,
-        limits: Limits | None = None,
-        first_id: int = 1,
-        terms: Terms | None = None,
-    ) -> None:
-        super().__init__(Role.CLIENT, offer, link=link, limits=limits, first_id=first_id, terms=terms)
+    _ROLE = Role.CLIENT
+
+    def _prepare(self) -> None:
         self.negotiation: Negotiation | None = None
         self.instructions: str | None = None
         self.log_level: str | None = None
         """From which level on modern requests ask for log messages, unless they say so themselves; None: for none."""
-        self.phase = Phase.NEW if terms is None else Phase.OPEN
+        self.phase = Phase.NEW
+        if self.terms is not None:
+            self.phase = Phase.OPEN
+            self._speak(self.terms.revision)
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
@@ -200,6 +197,12 @@ class ClientSession(Session):
             params = self._with_meta(self.terms.revision, params or {})
         return super().request(method, params, deadline=deadline, progress=progress, about=about)
 
+    def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
+        """As `Session.notify`; to a server that is being probed nothing is sent either: False."""
+        if self.phase is Phase.PROBING and method not in _BY_HAND_NEVER:
+            return False
+        return super().notify(method, params, about=about)
+
     def _terms_for(self, method: str, about: Id | None) -> Terms:
         if method in _BY_HAND_NEVER:
             raise LocalProtocolError(f"{method} is sent by ClientSession.open, not by hand")
@@ -216,12 +219,22 @@ class ClientSession(Session):
         }
         return {**params, "_meta": {**level, **params.get("_meta", {}), **ours}}
 
+    def _speak(self, revision: Revision) -> None:
+        """On HTTP it is the revision that says what a cancellation and a lost stream mean."""
+        if self.link is not Link.DUPLEX:
+            # 2024-11-05 was made for HTTP+SSE, which is one stream.  A server that agrees to it on Streamable HTTP all
+            # the same keeps a session, like any other of its era.
+            by_stream = revision.http is not None and revision.http.disconnect_cancels
+            self.link = Link.EXCHANGE if by_stream else Link.SESSION
+
     def _probe(self, revision: Revision, until: float | None) -> None:
+        self._speak(revision)
         self._opening_id = Peer.request(self, "server/discover", self._with_meta(revision, {}), deadline=until)
         self._trying = revision
 
     def _initialize(self, revision: Revision | None) -> None:
         assert revision is not None  # the table leads here only where a legacy revision is on offer
+        self._speak(revision)
         params = {
             "protocolVersion": revision.name,
             "capabilities": self.declared(revision),
@@ -275,6 +288,7 @@ class ClientSession(Session):
     def _adopt(self, found: _Finding) -> list[Event]:
         result, revision = found.result, found.revision
         assert revision is not None  # every finding that leads to OpeningDeed.ADOPT names one
+        self._speak(revision)
         capabilities, instructions = result.get("capabilities"), result.get("instructions")
         identity = _member(result, "_meta", META_SERVER_INFO) if not revision.handshake else result.get("serverInfo")
         self.instructions = instructions if isinstance(instructions, str) else None
@@ -291,7 +305,8 @@ class ClientSession(Session):
 
     def _read_probe(self, outcome: Outcome) -> _Finding:
         match outcome:
-            case Answered(result={"supportedVersions": [*versions]} as result):
+            # rtype-03: any kind of result but a complete one is no answer to this.
+            case Answered(result={"supportedVersions": [*versions]} as result) if _kind(result) == "complete":
                 found = self._compare(versions, f"the server speaks {_listed(versions)}")
                 heard = OpeningHeard.AGREED if found.heard is OpeningHeard.OTHER_MODERN else found.heard
                 return attrs.evolve(found, heard=heard, result=result)
@@ -357,6 +372,10 @@ def _member(value: Any, *path: str) -> Any:
     return value
 
 
+def _kind(result: JsonObject) -> Any:
+    return result.get("resultType", "complete")  # rtype-04
+
+
 def _listed(versions: list[Any]) -> str:
     return ", ".join(str(each)[:20] for each in versions[:10]) or "no version at all"
 
@@ -369,6 +388,8 @@ def _describe(outcome: Outcome) -> str:
             return f"no valid answer: {why}"
         case TimedOut():
             return "no answer in time"
+        case Answered(result=result) if (kind := _kind(result)) != "complete":
+            return f"an answer of the unknown kind {str(kind)[:20]!r}"
         case _:
             return "an answer without a protocol version"
 

@@ -112,7 +112,7 @@ class Revision:
     result_type: bool  # every result has a resultType
     on_subscriptions: frozenset[str]  # notifications that travel on subscriptions only, and nothing else does there
     cacheable: frozenset[str]  # methods whose complete results carry ttlMs and cacheScope
-    required_meta: tuple[str, ...]  # what every client request carries in params._meta
+    required_meta: Mapping[str, type]  # what every client request carries in params._meta
     reserved_labels: slice | None  # a _meta prefix with "mcp" among these is the protocol's; None: keys have no rules
     teardown: frozenset[str]  # the client's requests that a server may end by notifications/cancelled
     uncancellable: frozenset[str]
@@ -370,7 +370,7 @@ _A = Revision(
     result_type=False,
     on_subscriptions=frozenset(),
     cacheable=frozenset(),
-    required_meta=(),
+    required_meta=MappingProxyType({}),
     reserved_labels=None,
     teardown=frozenset(),
     uncancellable=frozenset({"initialize"}),
@@ -441,7 +441,7 @@ _E = attrs.evolve(
     result_type=True,
     on_subscriptions=frozenset({*_CHANGES, "notifications/subscriptions/acknowledged"}),
     cacheable=frozenset({"server/discover", *_LIST_METHODS, "resources/read"}),
-    required_meta=(META_VERSION, META_CLIENT_CAPABILITIES),
+    required_meta=MappingProxyType({META_VERSION: str, META_CLIENT_CAPABILITIES: dict}),
     teardown=frozenset({"subscriptions/listen"}),
     # The probe may reach a legacy server, which must see nothing before initialize; it is never cancelled either.
     uncancellable=frozenset({"server/discover"}),

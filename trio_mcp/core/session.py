@@ -12,21 +12,23 @@ with modern `_meta` brings its own, and neither looks at the other (ver-08, ver-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeGuard
 
 import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
-from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request
+from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request, Result, encode
 from trio_mcp.core.meta import check_extension
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import (
+    LATEST,
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
     META_SERVER_INFO,
+    META_SUBSCRIPTION_ID,
     META_VERSION,
     REVISIONS,
     Method,
@@ -38,7 +40,7 @@ from trio_mcp.core.revisions import (
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 
-__all__ = ["Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
+__all__ = ["Agreed", "Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
 
 
 @attrs.frozen
@@ -58,6 +60,16 @@ class Notice(Event):
 
 
 @attrs.frozen
+class Agreed(Event):
+    """`initialize` was answered, and the link is under these terms: a session begins.
+
+    For a server.  On a client nothing can come between this and `Opened`, which says it all.
+    """
+
+    terms: Terms
+
+
+@attrs.frozen
 class Opened(Event):
     """The link is open for everything the terms allow."""
 
@@ -65,15 +77,27 @@ class Opened(Event):
 
 
 _SHOWN = 80  # characters of a name from the peer, which may be as long as a message, that an error repeats
-_MODERN_META = (META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_CLIENT_INFO)
+_KINDS: Mapping[type, str] = {str: "a string", dict: "an object"}
 
 
 def _needed_meta(revision: Revision) -> str:
-    return f"params._meta must have {' (a string) and '.join(revision.required_meta)} (an object)"
+    needed = [f"{name} ({_KINDS[kind]})" for name, kind in revision.required_meta.items()]
+    return f"params._meta must have {' and '.join(needed)}"
 
 
 def _is_info(info: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(info, Mapping) and all(isinstance(info.get(name), str) for name in ("name", "version"))
+
+
+def _as_revisions(given: Iterable[Revision]) -> tuple[Revision, ...]:
+    revisions = (given,) if isinstance(given, str) else tuple(given)
+    for each in revisions:
+        if not isinstance(each, Revision):
+            name = each if each in tuple(REVISIONS) else LATEST.name
+            raise LocalProtocolError(f'{each!r} is no Revision; offer REVISIONS["{name}"]')
+    if not revisions:
+        raise LocalProtocolError("an offer names at least one revision")
+    return revisions
 
 
 @attrs.frozen
@@ -82,12 +106,13 @@ class Offer:
 
     All in wire form and for the newest revision; each revision is told the part it knows.  `revisions` may be given in
     any order.  Raises `LocalProtocolError` for an identity without name and version, for no revision at all, for
-    a capability that is no object, and for an extension whose identifier is none.
+    a capability that no revision has or that is no object, for an extension whose identifier is none, and for what
+    cannot be written as JSON.
     """
 
     info: Mapping[str, Any]
     capabilities: Mapping[str, Any] = NOTHING
-    revisions: tuple[Revision, ...] = tuple(REVISIONS.values())
+    revisions: tuple[Revision, ...] = attrs.field(default=tuple(REVISIONS.values()), converter=_as_revisions)
     instructions: str | None = None  # a server's advice on how to use it
     legacy: Revision | None = attrs.field(init=False, repr=False, eq=False)
     """The newest revision of the legacy era that is offered."""
@@ -112,9 +137,12 @@ class Offer:
     def _(self) -> dict[Revision, JsonObject]:
         if not _is_info(self.info):
             raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
-        if not self.revisions:
-            raise LocalProtocolError("an offer names at least one revision")
+        # Of every revision: who pins an old one need not leave out what only newer ones have.
+        tables = [table for each in (*REVISIONS.values(), *self.revisions) for table in each.capabilities.values()]
+        known = sorted(set().union(*tables))
         for name, value in self.capabilities.items():
+            if name not in known:
+                raise LocalProtocolError(f"there is no capability {name!r}; there are {', '.join(known)}")
             if not isinstance(value, Mapping):
                 raise LocalProtocolError(f"the capability {name} is declared by an object, such as {{}}")
         for extension in self.capabilities.get("extensions", NOTHING):
@@ -131,6 +159,10 @@ class Offer:
             for revision in self.revisions
             for role in Role
         }
+
+    def __attrs_post_init__(self) -> None:
+        # Here, because it is sent in the course of `receive`, which never raises.
+        encode(Result(0, {"said": [*self._infos.values(), *self._declared.values(), self.instructions]}))
 
     @property
     def versions(self) -> list[str]:
@@ -154,11 +186,15 @@ class Offer:
 
 
 class Session(Peer):
-    """What both roles share; see the head of this file."""
+    """What both roles share; see the head of this file.
+
+    With `terms` the link is open under them from the start.
+    """
+
+    _ROLE: ClassVar[Role]
 
     def __init__(
         self,
-        role: Role,
         offer: Offer,
         *,
         link: Link = Link.DUPLEX,
@@ -168,11 +204,15 @@ class Session(Peer):
     ) -> None:
         if terms is not None and terms.revision not in offer.revisions:
             raise LocalProtocolError(f"the terms are of {terms.revision}, which is not offered")
-        super().__init__(role, link=link, limits=limits, first_id=first_id)
+        super().__init__(self._ROLE, link=link, limits=limits, first_id=first_id)
         self.offer = offer
         self.terms = terms
         self.opened = terms is not None
         """Whether everything may be sent that the terms allow, not only what may precede the end of the handshake."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what one role keeps and the other does not."""
 
     def declared(self, revision: Revision) -> JsonObject:
         """Our capabilities as this revision declares them."""
@@ -205,24 +245,28 @@ class Session(Peer):
         row = terms.revision.request(self.role, method)
         if row is None:
             raise NotInThisRevision(method, terms.revision.name, terms.revision.instead_of(method))
-        self._check_early(row, terms.revision)
+        if self._too_early(row, terms.revision):
+            raise LocalProtocolError(f"{method} was not sent: the handshake has not ended")
         missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
         if missing:
             raise NotDeclared(method, row.owner.value, missing[0])
         return super().request(method, params, deadline=deadline, progress=progress, about=about)
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `Peer.notify`, if the terms allow it.  Raises as `request`; here the capability is our own."""
+        """As `Peer.notify`, if the terms allow it.  Raises as `request`; here the capability is our own.
+
+        What must wait for the end of the handshake is not sent: False.  Changes happen when they happen, and who hears
+        nothing of one yet has read nothing yet that it could have made stale.
+        """
         if self.closed or (about is not None and not self.serves(about)):
             return False
         terms = self._terms_for(method, about)
         row = terms.revision.notification(self.role, method)
         if row is None:
             raise NotInThisRevision(method, terms.revision.name)
-        self._check_early(row, terms.revision)
         if not declares(self.declared(terms.revision), row.needs):
             raise NotDeclared(method, row.owner.value, row.needs)
-        return super().notify(method, params, about=about)
+        return not self._too_early(row, terms.revision) and super().notify(method, params, about=about)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
         if self.closed:
@@ -233,9 +277,8 @@ class Session(Peer):
             raise LocalProtocolError(f"{method} was not sent: {why}")
         return terms
 
-    def _check_early(self, row: Method, revision: Revision) -> None:
-        if revision.handshake and not self.opened and not row.early:
-            raise LocalProtocolError(f"{row.name} was not sent: the handshake has not ended")
+    def _too_early(self, row: Method, revision: Revision) -> bool:
+        return revision.handshake and not self.opened and not row.early
 
     def refuse(self, id: Id, error: RequestError) -> bool:
         """As `Peer.refuse`.  A code that the request's revision forbids is replaced by the one it has for the case."""
@@ -336,16 +379,7 @@ class ServerSession(Session):
     is served.
     """
 
-    def __init__(
-        self,
-        offer: Offer,
-        *,
-        link: Link = Link.DUPLEX,
-        limits: Limits | None = None,
-        first_id: int = 1,
-        terms: Terms | None = None,
-    ) -> None:
-        super().__init__(Role.SERVER, offer, link=link, limits=limits, first_id=first_id, terms=terms)
+    _ROLE = Role.SERVER
 
     # What we send.
 
@@ -353,13 +387,16 @@ class ServerSession(Session):
         """As `Session.notify`.  Log messages that the client did not ask for are not sent: False.
 
         In the modern era everything belongs to a request: raises `LocalProtocolError` for a change notice that is not
-        about a subscription, and for anything else that is.
+        about a subscription, or does not carry its id as `Change.notification` puts it there, and for anything else
+        that is about one.
         """
         terms = self.terms_of(about) if about is not None else self.terms
         if terms is not None:
             if method == "notifications/message" and not terms.wants_log((params or {}).get("level", "")):
                 return False
             self._check_stream(method, terms.revision, about)
+            if method in terms.revision.on_subscriptions:
+                self._check_mark(method, params or {}, about)
         return super().notify(method, params, about=about)
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
@@ -373,6 +410,11 @@ class ServerSession(Session):
         if subscribed is not (method in revision.on_subscriptions):
             where = "only" if not subscribed else "never"
             raise LocalProtocolError(f"in {revision}, {method} is {where} sent on a subscription")
+
+    def _check_mark(self, method: str, params: JsonObject, about: Id | None) -> None:
+        mark = params.get("_meta", NOTHING).get(META_SUBSCRIPTION_ID)
+        if (type(mark), mark) != (type(about), about):  # sub-05: equal in value and type
+            raise LocalProtocolError(f"{method} on subscription {about!r} has {mark!r} as its {META_SUBSCRIPTION_ID}")
 
     def answer(self, id: Id, result: JsonObject) -> bool:
         """As `Peer.answer`.  A modern result gets what every result of its method must have, where it lacks it.
@@ -419,9 +461,9 @@ class ServerSession(Session):
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
             return self._unsupported(request, meta[META_VERSION])
-        capabilities, level, info = (meta.get(name) for name in _MODERN_META)
-        if not isinstance(capabilities, dict):
+        if not all(isinstance(meta.get(name), kind) for name, kind in revision.required_meta.items()):
             return self._refuse_call(request, errors.INVALID_PARAMS, _needed_meta(revision))
+        capabilities, level, info = meta[META_CLIENT_CAPABILITIES], meta.get(META_LOG_LEVEL), meta.get(META_CLIENT_INFO)
         if level is not None and level not in LOG_LEVELS:
             return self._refuse_call(request, errors.INVALID_PARAMS, f"{META_LOG_LEVEL} must be one of {LOG_LEVELS}")
         # meta-14: the identity is for display, so one that cannot be displayed is no reason to refuse.
@@ -435,7 +477,8 @@ class ServerSession(Session):
         if not isinstance(requested, str):
             why = f"the protocol version must be a string: one of {', '.join(supported)}"
             return self._refuse_call(request, errors.INVALID_PARAMS, why, data)
-        why = f"protocol version {requested[:_SHOWN]!r} is not served here; served: {', '.join(supported)}"
+        requested = requested[:_SHOWN]
+        why = f"protocol version {requested!r} is not served here; served: {', '.join(supported)}"
         return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, {**data, "requested": requested})
 
     def _discover(self, request: Request, terms: Terms) -> list[Event]:
@@ -455,7 +498,7 @@ class ServerSession(Session):
         self.terms = Terms(revision, capabilities, info)  # and not the principal and headers of this one request
         who = {"protocolVersion": revision.name, "serverInfo": self.offer.info_in(revision)}
         self._introduce(request, revision, who)
-        return []
+        return [Agreed(self.terms)]
 
     def _introduce(self, request: Request, revision: Revision, result: JsonObject) -> None:
         result["capabilities"] = self.declared(revision)
