@@ -15,6 +15,7 @@ from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.headers import Headers, find_mirrors
 from trio_mcp.core.http import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts, judge
+from trio_mcp.core.http import Reply as Answered
 from trio_mcp.core.http_client import (
     Accepted,
     Challenged,
@@ -205,8 +206,104 @@ def test_an_answer_to_a_batch_may_be_one() -> None:
     asked = exchange(Batch((LIST, NOTE)), B)
     assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == Received(Batch((Result(1, {}),)))
     assert reply(exchange(Batch((NOTE,)), B), 202) == Accepted()
-    # An error without an id is about the batch, or about one of its requests: that is for the peer.
-    assert reply(asked, 200, fault(-32600, id=None)) == Received(fault(-32600, id=None))
+    refused = reply(asked, 200, fault(-32600, id=None))
+    assert isinstance(refused, Failed)
+    assert "'no' (-32600)" in refused.why
+
+
+@req("http-126")
+def test_an_answer_to_a_batch_answers_all_of_it() -> None:
+    asked = exchange(Batch((LIST, attrs.evolve(LIST, id=2), NOTE)), B)
+    whole = Batch((Result(2, {}), fault(-1)))
+    assert reply(asked, 200, whole) == Received(whole)
+    part = Batch((Result(2, {}), NOTE))
+    assert isinstance(reply(asked, 200, part), Failed)
+    assert isinstance(reply(asked, 200, Result(2, {})), Failed)
+    # A stream may bring one after the other.
+    assert read_answer(asked, Result(2, {})) == Received(Result(2, {}))
+    assert read_answer(asked, part) == Received(part)
+
+
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+@pytest.mark.parametrize(
+    "body",
+    [Result(2, {}), Result("x", {}), fault(-1, id=2), NOTE, LIST, Batch((NOTE,)), Batch((Result(2, {}),))],
+    ids=repr,
+)
+def test_a_body_that_answers_something_else_is_no_answer(revision: Revision, body: Any) -> None:
+    for status in (200, 201):
+        verdict = reply(exchange(revision=revision), status, body)
+        assert isinstance(verdict, Failed)
+        assert verdict.why
+        assert read_answer(exchange(revision=revision), body) == verdict
+
+
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_a_batch_is_an_answer_where_there_are_batches(revision: Revision) -> None:
+    answer = Batch((NOTE, Result(1, {})))
+    verdict = reply(exchange(revision=revision), 200, answer)
+    assert verdict == Received(answer) if revision.batches else isinstance(verdict, Failed)
+
+
+def test_an_id_that_is_echoed_as_a_string_is_ours_and_no_other_spelling_is() -> None:
+    assert reply(exchange(), 200, Result("1", {})) == Received(Result("1", {}))
+    assert reply(exchange(), 200, fault(-1, id="1")) == Received(fault(-1, id="1"))
+    for other in ("01", " 1", "1.0"):
+        assert isinstance(reply(exchange(), 200, Result(other, {})), Failed)
+    assert isinstance(reply(exchange(Request("1", "tools/list")), 200, Result(1, {})), Failed)
+
+
+def test_an_exchange_knows_what_answers_it() -> None:
+    asked = exchange(Batch((LIST, attrs.evolve(LIST, id="b"), NOTE)), B)
+    assert asked.asked == {1, "b"}
+    assert asked.answered_by(Batch((Result("b", {}), Invalid("why", answers=1)))) == {1, "b"}
+    assert asked.answered_by(Invalid("why", answers=1)) == {1}
+    for other in (Invalid("why"), NOTE, LIST, Result(2, {}), fault(-1, id=None)):
+        assert asked.answered_by(other) == set()
+    assert get().answered_by(Result(1, {})) == set()
+
+
+def test_an_error_without_an_id_is_the_answer_to_the_one_request() -> None:
+    body = encode(fault(-32603, id=None), null_id=False)
+    assert reply(exchange(), 200, body, **JSON) == Received(fault(-32603))
+    assert read_answer(exchange(), fault(-32603, id=None)) == Received(fault(-32603))
+
+
+def test_an_error_that_comes_with_a_refusal_is_about_the_request_whatever_its_id() -> None:
+    for id in (None, 7, "server-error"):
+        body = encode(fault(-32600, id=id), null_id=False)
+        assert reply(exchange(), 400, body, **JSON) == Received(fault(-32600))
+
+
+@req("ver-14")
+@pytest.mark.parametrize("sessions", [True, False])
+@pytest.mark.parametrize("body", [DISCOVER, attrs.evolve(DISCOVER, params={}), LIST, CALL], ids=repr)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_server_of_the_older_era_leads_a_probe_to_initialize(sessions: bool, body: Request, named: bool) -> None:
+    asked = exchange(body, E, probing=True)
+    fields = {"Host": "localhost", **dict(request_headers(asked, mirrors=MIRRORS))}
+    if not named:
+        del fields["MCP-Protocol-Version"]
+    policy = HttpPolicy(revisions=LEGACY, sessions=sessions)
+    verdict = judge(policy, HttpRequest("POST", "/mcp", fields, encode(body)), find_mirrors={"t": MIRRORS}.get)
+    if sessions or named:
+        assert isinstance(verdict, Answered)
+        read = read_reply(asked, verdict.status, Headers(verdict.headers), verdict.body)
+        assert isinstance(read, TryInitialize)
+    else:
+        assert isinstance(verdict, Serve)  # as of 2025-03-26, which will say what it knows of the method
+        assert verdict.revision is B
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 500])
+def test_what_a_server_says_is_cut_in_messages(status: int) -> None:
+    for asked in (exchange(NOTE), get(), exchange(Batch((LIST,)), B), exchange()):
+        verdict = reply(
+            asked, status, fault(-1, "x" * 5000, id=None), Content_Type="y" * 5000 if asked == get() else ""
+        )
+        if isinstance(verdict, Failed | Challenged):
+            assert len(verdict.why) < 300
+    assert len(getattr(reply(exchange(), 200, b"", Content_Type="y" * 5000), "why", "")) < 300
 
 
 def test_initialize_brings_the_session_id() -> None:
@@ -255,7 +352,7 @@ def test_a_notification_is_done_with_any_success() -> None:
         for status in (200, 202, 204):
             assert reply(exchange(message, session=SESSION), status) == Accepted()
         refused = reply(exchange(message), 400, fault(-32600, "bad", id=None))
-        assert refused == Failed("HTTP 400: bad (-32600)", 400)
+        assert refused == Failed("HTTP 400: 'bad' (-32600)", 400)
     assert reply(exchange(LIST, A, sse=True), 202) == Accepted()
     assert isinstance(reply(exchange(LIST, A, sse=True), 500), Failed)
 
@@ -410,7 +507,7 @@ def test_a_challenge_is_handed_on_whole() -> None:
     for status in (401, 403):
         for asked in (exchange(), get(), exchange(DISCOVER, E, probing=True)):
             verdict = reply(asked, status, fault(-32600, "no token"), WWW_Authenticate='Bearer scope="a", DPoP')
-            assert verdict == Challenged(status, 'Bearer scope="a", DPoP', f"HTTP {status}: no token (-32600)")
+            assert verdict == Challenged(status, 'Bearer scope="a", DPoP', f"HTTP {status}: 'no token' (-32600)")
     assert reply(exchange(), 401) == Challenged(401, "", "HTTP 401, without a JSON-RPC error")
 
 
@@ -434,6 +531,10 @@ def test_a_challenge_is_handed_on_whole() -> None:
         (307, "POST", "https://example.com@evil.example/", None),
         (307, "POST", "https://[evil/", None),
         (307, "POST", "https://example.com:port/", None),
+        (307, "POST", "https://user:password@example.com/", None),
+        (307, "POST", "/\u00e4", None),
+        (307, "POST", "/a\x01b", None),
+        (307, "POST", "/a\tb", None),
         (307, "POST", None, None),
     ],
 )
@@ -513,7 +614,15 @@ def test_no_reply_raises(
         (SseEvent(b"//evil.example/m", "endpoint"), None),
         (SseEvent(b"https://[", "endpoint"), None),
         (SseEvent(b"javascript:1", "endpoint"), None),
-        (SseEvent(b"\xff\xfe", "endpoint"), "https://example.com/\ufffd\ufffd"),
+        (SseEvent(b"\xff\xfe", "endpoint"), None),
+        (SseEvent("/ä".encode(), "endpoint"), None),
+        (SseEvent(b"/a b", "endpoint"), None),
+        (SseEvent(b"/a\tb", "endpoint"), None),
+        (SseEvent(b"/a\x7fb", "endpoint"), None),
+        (SseEvent(b"/a\nb", "endpoint"), None),
+        (SseEvent(b"https://user:password@example.com/m", "endpoint"), None),
+        (SseEvent(b"//user@example.com/m", "endpoint"), None),
+        (SseEvent(b"/m?mail=a@b", "endpoint"), "https://example.com/m?mail=a@b"),
         (SseEvent(b"/messages", "message"), None),
         (Oversized(1), None),
     ],
@@ -568,6 +677,26 @@ def test_the_time_to_wait_is_what_the_server_said_last() -> None:
     assert resumption.ended() == Reconnect(0.5, "7-1")
     feed(resumption, b"retry: 90000\n\n")
     assert resumption.ended() == Reconnect(90, "7-1")
+
+
+def test_a_server_that_brings_nothing_is_not_asked_without_a_pause() -> None:
+    resumption = StreamResumption(D)
+    for _ in range(20):
+        feed(resumption, priming_event("7-0", 0))
+        assert resumption.ended() == Reconnect(0.1, "7-0")
+    feed(resumption, encode_message(b"1", "7-1"))
+    assert resumption.ended() == Reconnect(0, "7-1")
+    assert resumption.ended() == Reconnect(0.1, "7-1")
+    reader = EventReader(3)
+    resumption.heard(reader, reader.feed(b"data: 12345\n\n"))
+    assert resumption.ended() == Reconnect(0, "7-1")
+
+
+def test_no_pause_that_a_server_asks_for_is_longer_than_an_hour() -> None:
+    resumption = StreamResumption(D)
+    feed(resumption, priming_event("7-0", 10**15 - 1))
+    assert resumption.ended() == Reconnect(3600, "7-0")
+    assert resumption.refused(RetryAfter(999_999_999)) == Reconnect(3600, "7-0")
 
 
 def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -> None:

@@ -55,6 +55,7 @@ __all__ = [
     "preflight_headers",
     "quality",
     "reply_headers",
+    "shown",
     "standard_fault",
     "standard_headers",
 ]
@@ -321,9 +322,9 @@ def standard_fault(headers: Headers, message: Request | Notification, *, require
     """What is wrong with the standard headers of this message, or None.  Unless required, they may be missing."""
     method = headers.get(METHOD)
     if method is None and required:
-        return f"the {METHOD} header is missing; it repeats the method, {_shown(message.method)}"
+        return f"the {METHOD} header is missing; it repeats the method, {shown(message.method)}"
     if method is not None and method != message.method:
-        return f"the {METHOD} header says {_shown(method)}, the body's method is {_shown(message.method)}"
+        return f"the {METHOD} header says {shown(method)}, the body's method is {shown(message.method)}"
     source = NAMED_BY.get(message.method)
     if source is None:
         return None
@@ -334,16 +335,16 @@ def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> st
     if sent is None:
         # A body without the parameter is refused for that, by whoever needs it.
         missing = required and isinstance(name, str)
-        return f"the {NAME} header is missing; it repeats params.{source}, {_shown(name)}" if missing else None
+        return f"the {NAME} header is missing; it repeats params.{source}, {shown(name)}" if missing else None
     decoded = decode_value(sent)
     if decoded is None:
-        return f"the {NAME} header is malformed: {_shown(sent)} has bad characters or bad Base64"
+        return f"the {NAME} header is malformed: {shown(sent)} has bad characters or bad Base64"
     if decoded != name:
-        return f"the {NAME} header says {_shown(decoded)}, params.{source} is {_shown(name)}"
+        return f"the {NAME} header says {shown(decoded)}, params.{source} is {shown(name)}"
     return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:120]}..."
 
@@ -443,12 +444,12 @@ def find_mirrors(input_schema: Mapping[str, Any]) -> Mirrors:
 
 def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        return f"{_shown(name)} is not an HTTP token"  # http-79, http-80
+        return f"{shown(name)} is not an HTTP token"  # http-79, http-80
     if not spot.chained or spot.above is None:
         return "only properties reached through `properties` alone may be mirrored"  # http-84
     kind = spot.schema.get("type")
     if kind not in _MIRRORED_TYPES:
-        return f"a property of type {_shown(kind)} cannot be mirrored, only {', '.join(_MIRRORED_TYPES)}"  # http-82
+        return f"a property of type {shown(kind)} cannot be mirrored, only {', '.join(_MIRRORED_TYPES)}"  # http-82
     if name.lower() in taken:
         return f"{name!r} is used twice, names being compared without regard to case"  # http-81
     return None

@@ -49,6 +49,7 @@ from trio_mcp.core.headers import (
     preflight_headers,
     quality,
     reply_headers,
+    shown,
     standard_fault,
 )
 from trio_mcp.core.jsonrpc import (
@@ -339,10 +340,6 @@ class _Refusal(Exception):
         return attrs.evolve(reply, body=b"") if method == "HEAD" else reply
 
 
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= 120 else f"{value[:120]}...")
-
-
 # Step one: the head.
 
 
@@ -353,14 +350,14 @@ def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
         cors, path = _check_sites(policy, request)
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
-            raise _Refusal(404, f"nothing is served at {_shown(path)}; the MCP endpoint is {policy.path or '/'}")
+            raise _Refusal(404, f"nothing is served at {shown(path)}; the MCP endpoint is {policy.path or '/'}")
         allowed = _methods(policy, place, request.headers.get(PROTOCOL_VERSION))
         if request.method == "OPTIONS":
             asked = request.headers.get("Access-Control-Request-Headers", "")
             return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
         if request.method not in allowed.split(", "):
             # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
-            raise _Refusal(405, f"{_shown(request.method)} is not served here: {allowed}", extra=(("Allow", allowed),))
+            raise _Refusal(405, f"{shown(request.method)} is not served here: {allowed}", extra=(("Allow", allowed),))
         if request.method == "POST":
             _check_content(policy, request.headers)
         return Screened(place, _acceptable(policy, place, request), cors)
@@ -373,12 +370,12 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
     origin = request.headers.get("Origin")
     # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
     if origin is not None and not policy.origins.allows(origin):
-        raise _Refusal(403, f"the origin {_shown(origin)} is not allowed; add it to allowed_origins to serve it")
+        raise _Refusal(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
     host, path = _split(request)
     # A page whose name was rebound to our address sends that name.  421 is HTTP's word for "not the server of this
     # host" (RFC 9110, 15.5.20).  Without a Host it is HTTP/1.0, and no browser.
     if host is not None and not policy.hosts.allows(host):
-        raise _Refusal(421, f"the host {_shown(host)} is not served here; add it to allowed_hosts to serve it")
+        raise _Refusal(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
 
 
@@ -408,10 +405,10 @@ def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> str:
 def _check_content(policy: HttpPolicy, headers: Headers) -> None:
     length, kind, limit = headers.get("Content-Length", ""), headers.get("Content-Type"), policy.limits.message_bytes
     if length.isdecimal() and (len(length) > 18 or int(length) > limit):
-        raise _Refusal(413, f"the body has {_shown(length)} bytes, and {limit} are allowed (Limits.message_bytes)")
+        raise _Refusal(413, f"the body has {shown(length)} bytes, and {limit} are allowed (Limits.message_bytes)")
     # Also a defence: a page cannot send this type to another origin without a preflight.
     if not is_json(kind):
-        came = "no Content-Type" if kind is None else f"the Content-Type {_shown(kind)}"
+        came = "no Content-Type" if kind is None else f"the Content-Type {shown(kind)}"
         raise _Refusal(415, f"a message is posted as {JSON} in UTF-8; {came} came")
 
 
@@ -428,7 +425,7 @@ def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answ
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
     if not json and not stream:
         offered = EVENT_STREAM if not posted else JSON if policy.json_only else f"{JSON} and {EVENT_STREAM}"
-        raise _Refusal(406, f"Accept is {_shown(accept or '')}; it must allow what is offered: {offered}")
+        raise _Refusal(406, f"Accept is {shown(accept or '')}; it must allow what is offered: {offered}")
     return _ANSWERS[json, stream]
 
 
@@ -564,7 +561,7 @@ def _modern_revision(case: _Case, message: Request | Notification, stated: Json)
     if version is None:
         raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing", code=errors.HEADER_MISMATCH, id=id)  # http-73
     if stated is not None and stated != version:
-        why = f"the {PROTOCOL_VERSION} header says {_shown(version)}, _meta says {_shown(str(stated))}"
+        why = f"the {PROTOCOL_VERSION} header says {shown(version)}, _meta says {shown(str(stated))}"
         raise _Refusal(400, why, code=errors.HEADER_MISMATCH, id=id)  # http-69
     revision = _served(case, version, handshake=False)
     if revision is None:

@@ -6,11 +6,15 @@ JSON-RPC answer (open the session anew, try another revision or transport, wait,
 tried without end: what was a second attempt already (`again`) is not followed by a third.
 
 An event stream is not read here: `read_reply` says `Streaming` as soon as it knows, and needs no body for it.  What the
-stream then carries in answer to the request is judged by `read_answer`, like an answer in a JSON body.  A stream that
-breaks is the business of `StreamResumption`.
+stream then carries in answer to the request (`Exchange.answered_by` says what does) is judged by `read_answer`, like an
+answer in a JSON body; the rest of it goes to the peer as it comes.  A stream that breaks is the business of
+`StreamResumption`.
+
+A body that answers something else than the request is no answer: whoever took it for one would wait for ever.
 
 What surprises: no reply is good enough to be refused for its form alone.  An error is read from a body of any type
-(http-05), an error without an id is taken for the answer to the one request it can mean, and 404 or 405 to a GET or a
+(http-05), an error without an id, or any error that comes with a refusal, is taken for the answer to the one request it
+can mean, and 404 or 405 to a GET or a
 DELETE means only that the server does without.
 """
 
@@ -38,9 +42,22 @@ from trio_mcp.core.headers import (
     is_session_id,
     media_type,
     mirrored,
+    shown,
     standard_headers,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Json, Limits, Message, Notification, Request, Result, decode
+from trio_mcp.core.jsonrpc import (
+    Batch,
+    Error,
+    Id,
+    Invalid,
+    Json,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+    decode,
+)
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
@@ -91,6 +108,21 @@ class Exchange:
     def opening(self) -> bool:
         return isinstance(self.message, Request) and self.message.method == "initialize"
 
+    @property
+    def asked(self) -> frozenset[Id]:
+        """The ids of the requests in it: one, mostly."""
+        return frozenset(each.id for each in _items(self.message) if isinstance(each, Request))
+
+    def answered_by(self, message: Message) -> frozenset[Id]:
+        """Those of them that this message answers.  Some peers echo an integer as a string."""
+        given = {each.id for each in _items(message) if isinstance(each, Result | Error)}
+        given |= {each.answers for each in _items(message) if isinstance(each, Invalid)}
+        return frozenset(id for id in self.asked if id in given or str(id) in given)
+
+
+def _items(message: Message | None) -> tuple[Message | None, ...]:
+    return message.items if isinstance(message, Batch) else (message,)
+
 
 # What to send.
 
@@ -101,7 +133,7 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     `mirrors` are the rules of the tool that is called, `last_event_id` what a GET resumes after.  Raises
     `LocalProtocolError` for a message that may not be posted in this revision, or an argument that no header can hold.
     """
-    revision, message = exchange.revision, exchange.message
+    revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
     if message is None:
         accept: Fields = (("Accept", EVENT_STREAM),) if exchange.method == "GET" else ()  # http-32
         after: Fields = ((LAST_EVENT_ID, last_event_id),) if last_event_id else ()  # http-41
@@ -109,7 +141,7 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     _check_message(revision, message)
     # http-09: "an Accept header, listing both application/json and text/event-stream".
     fields: Fields = (("Content-Type", JSON), ("Accept", f"{JSON}, {EVENT_STREAM}"))
-    if revision.handshake or not isinstance(message, Request | Notification):
+    if rules is None or not rules.standard_headers or not isinstance(message, Request | Notification):
         # http-119: the POST that opens a session has none, and has agreed no version yet.
         return fields if exchange.opening else (*fields, *_session_headers(exchange))
     # http-68: the header equals the version in the body, because it is taken from there.
@@ -283,8 +315,7 @@ def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, 
 
 
 def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
-    asked = exchange.message.items if isinstance(exchange.message, Batch) else (exchange.message,)
-    if exchange.sse or not any(isinstance(each, Request) for each in asked):
+    if exchange.sse or not exchange.asked:
         return Accepted()
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
@@ -293,32 +324,39 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
     if kind == EVENT_STREAM:
         return Streaming(session)
     if kind != JSON:
-        came = repr(kind[:80]) if kind else "no Content-Type"
+        came = shown(kind) if kind else "no Content-Type"
         return Failed(f"a request is answered by {JSON} or {EVENT_STREAM}; the reply ({status}) has {came}")
     verdict = read_answer(exchange, decode(body, limits))
-    return attrs.evolve(verdict, session=session) if isinstance(verdict, Received) else verdict
+    if not isinstance(verdict, Received):
+        return verdict
+    if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: nothing will follow
+        return Failed(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
+    return attrs.evolve(verdict, session=session)
 
 
 def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> ReplyVerdict:
     message = decode(body, limits)
     error = message if isinstance(message, Error) else None
     if error is not None and isinstance(exchange.message, Request):
-        return read_answer(exchange, error, status)
+        # Whatever its id: the response refuses this request, and some servers have an id for "the transport says no".
+        return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
     return _fall_back(exchange, status, error) or Failed(_said(status, body, limits), status)
-
-
-# ver-14: "a recognised modern error identifies a modern server".
-_MODERN_ERRORS = frozenset({errors.HEADER_MISMATCH, errors.MISSING_CLIENT_CAPABILITY, errors.UNSUPPORTED_VERSION})
 
 
 def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
     """What answers the request, from a body or from a stream: mostly just `Received`."""
     if isinstance(message, Invalid):
         return Failed(f"the answer cannot be read: {message.why}")
+    if isinstance(message, Error) and message.id is None:
+        if not isinstance(exchange.message, Request):
+            return Failed(f"the whole batch was refused: {_in_words(message)}")
+        message = attrs.evolve(message, id=exchange.message.id)
+    if isinstance(message, Batch) and not exchange.revision.batches:
+        return Failed(f"the answer is a batch, and {exchange.revision} has none")
+    if not exchange.answered_by(message):
+        return Failed(f"the request was not answered: a {type(message).__name__} about something else came instead")
     if not isinstance(message, Error):
         return Received(message)
-    if message.id is None and isinstance(exchange.message, Request):
-        message = attrs.evolve(message, id=exchange.message.id)
     remedy = None if exchange.again else _remedy(exchange, message, status)
     return remedy or _fall_back(exchange, status, message) or Received(message)
 
@@ -345,7 +383,8 @@ def _mutual(data: Json, speaks: Sequence[Revision]) -> Revision | None:
 
 def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVerdict | None:
     """What a first contact that failed says about the server.  A 5xx says nothing: it may be any."""
-    if not exchange.probing or (error is not None and error.code in _MODERN_ERRORS):
+    # ver-14: "a recognised modern error identifies a modern server".
+    if not exchange.probing or (error is not None and error.code in errors.MODERN_ERRORS):
         return None
     why = f"HTTP {status}" if error is None else f"HTTP {status}, error {error.code}"
     rules = exchange.revision.http
@@ -373,8 +412,13 @@ def _is_legacy(message: Message | None, status: int, error: Error | None) -> boo
 def _said(status: int, body: bytes, limits: Limits) -> str:
     """A failure in words: the error's own, if there is one."""
     message = decode(body, limits)
-    said = f"{message.message} ({message.code})" if isinstance(message, Error) else ""
-    return f"HTTP {status}: {said}" if said else f"HTTP {status}, without a JSON-RPC error"
+    if isinstance(message, Error):
+        return f"HTTP {status}: {_in_words(message)}"
+    return f"HTTP {status}, without a JSON-RPC error"
+
+
+def _in_words(error: Error) -> str:
+    return f"{shown(error.message)} ({error.code})"
 
 
 def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVerdict:
@@ -385,16 +429,20 @@ def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVer
         return Failed(f"HTTP {status} cannot be followed for a {exchange.method}")
     url = _same_origin(exchange.url, location)
     # http-61: what we send along (session, token, arguments) is for this origin alone.
-    return (
-        Failed(f"HTTP {status} leads to another origin; use its URL if you trust it")
-        if url is None
-        else Redirected(url)
-    )
+    if url is None:
+        return Failed(f"HTTP {status} leads to another origin, or to no URL at all; use its URL if you trust it")
+    return Redirected(url)
 
 
 def _same_origin(base: str, reference: str) -> str | None:
-    """The reference as a URL, if it has the origin of the base."""
+    """The reference as a URL, if it has the origin of the base.
+
+    A URL is visible ASCII: what else is in it, a parser would drop or a header not hold.  And it names no user: whose
+    password it is, only we could say.
+    """
     try:
+        if not re.fullmatch("[!-~]*", reference) or "@" in urlsplit(reference).netloc:
+            return None
         url = urljoin(base, reference)
         return url if _origin(url) == _origin(base) else None
     except ValueError:  # no URL at all: a port that is no number, half a bracket
@@ -411,10 +459,15 @@ def read_endpoint(url: str, event: SseEvent | Oversized) -> str | Failed:
     if not isinstance(event, SseEvent) or event.event != "endpoint":
         return Failed("an HTTP+SSE stream begins with an endpoint event, and this one does not")
     target = _same_origin(url, event.data.decode("utf-8", "replace"))
-    return Failed("the endpoint event names a URL of another origin") if target is None else target
+    return Failed("the endpoint event names no URL of the stream's own origin") if target is None else target
 
 
 # Streams that break.
+
+
+# Seconds.  A server that closes at once and says "retry: 0" would be asked as fast as the wire allows; an hour is more
+# than any server means, and what lies beyond is as good as never.
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
 
 
 @attrs.frozen
@@ -452,11 +505,13 @@ class StreamResumption:
         self._longest = longest
         self._retry: int | None = None
         self._tried = 0
+        self._fruitful = False  # whether the present connection brought a message
 
     def heard(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
         """Call this after each `feed` of the present connection's reader, with what that gave."""
         if events or reader.last_event_id or reader.retry is not None:
             self._tried = 0
+        self._fruitful |= any(isinstance(each, Oversized) or each.data != b"" for each in events)
         # A connection that brings no id, or no `retry`, leaves what an earlier one said.
         self.last_event_id = reader.last_event_id or self.last_event_id
         self._retry = self._retry if reader.retry is None else reader.retry
@@ -470,8 +525,12 @@ class StreamResumption:
         if self._tried >= self._attempts:
             return Failed(f"the stream could not be resumed in {self._attempts} attempts")
         # http-50: "The client MUST respect the retry field".  Without one, wait longer each time.
-        wait = min(self._delay * 2**self._tried, self._longest) if self._retry is None else self._retry / 1000
+        if self._retry is None:
+            wait = min(self._delay * 2**self._tried, self._longest)
+        else:
+            wait = min(max(self._retry / 1000, 0 if self._fruitful else _SHORTEST_WAIT), _LONGEST_WAIT)
         self._tried += 1
+        self._fruitful = False
         return Reconnect(wait, self.last_event_id)
 
     def refused(self, verdict: ReplyVerdict) -> Reconnect | Failed:
@@ -480,5 +539,6 @@ class StreamResumption:
             return self.ended()  # a proxy whose server is just starting again
         if isinstance(verdict, RetryAfter):
             again = self.ended()
-            return attrs.evolve(again, seconds=verdict.seconds) if isinstance(again, Reconnect) else again
-        return Failed(f"the server does not resume the stream: {verdict}")
+            seconds = min(verdict.seconds, _LONGEST_WAIT)
+            return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
+        return Failed(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}")
