@@ -14,6 +14,7 @@ from tests.core.pairs import (
     LIMITS,
     SERVER_INFO,
     Pair,
+    initialize,
     modern,
     opened,
 )
@@ -23,11 +24,29 @@ from trio_mcp.core.headers import Headers
 from trio_mcp.core.http import HttpPolicy, HttpRequest, Serve, judge
 from trio_mcp.core.http_client import Exchange, request_headers
 from trio_mcp.core.jsonrpc import Batch, Event, Invalid, LineFramer, Notification, Request, Result, decode, encode
-from trio_mcp.core.listen import TOOLS_CHANGED, Listeners, Subscriptions, listen_params
+from trio_mcp.core.listen import (
+    ACKNOWLEDGED,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Listeners,
+    Subscriptions,
+    change_of,
+    listen_params,
+    resource_updated,
+)
 from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.peer import Answered, RequestCancelled
-from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.session import Call, Offer, ServerSession, Session
+from trio_mcp.core.revisions import (
+    LATEST,
+    LATEST_LEGACY,
+    META_CLIENT_CAPABILITIES,
+    META_SUBSCRIPTION_ID,
+    META_VERSION,
+    REVISIONS,
+    Revision,
+)
+from trio_mcp.core.session import Agreed, Call, Offer, ServerSession, Session
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
 
@@ -139,6 +158,21 @@ def test_answers_belong_to_their_request_and_the_rest_of_a_session_to_none() -> 
     assert sent == [(Notification, None), (Request, None), (Request, 1), (Result, 1)]
 
 
+def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> None:
+    server, listeners = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int]()
+
+    def publish() -> list[bool]:
+        return [server.notify(note.method, note.params) for _, note in listeners.publish(TOOLS_CHANGED)]
+
+    for message in (initialize(), Notification("notifications/initialized")):
+        assert not any(publish())
+        for event in server.receive(message, 0.0):
+            if isinstance(event, Agreed):
+                listeners.add_session(0, server.declared(event.terms.revision))
+    assert publish() == [True]
+    assert [type(message) for message, _ in server.outgoing()] == [Result, Notification]
+
+
 @req("http-118", "life-17")
 @EVERY_REVISION
 def test_the_end_of_a_link_is_no_message(revision: Revision) -> None:
@@ -197,6 +231,41 @@ def _listening() -> tuple[Pair, Listeners[int], Subscriptions, int]:
     link.pump()
     link.forget()
     return link, listeners, subscriptions, id
+
+
+@req("sub-01", "sub-02", "sub-03", "sub-05", "sub-13")
+def test_a_subscription_begins_with_its_acknowledgement_and_carries_what_was_asked_for_under_its_own_id() -> None:
+    server, listeners = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int | str]()
+    asked = {1: [TOOLS_CHANGED], "1": [PROMPTS_CHANGED, TOOLS_CHANGED], 2: [resource_updated("a:b")], 3: []}
+    changes = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, resource_updated("a:b"), resource_updated("a:c")]
+
+    def publish() -> None:
+        for change in changes:
+            for key, note in listeners.publish(change):
+                assert server.notify(note.method, note.params, about=key)
+
+    server.receive(modern("call", "tools/call", {"name": "x"}), 0.0)
+    for id, wanted in asked.items():
+        publish()
+        (event,) = server.receive(modern(id, "subscriptions/listen", listen_params(wanted)), 0.0)
+        assert isinstance(event, Call)
+        acknowledged = listeners.listen(id, event.request, server.declared(event.terms.revision))
+        assert server.notify(acknowledged.method, acknowledged.params, about=id)
+    publish()
+
+    sent: dict[Any, list[Notification]] = {id: [] for id in asked}
+    for message, about in server.outgoing():
+        assert isinstance(message, Notification)
+        sent[about].append(message)
+    for id, notes in sent.items():
+        marks = [note.params["_meta"][META_SUBSCRIPTION_ID] for note in notes]
+        assert all((type(mark), mark) == (type(id), id) for mark in marks)
+        assert [note.method for note in notes].index(ACKNOWLEDGED) == 0
+        assert {change_of(note) for note in notes[1:]} == set(asked[id])
+    for change in changes:  # and on no request that is no subscription, nor on none
+        for about in ("call", None):
+            with pytest.raises(LocalProtocolError):
+                server.notify(change.notification("call").method, change.notification("call").params, about=about)
 
 
 def _end_by_the_server(link: Pair, listeners: Listeners[int], id: int) -> Iterator[str]:

@@ -141,7 +141,7 @@ class ClientSession(Session):
 
     _ROLE = Role.CLIENT
 
-    def _prepare(self) -> None:
+    def _set_up(self) -> None:
         self.negotiation: Negotiation | None = None
         self.instructions: str | None = None
         self.log_level: str | None = None

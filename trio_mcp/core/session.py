@@ -209,9 +209,9 @@ class Session(Peer):
         self.terms = terms
         self.opened = terms is not None
         """Whether everything may be sent that the terms allow, not only what may precede the end of the handshake."""
-        self._prepare()
+        self._set_up()
 
-    def _prepare(self) -> None:
+    def _set_up(self) -> None:
         """Set up what one role keeps and the other does not."""
 
     def declared(self, revision: Revision) -> JsonObject:
