@@ -1036,6 +1036,112 @@ def test_a_request_that_nobody_waits_for_can_be_forgotten() -> None:
     assert (peer.serving, peer.answer(7, {}), sent(peer)) == (0, False, [])
 
 
+# Labels.
+
+
+def labels(peer: Peer) -> list[object]:
+    return [label for _, label in peer.outgoing()]
+
+
+@pytest.mark.parametrize("label", ["stream 5", 0, "", ("a", 1), 8], ids=repr)
+def test_what_belongs_to_a_request_has_the_label_that_the_request_came_with(label: Any) -> None:
+    peer = Peer(SERVER, link=SESSION)
+    for id in (7, 8):
+        request = Request(id, LISTEN, {"_meta": {"progressToken": "t"}})
+        assert peer.receive(request, 0, about=label if id == 7 else None) == [request]
+    peer.progress(7, 1)
+    peer.notify("notifications/message", about=7)
+    first, second = peer.request("roots/list", about=7), peer.request("roots/list", about=7, deadline=5)
+    peer.cancel(first)
+    peer.tick(5)
+    assert peer.waiting == 0 < second
+    assert peer.answer(7, {})
+    assert labels(peer) == [label] * 7
+    peer.progress(8, 1)
+    peer.request("roots/list", about=8)
+    peer.refuse(8, RequestError(1, "no"))
+    assert labels(peer) == [8] * 3
+    peer.notify("notifications/tools/list_changed")
+    peer.request("ping")
+    assert labels(peer) == [None] * 2
+
+
+def test_a_subscription_ends_under_its_label() -> None:
+    peer = Peer(SERVER)
+    peer.receive(Request(7, LISTEN), 0, about="here")
+    peer.answer(7, {})
+    assert peer.outgoing() == [(Result(7, {}), "here"), (cancellation(7), "here")]
+
+
+@pytest.mark.parametrize(
+    ("message", "id"),
+    [
+        (Request(7, "tools/list"), None),
+        (Request(9, "tools/list", {"_meta": 0}), 9),
+        (decode(b"{", LIMITS), None),
+        (decode(b'{"jsonrpc":"2.0","id":"x","method":5}', LIMITS), "x"),
+        (Batch((Request(1, "a"), Request(2, "b"))), None),
+        (decode(b"[]", LIMITS), None),
+    ],
+)
+def test_what_is_refused_at_once_is_refused_where_it_came_from(message: Message, id: Id | None) -> None:
+    peer = Peer(SERVER)
+    peer.receive(Request(7, "tools/call"), 0, about="stream 1")
+    peer.receive(message, 0, about="stream 2")
+    ((error, label),) = peer.outgoing()
+    assert isinstance(error, Error)
+    assert (error.id, label) == (id, "stream 2")
+    peer.receive(message, 0)
+    assert labels(peer) == [id]
+    peer.answer(7, {})
+    assert labels(peer) == ["stream 1"]
+
+
+def test_a_message_without_a_label_has_none_of_the_one_before() -> None:
+    peer = Peer(SERVER)
+    peer.receive(Request(1, "a"), 0, about="stream 1")
+    peer.receive(Request(2, "a"), 0)
+    peer.receive(decode(b"{", LIMITS), 0)
+    peer.answer(2, {})
+    peer.answer(1, {})
+    assert labels(peer) == [None, 2, "stream 1"]
+
+
+def test_a_cancellation_does_not_go_where_only_the_id_is_the_same() -> None:
+    peer = Peer(SERVER, link=SESSION)
+    peer.receive(Request(7, "tools/call"), 0, about="stream 1")
+    early, late = peer.request("roots/list", about=7), peer.request("roots/list", about=7)
+    peer.cancel(early)
+    peer.receive(cancellation(7), 0)
+    peer.answer(7, {})
+    peer.receive(Request(7, "tools/call"), 0, about="stream 2")
+    peer.cancel(late)
+    assert labels(peer) == ["stream 1", "stream 1", "stream 1", None]
+
+
+def test_a_cancelled_request_takes_along_what_is_its_own_and_not_what_shares_its_label() -> None:
+    peer = Peer(SERVER)
+    for id in (7, 8):
+        peer.receive(Request(id, "tools/call", {"_meta": {"progressToken": id}}), 0, about=8)
+        peer.progress(id, 1)
+    peer.notify("notifications/message", about=8)
+    peer.receive(cancellation(7), 0)
+    assert peer.outgoing() == [(progress(8, 1), 8), (Notification("notifications/message"), 8)]
+
+
+def test_what_belonged_to_others_of_the_same_id_is_not_withdrawn(batched: Peer) -> None:
+    batched.receive(Batch((Request(7, "a"), Request(8, "b"))), 0)
+    batched.answer(7, {"turn": 1})
+    batched.answer(8, {})
+    serving(batched).answer(7, {"turn": 2})
+    serving(batched).refuse(7, RequestError(1, "turn 3"))
+    batched.receive(Request(7, "again", {"_meta": 0}), 0)
+    serving(batched)
+    assert batched.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
+    kinds = [(type(message), label) for message, label in batched.outgoing()]
+    assert kinds == [(Batch, 7), (Result, 7), (Error, 7), (Error, 7)]
+
+
 # Batches.
 
 
@@ -1057,6 +1163,20 @@ def test_a_batch_is_served_member_by_member_and_answered_as_one(batched: Peer) -
     answers = (Result("2", {"of": "b"}), Result(1, {"of": "a"}), Error(3, -32602, "no"))
     assert batched.outgoing() == [(Batch(answers), 1)]
     assert (batched.serving, batched.outgoing()) == (0, [])
+
+
+@pytest.mark.parametrize("nonsense", ["first", "last"])
+def test_the_answers_to_a_batch_have_its_label(batched: Peer, nonsense: str) -> None:
+    members: list[Any] = [Request(1, "a", {"_meta": {"progressToken": "t"}}), Request(2, "b")]
+    members.insert(0 if nonsense == "first" else 2, Invalid("", Error(9, INVALID_REQUEST, "no method")))
+    batched.receive(Batch(tuple(members)), 0, about="stream 5")
+    batched.progress(1, 1)
+    batched.answer(2, {})
+    batched.answer(1, {})
+    assert [(type(message), label) for message, label in batched.outgoing()] == [
+        (Notification, "stream 5"),
+        (Batch, "stream 5"),
+    ]
 
 
 @req("batch-04")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 import attrs
@@ -141,8 +141,14 @@ class PeerMistake(Event):
     why: str
 
 
-Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Id | None]
-"""A message, and the request it belongs to: the peer's id, or None if it belongs to none."""
+Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Hashable | None]
+"""A message, and the label of what it belongs to, by which a transport with several streams finds the right one.
+
+What belongs to a request of theirs has the label that `receive` got with it, as `about`: answers, batches of answers,
+progress, notices, and the requests that we make in its course, with their cancellations.  So have the errors that are
+owed for what came under that label and could not be served, with an id or without.  If `receive` got none, the label
+is the request's id (of a batch: the first one in it; of an error: its own).  None: it belongs to nothing that came in.
+"""
 
 _PROGRESS = "notifications/progress"
 _CANCELLED = "notifications/cancelled"
@@ -186,6 +192,7 @@ class _Calling:
     method: str
     state: State
     about: Id | None
+    label: Hashable | None
     progress: float | None
 
 
@@ -193,10 +200,21 @@ class _Calling:
 class _Batch:
     """Answers that leave together, once all members are received and none is awaited any more."""
 
-    about: Id | None = None  # the first request in it
+    label: Hashable | None
     receiving: bool = True
     waiting: set[Id] = attrs.field(factory=set)
     answers: list[Result | Error] = attrs.field(factory=list)
+
+
+@attrs.frozen(eq=False)
+class _Arrival:
+    """How a message came: under which label, and in which batch, if in one."""
+
+    label: Hashable | None = None
+    batch: _Batch | None = None
+
+
+_UNLABELLED = _Arrival()
 
 
 @attrs.define(eq=False)
@@ -205,6 +223,7 @@ class _Serving:
 
     method: str
     state: State
+    label: Hashable
     token: Id | None
     batch: _Batch | None
     progress: float = -math.inf
@@ -232,7 +251,8 @@ class Peer:
         self._deadlines: list[tuple[float, int]] = []
         # Not bounded here: one message for each that was received, one cancel for each request of ours, and what the
         # caller queues.  Whoever drives the peer stops reading, and queueing, while it cannot write.
-        self._outgoing: list[Outgoing] = []
+        # Each with its label, and the request of theirs with which it would be withdrawn.
+        self._outgoing: list[tuple[Request | Notification | Result | Error | Batch, Hashable | None, Id | None]] = []
         # Requests of theirs that were cancelled, and how much of the queue is older than that.
         self._withdrawn: dict[Id | None, int] = {}
 
@@ -258,7 +278,8 @@ class Peer:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if len(self._calling) >= self.limits.requests:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
-        if about is not None and not self.serves(about):
+        label = self._label_of(about)
+        if about is not None and label is None:
             raise LocalProtocolError(f"{method} was not sent: request {about!r}, which it belongs to, is over")
         id, params = self._next_id, params or {}
         meta = _meta_in(method, params)
@@ -269,10 +290,10 @@ class Peer:
         request = prepare(Request(id, method, params))
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
-        self._calling[id] = _Calling(id, method, state, about, -math.inf if progress else None)
+        self._calling[id] = _Calling(id, method, state, about, label, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
-        self._outgoing.append((request, about))
+        self._outgoing.append((request, label, None))
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
@@ -289,7 +310,7 @@ class Peer:
             return self._note(about, note)
         if self.closed:
             return False
-        self._outgoing.append((prepare(note), None))
+        self._outgoing.append((prepare(note), None, None))
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
@@ -375,6 +396,10 @@ class Peer:
         serving = self._serving.get(id)
         return serving is not None and serving.state is not State.CANCELLED
 
+    def _label_of(self, id: Id | None) -> Hashable | None:
+        """The label of a request of theirs that still waits for its answer; None for every other."""
+        return self._serving[id].label if id is not None and self.serves(id) else None
+
     def method_of(self, id: Id) -> str | None:
         """What a request of theirs asks for, while it is served."""
         serving = self._serving.get(id)
@@ -398,17 +423,9 @@ class Peer:
     def outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; each message is handed out once."""
         out, self._outgoing = self._outgoing, []
-        if self._withdrawn:
-            # cancel-18.  Requests stay, and so do notices that they are cancelled: they have a life of their own.
-            out = [
-                (message, about)
-                for at, (message, about) in enumerate(out)
-                if at >= self._withdrawn.get(about, 0)
-                or not isinstance(message, Notification)
-                or message.method == _CANCELLED
-            ]
-            self._withdrawn.clear()
-        return out
+        withdrawn, self._withdrawn = self._withdrawn, {}
+        # cancel-18: what was queued for a request before its cancellation stays here.
+        return [(message, label) for at, (message, label, id) in enumerate(out) if at >= withdrawn.get(id, 0)]
 
     # Time.
 
@@ -436,35 +453,40 @@ class Peer:
 
     # What the peer does.
 
-    def receive(self, message: Message, now: float) -> list[Event]:
-        """Take one message in.  Never raises for what the peer did: mistakes are answered, reported, or both."""
+    def receive(self, message: Message, now: float, *, about: Hashable | None = None) -> list[Event]:
+        """Take one message in.  Never raises for what the peer did: mistakes are answered, reported, or both.
+
+        `about` is what the transport calls the stream or exchange that the message came on; see `Outgoing`.
+        """
         events = self.tick(now) if self._deadlines else []
         if not self.closed:
-            self._RECEIVERS[type(message)](self, message, events, None)
+            arrival = _UNLABELLED if about is None else _Arrival(about)
+            self._RECEIVERS[type(message)](self, message, events, arrival)
         return events
 
-    def _receive_request(self, request: Request, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_request(self, request: Request, events: list[Event], arrival: _Arrival) -> None:
         id = request.id
         meta = request.params.get("_meta", _NO_META)
         token = meta.get("progressToken") if type(meta) is dict else None
         if id in self._serving:
             why = f"id {id!r} belongs to a request that is still being served"
-            self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, batch)
+            self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, arrival)
         elif len(self._serving) >= self.limits.requests:
             why = f"{self.limits.requests} requests are being served, which is the limit; try again later"
-            self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, batch)
+            self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, arrival)
         elif type(meta) is not dict or not (token is None or _is_id(token)):
             why = "params._meta must be an object, and its progressToken a string or an integer"
-            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, batch)
+            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
         else:
             state = first_state(SERVING[self.link], request.method)
-            self._serving[id] = _Serving(request.method, state, token, batch)
+            label, batch = id if arrival.label is None else arrival.label, arrival.batch
+            self._serving[id] = _Serving(request.method, state, label, token, batch)
             if batch is not None:
-                batch.about = id if batch.about is None else batch.about
+                batch.label = label if batch.label is None else batch.label
                 batch.waiting.add(id)
             events.append(request)
 
-    def _receive_notification(self, note: Notification, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_notification(self, note: Notification, events: list[Event], arrival: _Arrival) -> None:
         if note.method == _CANCELLED:
             self._cancelled(note.params, events)
         elif note.method == _PROGRESS:
@@ -472,12 +494,12 @@ class Peer:
         else:
             events.append(note)
 
-    def _receive_result(self, message: Result, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
         calling = self._find(message.id, events)
         if calling is not None and self._call_step(calling, Seen.ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
-    def _receive_error(self, message: Error, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
         id = message.id
         if id is None and self.link is Link.EXCHANGE and len(self._calling) == 1:
             (id,) = self._calling  # an exchange is about one request: there is nothing else this can mean
@@ -486,29 +508,30 @@ class Peer:
         elif (calling := self._find(id, events)) is not None and self._call_step(calling, Seen.ERROR):
             events.append(Refused(calling.id, calling.method, message))
 
-    def _receive_invalid(self, message: Invalid, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_invalid(self, message: Invalid, events: list[Event], arrival: _Arrival) -> None:
         if message.reply is not None:
-            self._refuse_at_once(message.reply, events, batch)
+            self._refuse_at_once(message.reply, events, arrival)
         elif message.answers is not None:
             self._garble(message.answers, message.why, events)
         else:
             events.append(PeerMistake(message.why))
 
-    def _receive_batch(self, message: Batch, events: list[Event], batch: _Batch | None) -> None:
+    def _receive_batch(self, message: Batch, events: list[Event], arrival: _Arrival) -> None:
         why = self._why_no_batch(message)
         if why:
-            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, None)
+            self._refuse_at_once(Error(None, errors.INVALID_REQUEST, why), events, arrival)
             for item in message.items:
                 if (id := _answers(item)) is not None:  # whoever waits for it is told, rather than left waiting
                     self._garble(id, why, events)
             return
-        together = _Batch()
+        together = _Batch(arrival.label)
+        arrival = _Arrival(arrival.label, together)
         for item in message.items:
-            self._RECEIVERS[type(item)](self, item, events, together)
+            self._RECEIVERS[type(item)](self, item, events, arrival)
         together.receiving = False
         self._settle(together)
 
-    _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Batch | None], None]]] = {
+    _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Arrival], None]]] = {
         Request: _receive_request,
         Notification: _receive_notification,
         Result: _receive_result,
@@ -579,8 +602,8 @@ class Peer:
         state, deed = step(CALLING[self.link], calling.state, seen)
         if deed in _SENDS_CANCEL:  # first of all, for a reason that cannot be written raises
             # Not on the stream of a request of theirs that is over: nothing more is sent for that one.
-            about = calling.about if calling.about is not None and self.serves(calling.about) else None
-            self._send_cancelled(calling.id, reason, about)
+            label = calling.label if calling.label == self._label_of(calling.about) else None
+            self._send_cancelled(calling.id, reason, label)
         calling.state = state
         if state is State.GONE:
             del self._calling[calling.id]
@@ -623,7 +646,7 @@ class Peer:
         serving = self._serving.get(about)
         if serving is None or self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
             return False
-        self._outgoing.append((note, about))
+        self._outgoing.append((note, serving.label, about))
         return True
 
     def _finish(self, id: Id, message: Result | Error, seen: Seen) -> bool:
@@ -638,31 +661,32 @@ class Peer:
             serving.batch.waiting.discard(id)
             self._settle(serving.batch)
         else:
-            self._outgoing.append((message, id))
+            self._outgoing.append((message, serving.label, None))
         if deed is Deed.WRITE_AND_TEAR_DOWN:
-            self._send_cancelled(id, "", id)
+            self._send_cancelled(id, "", serving.label)
         return True
 
     def _settle(self, batch: _Batch) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
-            self._outgoing.append((Batch(tuple(batch.answers)), batch.about))
+            self._outgoing.append((Batch(tuple(batch.answers)), batch.label, None))
 
-    def _refuse_at_once(self, error: Error, events: list[Event], batch: _Batch | None) -> None:
+    def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival) -> None:
         events.append(PeerMistake(error.message))
         if error.id is not None and self.serves(error.id):
             # Under this id it would be taken for the answer to the request that is still running.
             error = attrs.evolve(error, id=None)
-        if batch is not None:
-            batch.about = error.id if batch.about is None else batch.about
+        label = error.id if arrival.label is None else arrival.label
+        if (batch := arrival.batch) is not None:
+            batch.label = label if batch.label is None else batch.label
             batch.answers.append(error)
         else:
-            self._outgoing.append((error, error.id))
+            self._outgoing.append((error, label, None))
 
-    def _send_cancelled(self, id: Id, reason: str, about: Id | None) -> None:
+    def _send_cancelled(self, id: Id, reason: str, label: Hashable | None) -> None:
         params: JsonObject = {"requestId": id}
         if reason:
             params["reason"] = reason
-        self._outgoing.append((prepare(Notification(_CANCELLED, params)), about))
+        self._outgoing.append((prepare(Notification(_CANCELLED, params)), label, None))
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
         """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
