@@ -125,6 +125,7 @@ def test_a_redirect_within_the_origin_is_followed(location: str) -> None:
         "javascript:alert(1)",
         "\\\\evil.net/",
         "/b\r\nSet-Cookie:a=b",
+        "https://[/b.png",
     ],
 )
 def test_a_redirect_elsewhere_is_not(location: str) -> None:

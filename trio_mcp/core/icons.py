@@ -71,7 +71,11 @@ def address_fault(src: str, origins: Collection[str]) -> str | None:
 def redirect_fault(src: str, location: str) -> str | None:
     """Why a redirect from `src` must not be followed, or None.  Neither scheme, host nor port may change."""
     origin = _origin(src)
-    if origin is None or not _URI.fullmatch(location) or _origin(urljoin(src, location)) != origin:
+    try:
+        target = urljoin(src, location)
+    except ValueError:  # half of a bracketed address
+        target = ""
+    if origin is None or not _URI.fullmatch(location) or _origin(target) != origin:
         return "an icon's redirect stays at its origin"
     return None
 
