@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.core.model_strategies import JSON, MODELS, Fixed, build, exists, instances
 from tests.requirements import req
 from trio_mcp.core import content, forms, jsonrpc, models
-from trio_mcp.core.codec import NOTIFICATIONS, REQUESTS, from_json, to_json
+from trio_mcp.core.codec import MAX_MALFORMED, NOTIFICATIONS, REQUESTS, from_json, to_json
 from trio_mcp.core.content import AudioContent, ImageContent, Malformed, Model, TextContent, Unknown
 from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
 from trio_mcp.core.jsonrpc import ABSENT
@@ -213,6 +214,29 @@ def test_one_bad_element_does_not_hide_the_others() -> None:
     assert to_json(result, V2025_06)["tools"] == written["tools"]
     with pytest.raises(RemoteProtocolError, match=r"^ListToolsResult: tools\[1\]\.inputSchema: missing$"):
         from_json(ListToolsResult, written, strict=True)
+
+
+@pytest.mark.parametrize("bad", [0, {}, {**TOOL, "title": 1}], ids=["a scalar", "an object", "a member"])
+def test_of_very_many_bad_elements_the_first_are_kept_and_the_others_counted(bad: Any) -> None:
+    def read(many: int) -> list[Any]:
+        return list(from_json(ListToolsResult, {"tools": [TOOL, *[bad] * many, TOOL]}).tools)
+
+    tool = Tool("add", SCHEMA)
+    kept = read(MAX_MALFORMED)
+    assert len(kept) == MAX_MALFORMED + 2
+    why = kept[1].why
+    assert kept == [tool, *[Malformed(bad, why)] * MAX_MALFORMED, tool]
+    more = f"{why} (and 7 more elements after it, which are not kept)"
+    assert read(MAX_MALFORMED + 7) == [*kept[:-2], Malformed(bad, more), tool]
+    with pytest.raises(RemoteProtocolError, match=r"tools\[1\]"):
+        from_json(ListToolsResult, {"tools": [TOOL, *[bad] * 1000, TOOL]}, strict=True)
+
+
+def test_bad_elements_of_a_kind_share_their_text() -> None:
+    first, second = from_json(CallToolResult, {"content": [7, 8]}).content
+    assert isinstance(first, Malformed)
+    assert isinstance(second, Malformed)
+    assert first.why is second.why
 
 
 def test_one_bad_value_of_a_map_does_not_hide_the_others() -> None:
@@ -462,15 +486,6 @@ REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
         (V2024_11, V2025_03, V2025_06),
         "ElicitResult|an answer of several values",
     ),
-    (CallToolResult([], structured_content={}), (V2024_11, V2025_03), "structuredContent"),
-    (CallToolResult([PICTURE], structured_content={}), (), ""),
-    (CallToolResult([PICTURE], structured_content=[1]), (V2025_06, V2025_11), "structuredContent that is no object"),
-    (CallToolResult([PICTURE], structured_content=None), (V2025_06, V2025_11), "structuredContent that is no object"),
-    (
-        content.ToolResultContent("1", [], [1]),
-        (V2024_11, V2025_03, V2025_06, V2025_11),
-        "ToolResultContent|structuredContent that is no object",
-    ),
     (content.ToolResultContent("1", [], {}), (V2024_11, V2025_03, V2025_06), "ToolResultContent"),
     (
         models.CallToolParams("t", request_state=""),
@@ -500,7 +515,7 @@ REFUSED: list[tuple[Model, tuple[Revision, ...], str]] = [
 ]
 
 
-@req("type-02", "type-07", "type-08", "type-09", "type-11", "type-12", "type-17", "type-18", "tool-34")
+@req("type-02", "type-07", "type-08", "type-09", "type-11", "type-12", "type-17", "type-18")
 @EVERY
 @pytest.mark.parametrize(("value", "refused", "named"), REFUSED)
 def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
@@ -513,6 +528,63 @@ def test_what_cannot_be_left_out_is_refused_where_it_is_not_known(
         to_json(value, revision)
     assert caught.value.method in named.split("|")
     assert caught.value.revision == revision.name
+
+
+AS_AN_OBJECT = {"temperature": 22.5, "sky": "bewölkt"}
+STRUCTURED: list[tuple[Any, str, tuple[Revision, ...]]] = [
+    # (what, as text, and where it has to be said so)
+    (AS_AN_OBJECT, '{"temperature": 22.5, "sky": "bewölkt"}', (V2024_11, V2025_03)),
+    ({}, "{}", (V2024_11, V2025_03)),
+    ([1, None], "[1, null]", (V2024_11, V2025_03, V2025_06, V2025_11)),
+    ("hi", '"hi"', (V2024_11, V2025_03, V2025_06, V2025_11)),
+    (None, "null", (V2024_11, V2025_03, V2025_06, V2025_11)),
+]
+
+
+@req("tool-34", "type-09")
+@EVERY
+@pytest.mark.parametrize(("value", "text", "where"), STRUCTURED)
+def test_structured_content_is_said_as_text_where_it_cannot_be_carried(
+    revision: Revision, value: Any, text: str, where: tuple[Revision, ...]
+) -> None:
+    picture, said = to_json(PICTURE, revision), {"type": "text", "text": text}
+    alone = to_json(CallToolResult([], value, is_error=True), revision)
+    beside_a_picture = to_json(CallToolResult((PICTURE,), value), revision)
+    beside_a_text = to_json(CallToolResult([TextContent("hi")], value), revision)
+    assert alone["isError"] is True
+    assert [alone["content"], beside_a_picture["content"]] == (
+        [[said], [picture, said]] if revision in where else [[], [picture]]
+    )
+    assert beside_a_text["content"] == [TEXT]  # which is for the author to choose, and not said twice
+    for written in (alone, beside_a_picture, beside_a_text):
+        assert written.get("structuredContent", ABSENT) == (ABSENT if revision in where else value)
+
+
+@req("tool-34")
+def test_a_tool_result_in_a_message_is_said_as_text_too() -> None:
+    used = {"type": "tool_result", "toolUseId": "1"}
+    assert to_json(content.ToolResultContent("1", [], [1]), V2025_11) == {
+        **used,
+        "content": [{"type": "text", "text": "[1]"}],
+    }
+    assert to_json(content.ToolResultContent("1", [], [1]), V2026_07) == {
+        **used,
+        "content": [],
+        "structuredContent": [1],
+    }
+
+
+def test_a_result_of_a_newer_peer_is_passed_on_to_an_older_one_with_all_it_says() -> None:
+    result = from_json(CallToolResult, {"content": [], "structuredContent": [1], "vendor": 2})
+    assert to_json(result, V2025_11) == {"content": [{"type": "text", "text": "[1]"}], "vendor": 2}
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, float("nan"), [object()], functools.reduce(lambda x, _: [x], range(9999), 0)]
+)
+def test_structured_content_that_is_no_json_is_refused(value: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="structured_content cannot be written as JSON: "):
+        to_json(CallToolResult([], value), V2024_11)
 
 
 LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
@@ -570,13 +642,36 @@ LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
     "type-19",
     "prog-14",
     "tool-36",
-    "tool-37",
     "elic-53",
     "life-22",
 )
 @pytest.mark.parametrize(("value", "revision", "written"), LEFT_OUT)
 def test_what_decorates_is_left_out_where_it_is_not_known(value: Model, revision: Revision, written: Any) -> None:
     assert to_json(value, revision) == written
+
+
+WIDE = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/short"}},
+    "$defs": {"short": {"type": "string", "maxLength": 3}},
+    "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    "if": {"required": ["a"]},
+    "then": {"minProperties": 2},
+    "unevaluatedProperties": False,
+}
+
+
+@req("tool-36", "tool-37")
+@pytest.mark.parametrize("output", [WIDE, {}, {"type": "array"}, {"type": ["string", "null"]}, {"oneOf": [{}]}])
+def test_the_arguments_of_a_tool_are_an_object_with_any_keyword_and_its_output_is_anything(output: Any) -> None:
+    written = {"name": "t", "inputSchema": WIDE, "outputSchema": output}
+    assert to_json(Tool("t", WIDE, output), V2026_07) == written
+    assert from_json(Tool, written, strict=True) == Tool("t", WIDE, output)
+    without = {key: value for key, value in WIDE.items() if key != "type"}
+    for root in ({}, without, {**WIDE, "type": "array"}, {**WIDE, "type": ["object"]}):
+        with pytest.raises(LocalProtocolError, match=r'Tool.input_schema must be a JSON Schema with "type": "object"'):
+            Tool("t", root, output)
 
 
 @req("elic-53")
@@ -600,15 +695,23 @@ def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
     ("value", "why"),
     [
         (CallToolResult("hi"), "str cannot stand where TextContent"),  # type: ignore[arg-type]
-        (CallToolResult(TextContent("hi")), r"TextContent cannot stand where Sequence\[TextContent"),  # type: ignore[arg-type]
+        (CallToolResult(TextContent("hi"), 1), r"TextContent cannot stand where Sequence\[TextContent"),  # type: ignore[arg-type]
         (CallToolResult(["hi"]), "str cannot stand where TextContent"),  # type: ignore[list-item]
-        (models.CallToolParams("t", input_responses=5), "int cannot stand where Mapping"),  # type: ignore[arg-type]
+        (forms.RequestedSchema(5), "int cannot stand where Mapping"),  # type: ignore[arg-type]
         ({"content": []}, "dict is no object of the protocol"),
     ],
 )
 def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
         to_json(value, V2026_07)
+    with pytest.raises(LocalProtocolError, match=why):
+        to_json(value, V2025_11)
+
+
+@pytest.mark.parametrize("revision", ["2026-07-28", None, REVISIONS])
+def test_writing_for_anything_but_a_revision_is_told_what_to_pass(revision: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"a Revision, such as REVISIONS\[name\], not "):
+        to_json(models.Result(), revision)
 
 
 def test_sequences_other_than_lists_are_written_too() -> None:

@@ -6,8 +6,9 @@ belong to which method.  JSON here means dicts, lists and scalars: bytes are `js
 Reading is the same for every revision.  Scalars are taken exactly (`True` is no integer, `"1"` no number; an integer
 may stand where a number may), null counts as absence unless it is a value there, unknown members are no error and stay
 in `raw`.  What does not fit is `Malformed` inside a list or a map of objects, so that one bad tool does not hide the
-others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Contents
-are not repeated in errors, as they may be secret.
+others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Of a
+list with very many of them only the first are kept (`MAX_MALFORMED`), and how many there were.  Contents are not
+repeated in errors, as they may be secret.
 
 Writing is for one revision.  What it does not know is left out or refused as the marks on classes and fields say; what
 it wants said differently stands in `_SAID_DIFFERENTLY`.  The unknown members of a received object go out again.
@@ -19,12 +20,13 @@ revision, as most programs meet a few classes in one revision; cattrs itself is 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, overload
 
 import attrs
 
@@ -37,6 +39,7 @@ from trio_mcp.core.content import (
     V2026_07,
     Malformed,
     Model,
+    TextContent,
     ToolResultContent,
     Unknown,
 )
@@ -44,10 +47,7 @@ from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemotePr
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
-if TYPE_CHECKING:
-    from cattrs.errors import ClassValidationError
-
-__all__ = ["NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
+__all__ = ["MAX_MALFORMED", "NOTIFICATIONS", "REQUESTS", "Shape", "Shapes", "from_json", "to_json"]
 
 M = TypeVar("M", bound=Model)
 Shape: TypeAlias = type[Model] | UnionType
@@ -69,7 +69,15 @@ def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
 
 
 def to_json(value: Model, revision: Revision) -> JsonObject:
-    """`value` as `revision` has it.  Raises `NotInThisRevision` where that would lose the meaning."""
+    """`value` as `revision` has it.  Raises `NotInThisRevision` where that would lose the meaning.
+
+    Structured content that `revision` cannot carry (before 2025-06-18 any, before 2026-07-28 what is no object) is
+    said by the text of `content`; if there is no text, a block with the JSON is added.
+    """
+    if not isinstance(revision, Revision):
+        raise LocalProtocolError(
+            f"to_json writes for a Revision, such as REVISIONS[name], not {type(revision).__name__}"
+        )
     written: JsonObject = _writers(revision.name)[type(value)](value)
     return written
 
@@ -151,12 +159,16 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
 # The codec hands the whole mapping to `raw` under a name of its own, which overrides a peer's.
 _RAW = "(raw)"
 
+# A message of 4 MiB has room for two million zeros in the place of tools.  Each `Malformed` says where to look, and
+# nobody looks at more than some; beyond, only how many they are is kept.
+MAX_MALFORMED = 100
+"""How many `Malformed` elements of one list are kept.  The `why` of the last one tells how many more there were."""
+
 
 class _Misfit(Exception):
     """Something is not as the protocol says; `steps` lead to it."""
 
     def __init__(self, why: str, *steps: str | int) -> None:
-        super().__init__(why)
         self.why = why
         self.steps = steps
 
@@ -164,9 +176,11 @@ class _Misfit(Exception):
         return _Misfit(self.why, step, *self.steps)
 
     def __str__(self) -> str:
+        if not self.steps:
+            return self.why  # the same text for all elements of a kind
         # The keys of a map are a peer's own words: no more of them than finding the place takes.
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{ascii(step)[1:-1][:40]}" for step in self.steps)
-        return f"{path.removeprefix('.')}: {self.why}" if path else self.why
+        return f"{path.removeprefix('.')}: {self.why}"
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
@@ -180,14 +194,14 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return read
 
     def model(self, cls: type[Model]) -> Callable[..., Any]:
-        from cattrs.errors import ClassValidationError
         from cattrs.gen import make_dict_structure_fn, override
 
         fields = attrs.fields(attrs.resolve_types(cls))[1:]
         hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same)}
         for field in fields:
-            hooks[field.name] = override(rename=_wire(field.name), struct_hook=self.of(field.type))
-        build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=True, **hooks)
+            hooks[field.name] = override(rename=_wire(field.name), struct_hook=self.field(field))
+        build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=False, **hooks)
+        required = [_wire(field.name) for field in fields if field.default is attrs.NOTHING]
         constants = [(key, constant) for key, constant in cls.MARKS.items() if constant]
 
         def read(data: Json) -> Any:
@@ -196,12 +210,23 @@ class _Readers(dict[Any, Callable[..., Any]]):
             for key, constant in constants:
                 if data.get(key) != constant:
                     raise _Misfit(f'expected "{constant}"', key)
-            try:
-                return build({**data, _RAW: data}, cls)
-            except ClassValidationError as group:
-                raise _first(group) from None
+            for name in required:
+                if name not in data:
+                    raise _Misfit("missing", name)
+            return build({**data, _RAW: data}, cls)
 
         return read
+
+    def field(self, field: attrs.Attribute[Any]) -> Callable[[Json, object], Any]:
+        read, name = self.of(field.type), _wire(field.name)
+
+        def member(value: Json, _: object) -> Any:
+            try:
+                return read(value)
+            except _Misfit as misfit:
+                raise misfit.within(name) from None
+
+        return _same if read is _same else member
 
     def of(self, annotation: Any) -> Callable[..., Any]:
         """What to do with a field: for each kind of JSON value that may stand there, a function that takes it."""
@@ -225,7 +250,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
             takes[dict] = self.object(shapes, Unknown in members)
         expected = " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
 
-        def read(value: Json, _: object = None) -> Any:
+        def read(value: Json) -> Any:
             take = takes.get(type(value))
             if take is None:
                 raise _unlike(expected, value)
@@ -249,7 +274,26 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
     def array(self, annotation: Any) -> Callable[[list[Json]], list[Any]]:
         element = self.element(annotation)
-        return lambda value: [element(index, item) for index, item in enumerate(value)]
+        if Malformed not in _members(annotation) or self.strict:
+            return lambda value: [element(index, item) for index, item in enumerate(value)]
+
+        def array(value: list[Json]) -> list[Any]:
+            items: list[Any] = []
+            bad = last = 0
+            for index, item in enumerate(value):
+                read = element(index, item)
+                if type(read) is Malformed:
+                    bad += 1
+                    if bad > MAX_MALFORMED:
+                        continue
+                    last = len(items)
+                items.append(read)
+            if bad > MAX_MALFORMED:
+                why = f"{items[last].why} (and {bad - MAX_MALFORMED} more elements after it, which are not kept)"
+                items[last] = Malformed(items[last].raw, why)
+            return items
+
+        return array
 
     def map(self, annotation: Any) -> Callable[[JsonObject], Mapping[str, Any]]:
         element = self.element(annotation)
@@ -259,6 +303,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
         if len(shapes) == 1:
             return lambda value: self[shapes[0]](value)
         marked = [(cls, tuple(cls.MARKS.items())) for cls in shapes]
+        fits_none = "fits none of " + ", ".join(cls.__name__ for cls in shapes)
 
         def pick(value: JsonObject) -> Any:
             for cls, marks in marked:
@@ -266,20 +311,19 @@ class _Readers(dict[Any, Callable[..., Any]]):
                     return self[cls](value)
             if open_ended and isinstance(value.get("type", value.get("method")), str):
                 return Unknown(value)
-            raise _Misfit("fits none of " + ", ".join(cls.__name__ for cls in shapes))
+            raise _Misfit(fits_none)
 
         return pick
 
 
 def _unlike(expected: str, value: Json) -> _Misfit:
-    return _Misfit(f"expected {expected}, got {_JSON_NAMES.get(type(value), type(value).__name__)}")
+    kind: Any = type(value)
+    return _Misfit(_why_unlike(expected, kind))
 
 
-def _first(group: ClassValidationError) -> _Misfit:
-    """The first of what cattrs gathered.  One that is not ours is a member that it did not find."""
-    (error, note), *_ = group.group_exceptions()[0]
-    name = _wire(note.name)
-    return error.within(name) if isinstance(error, _Misfit) else _Misfit("missing", name)
+@functools.cache
+def _why_unlike(expected: str, kind: type) -> str:
+    return f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}"
 
 
 def _one_of(values: tuple[str, ...], value: str) -> str:
@@ -399,14 +443,25 @@ def _with_object_output(tool: models.Tool, _: str) -> models.Tool:
 
 
 def _with_object_or_text(result: Any, revision: str) -> Model:
-    """Structured content was an object (tool-34), and before that did not exist, when a text had to say it all."""
+    """Structured content was an object (tool-34), and before that did not exist, when a text had to say it all.
+
+    It should be there as text in any case (tool-13), and where it was not, the clients of these revisions would get
+    nothing.  So whoever writes a tool for the newest revision is understood in all of them.
+    """
     structured = result.structured_content
-    if revision < V2025_06:
-        if structured is not ABSENT and not result.content:
-            raise NotInThisRevision("structuredContent", revision, "a text block with the same JSON")
-    elif structured is not ABSENT and not isinstance(structured, Mapping):
-        raise NotInThisRevision("structuredContent that is no object", revision, "an object that holds it")
-    return result  # type: ignore[no-any-return]
+    if structured is ABSENT or (revision >= V2025_06 and isinstance(structured, Mapping)):
+        return result  # type: ignore[no-any-return]
+    content = result.content
+    if isinstance(content, Sequence) and not any(isinstance(block, TextContent) for block in content):
+        content = [*content, TextContent(_text_of(structured))]
+    return attrs.evolve(result, content=content, structured_content=ABSENT)  # type: ignore[no-any-return]
+
+
+def _text_of(structured: Json) -> str:
+    try:
+        return json.dumps(structured, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LocalProtocolError(f"structured_content cannot be written as JSON: {error}") from None
 
 
 def _with_one_block(said: Any, revision: str) -> Model:

@@ -260,7 +260,11 @@ class CallToolParams(RetryParams):
 
 @model
 class CallToolResult(Result):
-    """`is_error` is None or False for a success.  `structured_content` may be null, so that absence is `ABSENT`."""
+    """`is_error` is None or False for a success.  `structured_content` may be null, so that absence is `ABSENT`.
+
+    It can always be given alone: towards a revision that cannot carry it, it is written as text into `content`, unless
+    a text is there already, which is taken to say the same.
+    """
 
     content: Sequence[ContentBlock | Malformed]
     structured_content: Json | Absent = attrs.field(default=ABSENT, metadata=since(V2025_06))
