@@ -51,7 +51,8 @@ def refusal(code: int, supported: Any = ABSENT) -> Error:
 Silence = "silence"
 LinkLost = "the link is lost"
 FallBack = "the transport saw it"
-Reply = Any  # a result, an Error, or one of the three above
+Unsendable = "the POST is refused"
+Reply = Any  # a result, an Error, or one of the four above
 
 
 @attrs.define
@@ -76,6 +77,8 @@ class Play:
             self.seen += self.client.tick(deadline)
         elif reply is LinkLost:
             self.seen += self.client.lost(why="it broke")
+        elif reply is Unsendable:
+            self.seen += self.client.fail(message.id, "HTTP 503")
         elif reply is FallBack:
             self.seen += self.client.fall_back("HTTP 404")
         elif isinstance(reply, Error):
@@ -188,6 +191,7 @@ CASES = [
     then_legacy("silence", Silence, "chose"),
     then_legacy("the transport falls back", FallBack, "chose"),
     Case("lost while probing", BOTH, (LinkLost,), (PROBE,), None, "it broke"),
+    Case("failed while probing", BOTH, (Unsendable,), (PROBE,), None, "HTTP 503"),
     *[
         Case(f"modern only, {name}", (E,), (reply,), (PROBE,), None, f"no older revision may be used: {why}")
         for name, reply, why in (
@@ -215,6 +219,8 @@ CASES = [
     Case("silence to initialize", (D,), (Silence,), (INITIALIZE,), None, "no answer in time"),
     Case("silence to both", BOTH, (Silence, Silence), (PROBE, INITIALIZE), None, "no answer in time"),
     Case("lost in initialize", (D,), (LinkLost,), (INITIALIZE,), None, "it broke"),
+    Case("failed in initialize", (D,), (Unsendable,), (INITIALIZE,), None, "HTTP 503"),
+    Case("failed in initialize, after the probe", BOTH, (Silence, Unsendable), (PROBE, INITIALIZE), None, "HTTP 503"),
     *[
         Case(f"{code} to initialize", (D,), (refusal(code),), (INITIALIZE,), None, f"error {code}: no", code)
         for code in (-32603, -32601, -32602, -32000, -32022, -32021)
@@ -663,6 +669,7 @@ def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: Lin
         assert not client.lost(about=about)
     assert client.cancel(ping)
     assert [type(message) for message in drain(client)] == [Request, Notification]
+    assert client.fail(client.request("ping"), "HTTP 500") == [Lost(4, "ping", "HTTP 500")]
     assert isinstance(client.receive(Result(initialize.id, chosen(D.name)), 6.0)[0], Opened)
 
 

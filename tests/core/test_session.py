@@ -927,6 +927,42 @@ def test_whatever_travels_on_a_subscription_bears_its_id_in_value_and_type(id: A
         assert not session.outgoing()
 
 
+@pytest.mark.parametrize("params", [[], 7, {"_meta": None}, {"_meta": []}, {"_meta": "x"}], ids=repr)
+def test_what_can_have_no_metadata_is_not_sent(params: Any) -> None:
+    made = opened(E)
+    made.client.request("tools/call")
+    made.client.request("subscriptions/listen")
+    made.pump()
+    acts: list[Any] = [lambda: made.server.answer(2, params)]
+    if params:
+        acts += [
+            lambda: made.client.request("tools/call", params),
+            lambda: made.server.notify("notifications/tools/list_changed", params, about=3),
+            lambda: made.server.notify("notifications/message", params, about=2),
+        ]
+    for act in acts:
+        with pytest.raises(LocalProtocolError, match="must be an object"):
+            act()
+    assert not made.client.outgoing()
+    assert not made.server.outgoing()
+    assert made.server.answer(2, {})
+
+
+@pytest.mark.parametrize("revision", [B, E], ids=str)
+def test_an_answer_goes_where_its_request_came_from(revision: Revision) -> None:
+    session = server(terms=Terms(revision))
+    ask = modern if revision is E else Request
+    for message in (ask(1, "no/such"), ask(2, "tools/call"), ask(3, "tools/list")):
+        session.receive(message, 0.0, about=f"stream {message.id}", principal="ann")
+    session.receive(Request(4, "tools/list", {"_meta": 7}), 0.0, about="stream 4")
+    session.answer(3, {"tools": []})
+    session.notify("notifications/message", LOG, about=2)
+    session.answer(2, {"content": []})
+    where = [(getattr(message, "id", None), about) for message, about in session.outgoing()]
+    noted = [] if revision is E else [(None, "stream 2")]  # nobody asked for it in this request
+    assert where == [(1, "stream 1"), (4, "stream 4"), (3, "stream 3"), *noted, (2, "stream 2")]
+
+
 @req("prog-13", "type-16")
 def test_in_the_modern_era_progress_is_the_servers() -> None:
     made = opened(E)

@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Mapping
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
-__all__ = ["check_extension", "check_key", "check_meta"]
+__all__ = ["check_extension", "check_key", "check_meta", "meta_of"]
 
 # Labels "start with a letter and end with a letter or digit".
 _LABEL = re.compile("[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -26,6 +26,14 @@ _LABEL = re.compile("[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _NAME = re.compile("(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?")
 
 _RESERVED = frozenset({"modelcontextprotocol", "mcp"})
+
+
+def meta_of(what: str, holder: object) -> JsonObject:
+    """The `_meta` of params or of a result that we are about to send.  Raises LocalProtocolError if it can be none."""
+    meta = holder.get("_meta", {}) if isinstance(holder, dict) else None
+    if not isinstance(meta, dict):
+        raise LocalProtocolError(f"{what} must be an object, and so must its _meta, if there is one")
+    return meta
 
 
 def check_meta(meta: Mapping[str, Json], revision: Revision) -> None:

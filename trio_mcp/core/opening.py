@@ -21,6 +21,7 @@ import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, MODERN_ERRORS, UNSUPPORTED_VERSION, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Request
+from trio_mcp.core.meta import meta_of
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,
@@ -211,13 +212,14 @@ class ClientSession(Session):
         return super()._terms_for(method, about)
 
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
+        given = meta_of("params", params)
         level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
         ours = {
             META_VERSION: revision.name,
             META_CLIENT_CAPABILITIES: self.declared(revision),
             META_CLIENT_INFO: self.offer.info_in(revision),
         }
-        return {**params, "_meta": {**level, **params.get("_meta", {}), **ours}}
+        return {**params, "_meta": {**level, **given, **ours}}
 
     def _speak(self, revision: Revision) -> None:
         """On HTTP it is the revision that says what a cancellation and a lost stream mean."""
@@ -257,11 +259,11 @@ class ClientSession(Session):
         self._forget(request.id)
         return [PeerMistake(f"{why}; not answered")]
 
-    def _refuse_at_once(self, error: Error, events: list[Event], batch: Any) -> None:
+    def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any) -> None:
         if self._answers_nothing:
             events.append(PeerMistake(f"{error.message}; not answered"))
         else:
-            super()._refuse_at_once(error, events, batch)
+            super()._refuse_at_once(error, events, arrival)
 
     def _judge_outcome(self, event: Event) -> list[Event]:
         if not isinstance(event, Outcome) or event.id != self._opening_id:
@@ -364,6 +366,9 @@ class ClientSession(Session):
 
     def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
         return [judged for event in super().lost(about, why) for judged in self._judge_outcome(event)]
+
+    def fail(self, id: Id, why: str) -> list[Event]:
+        return [judged for event in super().fail(id, why) for judged in self._judge_outcome(event)]
 
 
 def _member(value: Any, *path: str) -> Any:

@@ -12,7 +12,7 @@ with modern `_meta` brings its own, and neither looks at the other (ver-08, ver-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, TypeGuard
 
 import attrs
@@ -20,7 +20,7 @@ import attrs
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request, Result, encode
-from trio_mcp.core.meta import check_extension
+from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import (
     LATEST,
@@ -290,14 +290,20 @@ class Session(Peer):
     # What the other side sends.
 
     def receive(
-        self, message: Message, now: float, *, principal: Any = None, headers: Mapping[str, str] = NOTHING
+        self,
+        message: Message,
+        now: float,
+        *,
+        about: Hashable | None = None,
+        principal: Any = None,
+        headers: Mapping[str, str] = NOTHING,
     ) -> list[Event]:
         """As `Peer.receive`; requests and notifications come out as `Call` and `Notice`, or not at all.
 
         `principal` and `headers` are those of this message; they end up in its terms.
         """
         events: list[Event] = []
-        for event in super().receive(message, now):
+        for event in super().receive(message, now, about=about):
             if isinstance(event, Request):
                 events += self._judge_request(event, principal, headers)
             elif isinstance(event, Notification):
@@ -392,11 +398,15 @@ class ServerSession(Session):
         """
         terms = self.terms_of(about) if about is not None else self.terms
         if terms is not None:
-            if method == "notifications/message" and not terms.wants_log((params or {}).get("level", "")):
+            params = params or {}
+            mark = meta_of(f"what {method} is sent with", params).get(META_SUBSCRIPTION_ID)
+            if method == "notifications/message" and not terms.wants_log(params.get("level", "")):
                 return False
             self._check_stream(method, terms.revision, about)
-            if method in terms.revision.on_subscriptions:
-                self._check_mark(method, params or {}, about)
+            # sub-05: equal in value and type.
+            if method in terms.revision.on_subscriptions and (type(mark), mark) != (type(about), about):
+                why = f"{method} on subscription {about!r} has {mark!r} as its {META_SUBSCRIPTION_ID}"
+                raise LocalProtocolError(why)
         return super().notify(method, params, about=about)
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
@@ -411,11 +421,6 @@ class ServerSession(Session):
             where = "only" if not subscribed else "never"
             raise LocalProtocolError(f"in {revision}, {method} is {where} sent on a subscription")
 
-    def _check_mark(self, method: str, params: JsonObject, about: Id | None) -> None:
-        mark = params.get("_meta", NOTHING).get(META_SUBSCRIPTION_ID)
-        if (type(mark), mark) != (type(about), about):  # sub-05: equal in value and type
-            raise LocalProtocolError(f"{method} on subscription {about!r} has {mark!r} as its {META_SUBSCRIPTION_ID}")
-
     def answer(self, id: Id, result: JsonObject) -> bool:
         """As `Peer.answer`.  A modern result gets what every result of its method must have, where it lacks it.
 
@@ -424,11 +429,12 @@ class ServerSession(Session):
         terms, method = self.terms_of(id), self.method_of(id)
         if terms is None or method is None:
             return False
+        meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in terms.revision.input_required:
             raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {terms.revision}")
         if terms.revision.result_type:
-            meta = {META_SERVER_INFO: self.offer.info_in(terms.revision), **result.get("_meta", {})}
+            meta = {META_SERVER_INFO: self.offer.info_in(terms.revision), **meta}
             # cache-26: hints belong to complete results only.
             defaults = terms.revision.result_defaults(method) if kind == "complete" else {}
             result = {**defaults, **result, "_meta": meta}
