@@ -226,7 +226,7 @@ class Serve:
 
     - a modern message, to a `ServerSession(offer, link=Link.EXCHANGE)` of its own, born without terms, for the message
       brings them.  If the response is closed before the answer, that is `lost()`;
-    - with `session`, to that session, whatever stream it came on.  A lost response loses nothing there;
+    - with `session`, to that session, with `about` for the response.  A lost response loses nothing there;
     - with `opens_session`, to a new `ServerSession(offer, link=Link.SESSION)`, kept under a `session_id` that goes onto
       the response (`reply_headers`);
     - a legacy message without either, to a `ServerSession` of its own, with ``terms=Terms(revision)`` unless it is
@@ -326,9 +326,9 @@ class _Refusal(Exception):
         message: str,
         *,
         code: int = errors.INVALID_REQUEST,
-        id: Id | None = None,
         data: Json = ABSENT,
         extra: Fields = (),
+        id: Id | None = None,  # of a request that could not be read whole; `_post` sets those of all others
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -484,6 +484,15 @@ def _standing(case: _Case) -> Verdict:
 
 def _post(case: _Case) -> Verdict:
     message = _message(case)
+    try:
+        return _by_era(case, message)
+    except _Refusal as refused:
+        if isinstance(message, Request):
+            refused.error = attrs.evolve(refused.error, id=message.id)
+        raise
+
+
+def _by_era(case: _Case, message: Message) -> Verdict:
     stated = _stated_version(message)
     named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
@@ -492,7 +501,11 @@ def _post(case: _Case) -> Verdict:
     modern = stated is not None or (named is not None and not named.handshake and not opening)
     if not case.policy.serves(handshake=True) or (modern and case.policy.serves(handshake=False)):
         return _modern(case, message, stated)
-    return _initialize(case, message) if opening else _legacy(case, message)
+    _compare_if_sent(case, message)
+    if opening:
+        # A handshake agrees the version itself, so its header says nothing yet; neither does an old session's id.
+        return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
+    return _legacy(case, message)
 
 
 def _message(case: _Case) -> Message:
@@ -515,10 +528,6 @@ def _stated_version(message: Message) -> Json:
     return meta.get(META_VERSION) if isinstance(meta, dict) else None
 
 
-def _id(message: Message) -> Id | None:
-    return message.id if isinstance(message, Request) else None
-
-
 def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
     revision = REVISIONS.get(version)
     if revision is None or revision not in case.policy.revisions or revision.handshake is not handshake:
@@ -526,10 +535,10 @@ def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
     return revision
 
 
-def _unsupported(case: _Case, id: Id | None, requested: Json, code: int) -> _Refusal:
+def _unsupported(case: _Case, requested: Json, code: int) -> _Refusal:
     supported = sorted((each.name for each in case.policy.revisions), reverse=True)
     data = {"supported": supported, "requested": requested[:120] if isinstance(requested, str) else ""}
-    return _Refusal(400, f"Unsupported protocol version; served: {', '.join(supported)}", code=code, id=id, data=data)
+    return _Refusal(400, f"Unsupported protocol version; served: {', '.join(supported)}", code=code, data=data)
 
 
 # Modern: everything is in the message, and the headers repeat some of it.
@@ -547,37 +556,37 @@ def _modern(case: _Case, message: Message, stated: Json) -> Verdict:
     if message.method in revision.teardown:
         if answer is Answer.JSON:
             why = f"{message.method} is answered by a stream, which Accept or json_only rules out"
-            raise _Refusal(406, why, id=_id(message))
+            raise _Refusal(406, why)
         answer = Answer.STREAM
     return Serve(message, revision, None, opens_session=False, answer=answer, cors=case.head.cors)
 
 
 def _modern_revision(case: _Case, message: Request | Notification, stated: Json) -> Revision:
     """The revision that header and `_meta` agree on.  That they agree is looked at before what they agree on."""
-    id, version = _id(message), case.version
+    version = case.version
     if version is None and message.method == "initialize" and stated is None:
         # ver-12: "name the protocol versions it supports in any error it returns to an initialize request".
-        raise _unsupported(case, id, message.params.get("protocolVersion"), errors.UNSUPPORTED_VERSION)
+        raise _unsupported(case, message.params.get("protocolVersion"), errors.UNSUPPORTED_VERSION)
     if version is None:
-        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing", code=errors.HEADER_MISMATCH, id=id)  # http-73
+        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing", code=errors.HEADER_MISMATCH)  # http-73
     if stated is not None and stated != version:
         why = f"the {PROTOCOL_VERSION} header says {shown(version)}, _meta says {shown(str(stated))}"
-        raise _Refusal(400, why, code=errors.HEADER_MISMATCH, id=id)  # http-69
+        raise _Refusal(400, why, code=errors.HEADER_MISMATCH)  # http-69
     revision = _served(case, version, handshake=False)
     if revision is None:
-        raise _unsupported(case, id, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
+        raise _unsupported(case, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
     if isinstance(message, Request):
         _check_meta(message, revision)
     return revision
 
 
 def _check_meta(message: Request, revision: Revision) -> None:
-    """http-105: what the `_meta` of every modern request has.  All but the version, a string by now, are objects."""
+    """http-105: what the `_meta` of every modern request has, and its type."""
     meta = message.params.get("_meta")
-    for key in revision.required_meta:
-        if not isinstance(meta, dict) or not isinstance(meta.get(key), str if key == META_VERSION else dict):
-            why = f"params._meta must have {'a version' if key == META_VERSION else 'an object'} for {key!r}"
-            raise _Refusal(400, why, code=errors.INVALID_PARAMS, id=message.id)
+    for key, kind in revision.required_meta.items():
+        if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
+            why = f"params._meta must have {'a string' if kind is str else 'an object'} for {key!r}"
+            raise _Refusal(400, why, code=errors.INVALID_PARAMS)
 
 
 def _check_mirrors(case: _Case, message: Request | Notification, *, required: bool, code: int) -> None:
@@ -589,28 +598,21 @@ def _check_mirrors(case: _Case, message: Request | Notification, *, required: bo
         rules = case.find_mirrors(tool) if isinstance(tool, str) else None
         fault = mirror_fault(rules or (), headers, arguments if isinstance(arguments, dict) else {}, required=required)
     if fault is not None:
-        raise _Refusal(400, f"Header mismatch: {fault}", code=code, id=_id(message))
+        raise _Refusal(400, f"Header mismatch: {fault}", code=code)
 
 
 # Legacy: a handshake, and what comes in its session.
-
-
-def _initialize(case: _Case, message: Message) -> Verdict:
-    """A handshake agrees the version itself, so its header says nothing yet; neither does an old session's id."""
-    _compare_if_sent(case, message)
-    return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
 
 
 def _legacy(case: _Case, message: Message) -> Verdict:
     session: str | None = None
     facts: SessionFacts | None = None
     if case.policy.sessions:
-        session, facts = _session(case, _id(message))
-    revision = _legacy_revision(case, facts, _id(message))
+        session, facts = _session(case)
+    revision = _legacy_revision(case, facts)
     if facts is None and isinstance(message, Result | Error | Invalid):
         # http-16: each POST stands alone, so nothing was ever asked.
         raise _Refusal(400, "this server keeps no sessions (sessions=False), so it waits for no response")
-    _compare_if_sent(case, message)
     fault = _fault(message)
     if isinstance(message, Batch):
         message, fault = _look_into(message, revision)
@@ -649,32 +651,30 @@ def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
     return Batch(tuple(good)), _fault(nonsense[0])
 
 
-def _session(case: _Case, id: Id | None = None) -> tuple[str, SessionFacts]:
+def _session(case: _Case) -> tuple[str, SessionFacts]:
     session = case.request.headers.get(SESSION_ID)
-    if session is None:
-        # http-56
-        raise _Refusal(400, f"the {SESSION_ID} header is missing; initialize opens a session and gives its id", id=id)
-    return session, _facts(case, session, id, legacy_stream=False)
+    if session is None:  # http-56
+        raise _Refusal(400, f"the {SESSION_ID} header is missing; initialize opens a session and gives its id")
+    return session, _facts(case, session, legacy_stream=False)
 
 
-def _facts(case: _Case, session: str, id: Id | None, *, legacy_stream: bool) -> SessionFacts:
+def _facts(case: _Case, session: str, *, legacy_stream: bool) -> SessionFacts:
     facts = case.find_session(session)
-    if facts is None or facts.legacy_stream is not legacy_stream:
-        # http-57
-        raise _Refusal(404, "this session is unknown or has ended; open a new one by initialize", id=id)
+    if facts is None or facts.legacy_stream is not legacy_stream:  # http-57
+        raise _Refusal(404, "this session is unknown or has ended; open a new one by initialize")
     if facts.principal != case.principal:
-        raise _Refusal(403, "this session belongs to another principal than this request", id=id)
+        raise _Refusal(403, "this session belongs to another principal than this request")
     return facts
 
 
-def _legacy_revision(case: _Case, facts: SessionFacts | None, id: Id | None = None) -> Revision:
+def _legacy_revision(case: _Case, facts: SessionFacts | None) -> Revision:
     """The session's revision, else the header's, else 2025-03-26 ("... the server SHOULD assume", http-64)."""
     version = "2025-03-26" if case.version is None else case.version
     if facts is not None and case.version is None:
         return facts.revision
     named = _served(case, version, handshake=True)
     if named is None:
-        raise _unsupported(case, id, version, errors.INVALID_REQUEST)  # http-65
+        raise _unsupported(case, version, errors.INVALID_REQUEST)  # http-65
     # A header that names another revision than the session's is only a broken SHOULD (http-63).
     return named if facts is None else facts.revision
 
@@ -688,7 +688,7 @@ def _legacy_post(case: _Case) -> Verdict:
     session = next((value for name, _, value in pairs if name == _SESSION_PARAMETER), None)
     if session is None:
         raise _Refusal(400, f"the query has no {_SESSION_PARAMETER}; post to the URI of the endpoint event")
-    facts = _facts(case, session, None, legacy_stream=True)
+    facts = _facts(case, session, legacy_stream=True)
     message = _message(case)
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 

@@ -256,7 +256,7 @@ class NoStream:
 
 @attrs.frozen
 class Failed:
-    """The request, or the stream, is lost.  A request may or may not have been carried out."""
+    """The request, or the stream, is lost: tell the peer by `Peer.fail`.  It may or may not have been carried out."""
 
     why: str
     status: int | None = None
