@@ -387,6 +387,21 @@ def test_a_message_of_just_the_limit_is_read_and_one_byte_more_is_not() -> None:
     assert f"{len(data)} bytes" in refused(data + " ", Limits(message_bytes=len(data))).why
 
 
+def test_an_id_of_just_the_limit_is_read_and_one_that_is_longer_is_not_repeated() -> None:
+    limits = Limits(id_length=3)
+    assert read(f'{{{V},"id":"äbc","method":"m"}}', limits) == Request("äbc", "m")
+    assert read(f'{{{V},"id":123456,"method":"m"}}', limits) == Request(123456, "m")
+    for rest in ('"method":"m"', '"method":5', '"method":"m","params":{"a":1e999}', '"method":"m","params":7', '"x":1'):
+        assert owed(f'{{{V},"id":"abcd",{rest}}}', limits) == (INVALID_REQUEST, None)
+    assert "3 characters" in refused(f'{{{V},"id":"abcd","method":"m"}}', limits).why
+    for rest in ('"result":{}', '"error":{"code":1,"message":"m"}', '"result":7'):
+        message = refused(f'{{{V},"id":"abcd",{rest}}}', limits)
+        assert (message.reply, message.answers) == (None, None)
+    batch = read(f'[{{{V},"id":"abcd","method":"m"}},{{{V},"id":"abc","method":"m"}}]', limits)
+    assert isinstance(batch, Batch)
+    assert batch.items[1:] == (Request("abc", "m"),)
+
+
 def test_a_result_of_eight_mebibytes_is_read() -> None:
     result = Result(1, {"blob": "A" * (8 * 1024 * 1024)})
     assert read(encode(result)) == result
@@ -409,8 +424,12 @@ def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
 @pytest.mark.parametrize("levels", [1_000, 100_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_nesting_that_the_parser_cannot_follow_is_refused(opening: str, levels: int) -> None:
-    code, _ = owed(opening * levels + "1" + ("]" if opening == "[" else "}") * levels)
-    assert code == INVALID_REQUEST
+    message = read(opening * levels + "1" + ("]" if opening == "[" else "}") * levels)
+    if isinstance(message, Batch):  # newer parsers follow further; what they find is no batch of messages either
+        (message,) = message.items
+    assert isinstance(message, Invalid)
+    assert message.reply is not None
+    assert (message.reply.code, message.reply.id) == (INVALID_REQUEST, None)
 
 
 def test_nesting_near_the_end_of_the_stack_never_raises() -> None:

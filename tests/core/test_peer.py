@@ -23,6 +23,7 @@ from trio_mcp.core.errors import (
     LocalProtocolError,
     RequestError,
     SessionClosed,
+    shown,
 )
 from trio_mcp.core.jsonrpc import (
     Batch,
@@ -320,7 +321,7 @@ def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
     peer.request("ping")
     peer.outgoing()
     for message in (Result(id, {}), Error(id, 1, "no"), Invalid("?", answers=id), progress(id, 1)):
-        assert mistakes(peer.receive(message, 0)) == [f"no request of ours has the id {id!r}"]
+        assert mistakes(peer.receive(message, 0)) == [f"no request of ours has the id {shown(id)}"]
     assert (peer.waiting, sent(peer)) == (1, [])
 
 
@@ -490,14 +491,22 @@ def test_progress_that_nobody_asked_for_is_not_sent() -> None:
 
 
 @req("prog-03")
-@pytest.mark.parametrize("value", [1, 0.5, -1, math.nan, math.inf, -math.inf])
-def test_progress_that_does_not_rise_is_our_own_mistake(value: float) -> None:
+@pytest.mark.parametrize("value", [1, 0.5, -1, math.nan, math.inf, -math.inf, -(10**400), "2", None, True, [2], 2j])
+def test_progress_that_does_not_rise_is_our_own_mistake(value: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.progress(7, 1)
-    with pytest.raises(LocalProtocolError, match="must rise"):
+    with pytest.raises(LocalProtocolError, match="must rise above 1, to a number"):
         peer.progress(7, value)
     assert peer.progress(7, 2)
     assert [message.params["progress"] for message in sent(peer)] == [1, 2]
+
+
+@pytest.mark.parametrize("total", ["9", True, [9], math.nan, math.inf])
+def test_a_total_that_is_no_number_is_our_own_mistake(total: Any) -> None:
+    peer = serving(Peer(SERVER), token="t")
+    with pytest.raises(LocalProtocolError, match="a total is a number"):
+        peer.progress(7, 1, total)
+    assert peer.progress(7, 1, 9)
 
 
 @req("prog-03")
@@ -967,6 +976,35 @@ def test_only_so_many_requests_are_served_at_a_time_even_while_they_wind_down() 
     assert "2 requests" in why
     peer.answer(1, {})
     serving(peer, 3)
+
+
+def test_a_progress_token_has_a_limit() -> None:
+    peer = serving(Peer(SERVER, limits=Limits(id_length=3)), token="abc")
+    assert peer.progress(7, 1)
+    assert sent(peer) == [progress("abc", 1)]
+    (why,) = mistakes(peer.receive(Request(8, "a", {"_meta": {"progressToken": "abcd"}}), 0))
+    assert peer.outgoing() == [(Error(8, INVALID_PARAMS, why), 8)]
+    assert "3 characters" in why
+    serving(peer, 9, token=10**9)
+
+
+def test_of_a_long_id_no_message_repeats_more_than_can_be_shown() -> None:
+    peer, id = Peer(SERVER), "x" * 1024
+    serving(peer, id)
+    peer.receive(Request(id, "a"), 0)
+    ((error, _),) = peer.outgoing()
+    assert isinstance(error, Error)
+    assert len(error.message) < 200
+    for message in (Result(id, {}), Result("9" * 19, {}), progress("0" * 19, 1)):
+        assert all(len(why) < 200 for why in mistakes(peer.receive(message, 0)))
+    peer.answer(id, {})
+    with pytest.raises(LocalProtocolError) as caught:
+        peer.request("roots/list", about=id)
+    assert len(str(caught.value)) < 200
+    asking = Peer(CLIENT)
+    asking.request("a", progress=True)
+    assert asking.receive(progress(1, 10**4000), 0) == [ProgressReported(1, 10**4000, None, None)]
+    assert all(len(why) < 200 for why in mistakes(asking.receive(progress(1, 1), 0)))
 
 
 def test_an_id_that_is_still_served_is_not_served_twice() -> None:

@@ -4,6 +4,8 @@ Every exception that leaves this package says whose mistake it was: our caller's
 (`RemoteProtocolError`), nobody's (`RequestError`: the peer answered, and the answer is an error), or the link's
 (`SessionClosed`).  They share one base, so that `except McpError` catches all of them and nothing else.
 
+What a message of ours repeats of the peer's words is cut by `shown`: the peer may send megabytes, and a log is read.
+
 The numbers are the error codes of JSON-RPC and of the five revisions.  Which revision may emit which is in `revisions`.
 """
 
@@ -34,6 +36,7 @@ __all__ = [
     "RemoteProtocolError",
     "RequestError",
     "SessionClosed",
+    "shown",
 ]
 
 PARSE_ERROR = -32700
@@ -116,10 +119,16 @@ class InputNotGiven(McpError):
     """
 
     def __init__(self, method: str, key: str) -> None:
-        super().__init__(f"{method} was not completed: the server asked for input {key!r}, and none was given")
+        super().__init__(f"{method} was not completed: the server asked for input {shown(key)}, and none was given")
         self.method = method
         self.key = key
 
 
 class SessionClosed(McpError):
     """The link went away before the request was answered; the cause, where there is one, is chained."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """Whatever the peer sent, as a message of ours may repeat it: on one line, and no longer than `limit`."""
+    text = repr(value[: limit + 1] if isinstance(value, str) else value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

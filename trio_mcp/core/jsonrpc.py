@@ -9,9 +9,9 @@ The envelope is taken apart by hand: there are four shapes, every call passes he
 id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
 
 Which code for what: -32700 for bytes that are not JSON (bad UTF-8 and NaN included); -32600 for JSON that is no
-message, or that we cannot carry (too long, too deep, a number without bounds, half a surrogate pair); -32602 for params
-that are no object.  Whether a well-formed message is welcome (its method, its revision, a batch at all) is the peer's
-business.
+message, or that we cannot carry (too long, itself or its id; too deep; a number without bounds; half a surrogate pair);
+-32602 for params that are no object.  Whether a well-formed message is welcome (its method, its revision, a batch at
+all) is the peer's business.
 
 Three things surprise.  A byte order mark is skipped: RFC 8259 lets a parser ignore it, and the first line of a Windows
 console has one.  Of two equal members the last counts, as everywhere in Python.  And what Python would have trouble to
@@ -147,6 +147,9 @@ class Limits:
     # Objects and arrays inside each other, the envelope being the first.  The deepest messages seen are JSON Schemas
     # about 20 deep; Python's own parser gives up near 1000.  Beyond: -32600.
     depth: int = 128
+    # Characters of an id or a progress token.  Both are kept for as long as the request runs and repeated in answers,
+    # and a UUID has 36 of them.  Beyond: -32600 with a null id; -32602 for the token.
+    id_length: int = 1024
     # Messages in one batch.  Two bytes of nonsense in an array are owed an error of a hundred, so an array as long as a
     # message may be would be answered by one fifty times as long; no client known sends more than a few dozen.
     # Beyond: one -32600 with a null id for the whole batch.
@@ -197,21 +200,27 @@ def decode(data: bytes, limits: Limits) -> Message:
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Fewer brackets than levels allowed cannot make too many levels.
-    depth = limits.depth if data.count(b"{") + data.count(b"[") > limits.depth else None
+    deep = data.count(b"{") + data.count(b"[") > limits.depth
     if type(value) is not list:
-        return _message(value, depth, doubtful)
+        return _message(value, limits, deep, doubtful)
     if not value:
         return _owed("an empty array is no batch")
     if len(value) > limits.batch:
         return _owed(f"the batch has more than {limits.batch} messages (Limits.batch)")
-    return Batch(tuple([_message(item, depth, doubtful) for item in value]))
+    return Batch(tuple([_message(item, limits, deep, doubtful) for item in value]))
 
 
-def _message(value: Json, depth: int | None, doubtful: bool) -> Request | Notification | Result | Error | Invalid:
+def _message(
+    value: Json, limits: Limits, deep: bool, doubtful: bool
+) -> Request | Notification | Result | Error | Invalid:
+    """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
         return _owed(f"a message is an object, not {_KINDS[type(value)]}")
-    if depth is not None and _deeper_than(depth, value):
-        return _too_deep(value, depth)
+    if type(id := value.get("id")) is str and len(id) > limits.id_length:
+        why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
+        return _refused({**value, "id": None}, why)
+    if deep and _deeper_than(limits.depth, value):
+        return _too_deep(value, limits.depth)
     if doubtful and not _can_be_written(value):
         return _refused(value, "the message holds a number too large, half a surrogate pair, or too many levels")
     # core-01: "a received message without it is not processed".

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import (
     ABSENT,
     Batch,
@@ -120,7 +120,11 @@ class ProgressReported(Event):
 
 @attrs.frozen
 class RequestCancelled(Event):
-    """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere."""
+    """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere.
+
+    Once the handler has ended, call `answer` or `refuse` all the same.  It sends nothing, and frees the request: until
+    then it counts against `Limits.requests`, and its id is refused to a new one.
+    """
 
     id: Id
     method: str
@@ -233,8 +237,9 @@ class _Serving:
 class Peer:
     """One end of a link; see the head of this file.
 
-    `terms` are those of the whole link, once agreed (None before, and where each request brings its own).  Not to be
-    used from several threads; every method is atomic.
+    `terms` are those of the whole link, once agreed (None before, and where each request brings its own).  Threads that
+    share a peer need one lock, held round each call together with draining `outgoing` and writing what came out: two
+    that drain by turns could write in the wrong order.
     """
 
     def __init__(
@@ -280,7 +285,7 @@ class Peer:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
         label = self._label_of(about)
         if about is not None and label is None:
-            raise LocalProtocolError(f"{method} was not sent: request {about!r}, which it belongs to, is over")
+            raise LocalProtocolError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
         id, params = self._next_id, params or {}
         meta = _meta_in(method, params)
         if progress:  # The id is unique among our requests for ever, so it is a unique token too.
@@ -316,16 +321,15 @@ class Peer:
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """Report progress of a request that we serve.  False if nobody wants it (any more): nothing was sent.
 
-        Raises `LocalProtocolError` when `progress` is not above the last value: "The progress value MUST increase",
-        and for what cannot be written.
+        Raises `LocalProtocolError` when `progress` is no number above the last one ("The progress value MUST
+        increase"), and for what cannot be written.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
             return False
-        if not serving.progress < progress < math.inf:
-            raise LocalProtocolError(
-                f"progress of request {id!r} went from {serving.progress} to {progress}; it must rise"
-            )
+        if not _is_number(progress) or progress <= serving.progress or not (total is None or _is_number(total)):
+            why = f"above {shown(serving.progress)}, to a number; a total is a number too"
+            raise LocalProtocolError(f"progress of request {shown(id)} must rise {why}")
         params: JsonObject = {"progressToken": serving.token, "progress": progress}
         if total is not None:
             params["total"] = total
@@ -469,13 +473,16 @@ class Peer:
         meta = request.params.get("_meta", _NO_META)
         token = meta.get("progressToken") if type(meta) is dict else None
         if id in self._serving:
-            why = f"id {id!r} belongs to a request that is still being served"
+            why = f"id {shown(id)} belongs to a request that is still being served"
             self._refuse_at_once(Error(id, errors.INVALID_REQUEST, why), events, arrival)
         elif len(self._serving) >= self.limits.requests:
             why = f"{self.limits.requests} requests are being served, which is the limit; try again later"
             self._refuse_at_once(Error(id, errors.INTERNAL_ERROR, why), events, arrival)
         elif type(meta) is not dict or not (token is None or _is_id(token)):
             why = "params._meta must be an object, and its progressToken a string or an integer"
+            self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
+        elif type(token) is str and len(token) > self.limits.id_length:
+            why = f"the progressToken is longer than {self.limits.id_length} characters (Limits.id_length)"
             self._refuse_at_once(Error(id, errors.INVALID_PARAMS, why), events, arrival)
         else:
             state = first_state(SERVING[self.link], request.method)
@@ -570,7 +577,7 @@ class Peer:
         if calling is None or not self._call_step(calling, Seen.NOTE):
             return
         if calling.progress is None or progress <= calling.progress:
-            why = "was not asked for" if calling.progress is None else f"did not rise above {calling.progress}"
+            why = "was not asked for" if calling.progress is None else f"did not rise above {shown(calling.progress)}"
             events.append(PeerMistake(f"progress of request {calling.id} {why}"))
             return
         calling.progress = progress
@@ -586,10 +593,10 @@ class Peer:
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
             number = int(id)  # Some peers echo our integer as a string.  Put right, and reported.
         if isinstance(number, str) or not self._first_id <= number < self._next_id:
-            events.append(PeerMistake(f"no request of ours has the id {id!r}"))
+            events.append(PeerMistake(f"no request of ours has the id {shown(id)}"))
             return None
         if number != id:
-            events.append(PeerMistake(f"id {number} came back as the string {id!r}"))
+            events.append(PeerMistake(f"id {number} came back as the string {shown(id)}"))
         return self._calling.get(number)
 
     def _garble(self, id: Id, why: str, events: list[Event]) -> None:
