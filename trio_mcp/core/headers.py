@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, Notification, Request
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "preflight_headers",
     "quality",
     "reply_headers",
-    "shown",
     "standard_fault",
     "standard_headers",
 ]
@@ -342,11 +341,6 @@ def _name_fault(sent: str | None, source: str, name: Json, required: bool) -> st
     if decoded != name:
         return f"the {NAME} header says {shown(decoded)}, params.{source} is {shown(name)}"
     return None
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 # Arguments that a tool wants mirrored.

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.headers import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
@@ -49,7 +49,6 @@ from trio_mcp.core.headers import (
     preflight_headers,
     quality,
     reply_headers,
-    shown,
     standard_fault,
 )
 from trio_mcp.core.jsonrpc import (

@@ -28,7 +28,7 @@ from urllib.parse import urljoin, urlsplit
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.headers import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
@@ -42,7 +42,6 @@ from trio_mcp.core.headers import (
     is_session_id,
     media_type,
     mirrored,
-    shown,
     standard_headers,
 )
 from trio_mcp.core.jsonrpc import (

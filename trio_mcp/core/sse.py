@@ -17,7 +17,7 @@ import re
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, shown
 
 __all__ = ["KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "priming_event"]
 
@@ -53,9 +53,9 @@ def encode_event(event: SseEvent) -> bytes:
     Line ends of any kind in the data become separate `data` lines, which a reader joins with LF.
     """
     if event.id is not None and not (event.id.isascii() and _ID.fullmatch(event.id.encode())):
-        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {event.id[:80]!r}")
+        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(event.id)}")
     if not event.event or "\r" in event.event or "\n" in event.event:
-        raise LocalProtocolError(f"an event name must be one line and not empty; got {event.event!r}")
+        raise LocalProtocolError(f"an event name must be one line and not empty; got {shown(event.event)}")
     # The name is written even where it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
     if event.id is not None:
