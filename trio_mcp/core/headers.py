@@ -27,37 +27,11 @@ from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, Notification, Request
 
 __all__ = [
-    "DRAFT_HEADER_MISMATCH",
-    "EVENT_STREAM",
-    "JSON",
-    "LAST_EVENT_ID",
-    "METHOD",
-    "NAME",
-    "NAMED_BY",
-    "PARAM_PREFIX",
-    "PROTOCOL_VERSION",
-    "SESSION_ID",
-    "AllowList",
-    "Fields",
-    "Headers",
-    "Mirror",
-    "Mirrors",
-    "RawFields",
-    "cors_headers",
-    "decode_value",
-    "encode_value",
-    "find_mirrors",
-    "is_json",
-    "is_session_id",
-    "media_type",
-    "mirror_fault",
-    "mirrored",
-    "preflight_headers",
-    "quality",
-    "reply_headers",
-    "standard_fault",
-    "standard_headers",
-]
+    "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",
+    "PROTOCOL_VERSION", "SESSION_ID", "AllowList", "Fields", "Headers", "Mirror", "Mirrors", "RawFields",
+    "cors_headers", "decode_value", "encode_value", "find_mirrors", "is_json", "is_session_id", "media_type",
+    "mirror_fault", "mirrored", "preflight_headers", "quality", "reply_headers", "standard_fault", "standard_headers",
+]  # fmt: skip
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -360,6 +334,9 @@ class Mirror:
     header: str
     path: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"the argument {shown('.'.join(self.path))}"
+
     def value(self, arguments: Mapping[str, Any]) -> Json:
         """The argument, or None where there is none."""
         at: Any = arguments
@@ -445,7 +422,7 @@ def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
     if kind not in _MIRRORED_TYPES:
         return f"a property of type {shown(kind)} cannot be mirrored, only {', '.join(_MIRRORED_TYPES)}"  # http-82
     if name.lower() in taken:
-        return f"{name!r} is used twice, names being compared without regard to case"  # http-81
+        return f"{shown(name)} is used twice, names being compared without regard to case"  # http-81
     return None
 
 
@@ -479,7 +456,7 @@ def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
         text = _as_text(value)
         if text is None:
             raise LocalProtocolError(
-                f"the argument {'.'.join(rule.path)!r} goes into the header {rule.header}, so it must be a string, "
+                f"{rule} goes into the header {rule.header}, so it must be a string, "
                 f"true or false, or an integer between -(2**53-1) and 2**53-1; got {type(value).__name__}"
             )
         fields.append((rule.header, encode_value(text)))
@@ -511,16 +488,16 @@ def mirror_fault(
     The messages name the header, not the value: what a tool mirrors may be a secret.
     """
     for rule in rules:
-        sent, value, where = headers.get(rule.header), rule.value(arguments), f"the argument {'.'.join(rule.path)!r}"
+        sent, value = headers.get(rule.header), rule.value(arguments)
         if sent is None:
             if value is not None and required:  # http-98, http-99
-                return f"the {rule.header} header is missing; it repeats {where}"
+                return f"the {rule.header} header is missing; it repeats {rule}"
             continue
         decoded = decode_value(sent)
         if decoded is None:
             return f"the {rule.header} header is malformed: it has bad characters or bad Base64"
         if not _same(decoded, value):
-            return f"the {rule.header} header does not match {where}"
+            return f"the {rule.header} header does not match {rule}"
     return None
 
 

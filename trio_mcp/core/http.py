@@ -69,27 +69,10 @@ from trio_mcp.core.jsonrpc import (
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = [
-    "LOOPBACK_HOSTS",
-    "LOOPBACK_ORIGINS",
-    "Answer",
-    "Deliver",
-    "EndSession",
-    "HttpPolicy",
-    "HttpRequest",
-    "OpenLegacyStream",
-    "OpenStream",
-    "Reply",
-    "Screened",
-    "Serve",
-    "SessionFacts",
-    "Verdict",
-    "endpoint_uri",
-    "judge",
-    "refusal",
-    "screen",
-    "session_id",
-    "status_for",
-]
+    "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "Answer", "Deliver", "EndSession", "HttpPolicy", "HttpRequest",
+    "OpenLegacyStream", "OpenStream", "Reply", "Screened", "Serve", "SessionFacts", "Verdict", "endpoint_uri", "judge",
+    "refusal", "screen", "session_id", "status_for",
+]  # fmt: skip
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 LOOPBACK_ORIGINS = tuple(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in LOOPBACK_HOSTS)

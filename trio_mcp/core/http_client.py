@@ -61,28 +61,10 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
 __all__ = [
-    "Accepted",
-    "Challenged",
-    "Exchange",
-    "Failed",
-    "NoStream",
-    "Received",
-    "Reconnect",
-    "Redirected",
-    "RefreshTools",
-    "ReplyVerdict",
-    "RetryAfter",
-    "SessionGone",
-    "StreamResumption",
-    "Streaming",
-    "TryInitialize",
-    "TrySse",
-    "TryVersion",
-    "read_answer",
-    "read_endpoint",
-    "read_reply",
-    "request_headers",
-]
+    "Accepted", "Challenged", "Exchange", "Failed", "NoStream", "Received", "Reconnect", "Redirected", "RefreshTools",
+    "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize", "TrySse",
+    "TryVersion", "read_answer", "read_endpoint", "read_reply", "request_headers",
+]  # fmt: skip
 
 
 @attrs.frozen
