@@ -105,6 +105,7 @@ def test_the_fault_names_the_origin_and_not_the_rest_of_the_address() -> None:
     assert fault is not None
     assert "https://evil.net:443" in fault
     assert "secret" not in fault
+    assert len(address_fault(f"https://{'e' * 1_000_000}.net/", [SERVER]) or "") < 200
 
 
 @req("icon-04")

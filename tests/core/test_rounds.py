@@ -785,7 +785,7 @@ def test_a_server_that_never_stops_asking_is_left() -> None:
         ({"inputRequests": {"k": {"method": "tools/call", "params": {}}}}, "no question of 2026-07-28"),
         ({"inputRequests": {"k": {"method": "roots/list", "params": None}}}, "'k' whose params are null"),
         ({"inputRequests": {"k": {"method": "roots/list", "params": []}}}, "'k' whose params are an array"),
-        ({"inputRequests": {"k" * 999: {"method": "ping"}}}, "…"),
+        ({"inputRequests": {"k" * 999: {"method": "ping"}}}, r"k\.\.\."),
     ],
 )
 def test_malformed_questions_are_the_servers_mistake(asked: dict[str, Any], complaint: str) -> None:
@@ -830,6 +830,16 @@ def test_a_call_whose_question_is_not_answered_is_given_up() -> None:
     assert str(error) == "tools/call was not completed: the server asked for input 'capital', and none was given"
     with pytest.raises(LocalProtocolError, match="tools/call is over, not waiting for answers"):
         call.retry({"who": ACCEPTED, "capital": SAMPLED})
+
+
+def test_a_key_of_the_peers_is_cut_short_in_what_our_side_is_told() -> None:
+    call, key = rounds(), "k" * 1_000_000
+    call.receive(ask(Question(key, "roots/list")))
+    with pytest.raises(LocalProtocolError, match=r"missing .*kkk") as caught:
+        call.retry({})
+    error = call.abandon(key)
+    assert error.key == key
+    assert max(len(str(each)) for each in (caught.value, error)) < 250
 
 
 STAGES = {

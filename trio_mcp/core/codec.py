@@ -25,6 +25,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from sys import intern
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, overload
 
@@ -206,7 +207,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
         def read(data: Json) -> Any:
             if type(data) is not dict:
-                raise _unlike("object", data)
+                raise _Misfit(_unlike("object", data))
             for key, constant in constants:
                 if data.get(key) != constant:
                     raise _Misfit(f'expected "{constant}"', key)
@@ -228,11 +229,22 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
         return _same if read is _same else member
 
-    def of(self, annotation: Any) -> Callable[..., Any]:
-        """What to do with a field: for each kind of JSON value that may stand there, a function that takes it."""
+    def of(self, annotation: Any) -> Callable[[Json], Any]:
         members = _members(annotation)
         if Any in members:
             return _same
+        takes, expected = self.takes(members)
+
+        def read(value: Json) -> Any:
+            take = takes.get(type(value))
+            if take is None:
+                raise _Misfit(_unlike(expected, value))
+            return take(value)
+
+        return read
+
+    def takes(self, members: Sequence[Any]) -> tuple[Mapping[type, Callable[[Any], Any]], str]:
+        """For each kind of JSON value that may stand there, a function that takes it; and what they are called."""
         takes: dict[type, Callable[[Any], Any]] = {}
         for member in members:
             takes |= dict.fromkeys(_SCALARS.get(member, ()), _same)
@@ -248,33 +260,41 @@ class _Readers(dict[Any, Callable[..., Any]]):
         shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
         if shapes:
             takes[dict] = self.object(shapes, Unknown in members)
-        expected = " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
-
-        def read(value: Json) -> Any:
-            take = takes.get(type(value))
-            if take is None:
-                raise _unlike(expected, value)
-            return take(value)
-
-        return read
+        return takes, " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
 
     def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
+        if self.lenient(annotation):
+            return self.lenient_element(annotation)
         read = self.of(annotation)
-        lenient = Malformed in _members(annotation) and not self.strict
 
         def element(step: str | int, value: Json) -> Any:
             try:
                 return read(value)
             except _Misfit as misfit:
-                if lenient:
-                    return Malformed(value, str(misfit))
                 raise misfit.within(step) from None
+
+        return element
+
+    def lenient(self, annotation: Any) -> bool:
+        return Malformed in _members(annotation) and not self.strict
+
+    def lenient_element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
+        takes, expected = self.takes(_members(annotation))
+
+        def element(_: str | int, value: Json) -> Any:
+            take = takes.get(type(value))
+            if take is None:  # without an exception, as there can be millions
+                return Malformed(value, _unlike(expected, value))
+            try:
+                return take(value)
+            except _Misfit as misfit:
+                return Malformed(value, str(misfit))
 
         return element
 
     def array(self, annotation: Any) -> Callable[[list[Json]], list[Any]]:
         element = self.element(annotation)
-        if Malformed not in _members(annotation) or self.strict:
+        if not self.lenient(annotation):
             return lambda value: [element(index, item) for index, item in enumerate(value)]
 
         def array(value: list[Json]) -> list[Any]:
@@ -316,14 +336,9 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return pick
 
 
-def _unlike(expected: str, value: Json) -> _Misfit:
-    kind: Any = type(value)
-    return _Misfit(_why_unlike(expected, kind))
-
-
-@functools.cache
-def _why_unlike(expected: str, kind: type) -> str:
-    return f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}"
+def _unlike(expected: str, value: Json) -> str:
+    kind = type(value)
+    return intern(f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}")  # one text for millions
 
 
 def _one_of(values: tuple[str, ...], value: str) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Collection
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 from trio_mcp.core.content import Icon
+from trio_mcp.core.errors import shown
 
 __all__ = [
     "ICON_BYTES",
@@ -64,7 +65,7 @@ def address_fault(src: str, origins: Collection[str]) -> str | None:
     if origin is None:
         return "an icon's address is an https: or data: URI without credentials"
     if origin not in {_origin(each) for each in origins}:
-        return f"an icon comes from the server's own origin or a trusted one, not from {'{}://{}:{}'.format(*origin)}"
+        return f"an icon comes from the server's own origin or a trusted one, not from {shown('{}://{}:{}'.format(*origin))}"
     return None
 
 

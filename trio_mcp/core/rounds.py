@@ -49,6 +49,7 @@ from trio_mcp.core.errors import (
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    shown,
 )
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
@@ -501,7 +502,7 @@ class Rounds:
             self._stage = _Stage.ASKED
             return Ask(self._questions)
         if kind != "complete" and not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
-            raise self._blame(f"a result of unknown type {_short(kind)}")
+            raise self._blame(f"a result of unknown type {shown(kind)}")
         return Complete(result)
 
     def retry(self, answers: Mapping[str, JsonObject] | None = None) -> JsonObject:
@@ -511,8 +512,8 @@ class Rounds:
         asked = {each.key for each in self._questions}
         if answers.keys() != asked:
             raise LocalProtocolError(
-                f"every question needs an answer: missing {sorted(asked - answers.keys())}, "
-                f"not asked {sorted(answers.keys() - asked)}"
+                f"every question needs an answer: missing {shown(sorted(asked - answers.keys()))}, "
+                f"not asked {shown(sorted(answers.keys() - asked))}"
             )
         params = dict(self._params)
         if self._questions:
@@ -553,10 +554,10 @@ class Rounds:
         method = entry.get("method") if isinstance(entry, dict) else None
         kind = self._revision.input_requests.get(method) if isinstance(method, str) else None
         if kind is None:
-            raise self._blame(f"an input request {_short(key)} that is no question of {self._revision}")
+            raise self._blame(f"an input request {shown(key)} that is no question of {self._revision}")
         params = entry.get("params", {})
         if not isinstance(params, dict):
-            raise self._blame(f"an input request {_short(key)} whose params are {_kind(params)}, not an object")
+            raise self._blame(f"an input request {shown(key)} whose params are {_kind(params)}, not an object")
         lacking = missing_capabilities(self._revision, kind, params, self._declared)
         if lacking:  # mrtr-13, seen from here
             names = ", ".join(map(".".join, lacking))
@@ -565,9 +566,3 @@ class Rounds:
 
     def _blame(self, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"the server answered {self._method} with {what}")
-
-
-def _short(value: Json) -> str:
-    """The peer's words in a message of ours, cut to a length that a log can take."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
