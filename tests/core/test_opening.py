@@ -170,12 +170,12 @@ CASES = [
     ),
     Case("-32022 naming none of ours", BOTH, (refusal(-32022, ["2030-01-01"]),), (PROBE,), None, "2030-01-01", -32022),
     Case("-32022 naming legacy, modern only", (E,), (refusal(-32022, [D.name]),), (PROBE,), None, D.name, -32022),
-    Case("-32022 naming what it refuses", BOTH, (refusal(-32022, [E.name]),), (PROBE,), None, "-32022: no", -32022),
-    Case("-32022 naming nothing", BOTH, (refusal(-32022),), (PROBE,), None, "error -32022: no", -32022),
-    Case("-32022 with garbage", BOTH, (refusal(-32022, "all"),), (PROBE,), None, "error -32022: no", -32022),
+    Case("-32022 naming what it refuses", BOTH, (refusal(-32022, [E.name]),), (PROBE,), None, "-32022: 'no'", -32022),
+    Case("-32022 naming nothing", BOTH, (refusal(-32022),), (PROBE,), None, "error -32022: 'no'", -32022),
+    Case("-32022 with garbage", BOTH, (refusal(-32022, "all"),), (PROBE,), None, "error -32022: 'no'", -32022),
     Case("-32022 with null data", BOTH, (Error(0, -32022, "no", None),), (PROBE,), None, "error -32022", -32022),
-    Case("-32020", BOTH, (refusal(-32020, [D.name]),), (PROBE,), None, "error -32020: no", -32020),
-    Case("-32021", BOTH, (refusal(-32021),), (PROBE,), None, "error -32021: no", -32021),
+    Case("-32020", BOTH, (refusal(-32020, [D.name]),), (PROBE,), None, "error -32020: 'no'", -32020),
+    Case("-32021", BOTH, (refusal(-32021),), (PROBE,), None, "error -32021: 'no'", -32021),
     # By any other.
     *[
         then_legacy(f"{code} to the probe", refusal(code), "the server chose 2025-11-25")
@@ -195,7 +195,7 @@ CASES = [
     *[
         Case(f"modern only, {name}", (E,), (reply,), (PROBE,), None, f"no older revision may be used: {why}")
         for name, reply, why in (
-            ("-32601", refusal(-32601), "error -32601: no"),
+            ("-32601", refusal(-32601), "error -32601: 'no'"),
             ("garbage", GARBAGE, "no valid answer: this is no answer"),
             ("{}", {}, "an answer without a protocol version"),
             (
@@ -203,7 +203,7 @@ CASES = [
                 discovered(E.name, resultType="input_required"),
                 "an answer of the unknown kind 'input_required'",
             ),
-            ("a novelty", discovered(E.name, resultType="x" * 900), f"an answer of the unknown kind '{'x' * 20}'"),
+            ("a novelty", discovered(E.name, resultType="x" * 900), f"an answer of the unknown kind '{'x' * 20}..."),
             ("silence", Silence, "no answer in time"),
             ("fall back", FallBack, "HTTP 404"),
         )
@@ -222,10 +222,12 @@ CASES = [
     Case("failed in initialize", (D,), (Unsendable,), (INITIALIZE,), None, "HTTP 503"),
     Case("failed in initialize, after the probe", BOTH, (Silence, Unsendable), (PROBE, INITIALIZE), None, "HTTP 503"),
     *[
-        Case(f"{code} to initialize", (D,), (refusal(code),), (INITIALIZE,), None, f"error {code}: no", code)
+        Case(f"{code} to initialize", (D,), (refusal(code),), (INITIALIZE,), None, f"error {code}: 'no'", code)
         for code in (-32603, -32601, -32602, -32000, -32022, -32021)
     ],
-    Case("-32602 naming none", (D,), (refusal(-32602, ["1.0"]),), (INITIALIZE,), None, "the server speaks 1.0", -32602),
+    Case(
+        "-32602 naming none", (D,), (refusal(-32602, ["1.0"]),), (INITIALIZE,), None, "the server speaks '1.0'", -32602
+    ),
     Case(
         "-32602 naming an older one",
         (D, B, A),
@@ -327,7 +329,7 @@ def test_the_record_says_what_was_tried_and_what_came_back() -> None:
     assert played.client.negotiation == Negotiation(
         (
             Attempt("server/discover in 2026-07-28", "no answer in time"),
-            Attempt("initialize with 2025-11-25", "error -32022: no; the server speaks 2026-07-28, 2030-01-01"),
+            Attempt("initialize with 2025-11-25", "error -32022: 'no'; the server speaks 2026-07-28, '2030-01-01'"),
             Attempt("server/discover in 2026-07-28", "the server speaks 2026-07-28"),
         ),
         E,
@@ -684,6 +686,20 @@ def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: Li
     (failed,) = client.lost(about=4)
     assert isinstance(failed, OpeningFailed)
     assert not client.outgoing()
+
+
+@each_http
+@pytest.mark.parametrize("by_stream", [True, False])
+def test_the_rules_are_those_of_the_revision_that_is_adopted_and_not_of_the_one_that_was_tried(
+    link: Link, by_stream: bool
+) -> None:
+    assert E.http is not None
+    odd = attrs.evolve(NEWER, http=attrs.evolve(E.http, disconnect_cancels=False))
+    tried, adopted = (odd, E) if by_stream else (attrs.evolve(NEWEST, http=E.http), odd)
+    played = Play(started(link, (tried, adopted)))
+    assert played.client.link is (Link.SESSION if by_stream else Link.EXCHANGE)
+    played.hear(discovered(adopted.name))
+    assert played.client.link is (Link.EXCHANGE if by_stream else Link.SESSION)
 
 
 @each_link

@@ -193,11 +193,8 @@ def test_what_the_schemas_do_not_say_is_what_the_prose_says(column: str, values:
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("methods", (("GET", "POST", "DELETE"),) * 3 + (("POST",),)),
-        ("sessions", (True, True, True, False)),
         ("version_header", (False, True, True, True)),
         ("standard_headers", (False, False, False, True)),
-        ("priming_event", (False, False, True, False)),
         ("disconnect_cancels", (False, False, False, True)),
         ("sse_fallback", (frozenset(range(400, 500)),) * 2 + (frozenset({400, 404, 405}),) * 2),
         (

@@ -19,7 +19,14 @@ from typing import Any, Final
 
 import attrs
 
-from trio_mcp.core.errors import INVALID_PARAMS, MODERN_ERRORS, UNSUPPORTED_VERSION, LocalProtocolError, RequestError
+from trio_mcp.core.errors import (
+    INVALID_PARAMS,
+    MODERN_ERRORS,
+    UNSUPPORTED_VERSION,
+    LocalProtocolError,
+    RequestError,
+    shown,
+)
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Request
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
@@ -29,6 +36,7 @@ from trio_mcp.core.revisions import (
     META_LOG_LEVEL,
     META_SERVER_INFO,
     META_VERSION,
+    REVISIONS,
     Revision,
     Role,
 )
@@ -326,7 +334,7 @@ class ClientSession(Session):
                 if revision is not None:
                     return _Finding(OpeningHeard.AGREED, f"the server chose {version}", revision, result)
                 # life-13: a client that cannot speak the version closes the connection.
-                said = f"the server chose {version[:20]!r}; we speak {_listed(self.offer.versions)}"
+                said = f"the server chose {shown(version, 24)}; we speak {_listed(self.offer.versions)}"
                 return _Finding(OpeningHeard.SHARES_NONE, said)
             case Refused(error=error):
                 return self._read_refusal(error)
@@ -382,7 +390,8 @@ def _kind(result: JsonObject) -> Any:
 
 
 def _listed(versions: list[Any]) -> str:
-    return ", ".join(str(each)[:20] for each in versions[:10]) or "no version at all"
+    names = [each if isinstance(each, str) and each in REVISIONS else shown(each, 24) for each in versions[:10]]
+    return ", ".join(names) or "no version at all"
 
 
 def _describe(outcome: Outcome) -> str:
@@ -394,13 +403,13 @@ def _describe(outcome: Outcome) -> str:
         case TimedOut():
             return "no answer in time"
         case Answered(result=result) if (kind := _kind(result)) != "complete":
-            return f"an answer of the unknown kind {str(kind)[:20]!r}"
+            return f"an answer of the unknown kind {shown(kind, 24)}"
         case _:
             return "an answer without a protocol version"
 
 
 def _describe_error(error: Error) -> str:
-    return f"error {error.code}: {error.message[:200]}"
+    return f"error {error.code}: {shown(error.message, 200)}"
 
 
 def _as_error(error: Error) -> RequestError:

@@ -85,11 +85,8 @@ class Method:
 class HttpRules:
     """What a revision says about Streamable HTTP."""
 
-    methods: tuple[str, ...]  # that the one endpoint may answer; anything else is 405 with Allow
-    sessions: bool  # Mcp-Session-Id, GET streams, DELETE, resumption by Last-Event-ID
     version_header: bool  # MCP-Protocol-Version is required (after initialize, where there is one)
     standard_headers: bool  # Mcp-Method, Mcp-Name and Mcp-Param-* are required
-    priming_event: bool  # a stream opens with an id and empty data, and may be closed early for polling
     disconnect_cancels: bool  # closing the response stream is the cancellation, and no notification is posted
     statuses: Mapping[int, int]  # JSON-RPC error code -> HTTP status; anything else is 200
     sse_fallback: frozenset[int]  # statuses of the first POST after which HTTP+SSE is tried
@@ -324,23 +321,17 @@ _CLIENT_D = {
 }
 
 _HTTP_B = HttpRules(
-    methods=("GET", "POST", "DELETE"),
-    sessions=True,
     version_header=False,
     standard_headers=False,
-    priming_event=False,
     disconnect_cancels=False,
     statuses=MappingProxyType({}),
     sse_fallback=frozenset(range(400, 500)),
 )
 _HTTP_C = attrs.evolve(_HTTP_B, version_header=True)
-_HTTP_D = attrs.evolve(_HTTP_C, priming_event=True, sse_fallback=frozenset({400, 404, 405}))
+_HTTP_D = attrs.evolve(_HTTP_C, sse_fallback=frozenset({400, 404, 405}))
 _HTTP_E = HttpRules(
-    methods=("POST",),
-    sessions=False,
     version_header=True,
     standard_headers=True,
-    priming_event=False,
     disconnect_cancels=True,
     statuses=MappingProxyType(
         {

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeGuard
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request, Result, encode
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
@@ -76,7 +76,7 @@ class Opened(Event):
     terms: Terms
 
 
-_SHOWN = 80  # characters of a name from the peer, which may be as long as a message, that an error repeats
+_REPEATED = 80  # characters of a version, which may be as long as a message, that its refusal sends back as data
 _KINDS: Mapping[type, str] = {str: "a string", dict: "an object"}
 
 
@@ -330,7 +330,7 @@ class Session(Peer):
     def _without_terms(self, request: Request) -> list[Event]:
         """A request before it is known what it means."""
         if not any(each.request(self.role.other, request.method) for each in self.offer.revisions):
-            why = f"{request.method[:_SHOWN]} does not exist in {', '.join(self.offer.versions)}"
+            why = f"{shown(request.method)} does not exist in {', '.join(self.offer.versions)}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         return self._refuse_call(request, errors.INVALID_REQUEST, f"{request.method} before the end of initialize")
 
@@ -341,14 +341,14 @@ class Session(Peer):
         """Hand on what the terms of the link know; "unknown notifications are ignored", and reported."""
         terms = self._heard_under(note.method)
         if terms is None or terms.revision.notification(self.role.other, note.method) is None:
-            return [PeerMistake(f"{note.method[:_SHOWN]} is no notification for the {self.role.value} here; ignored")]
+            return [PeerMistake(f"{shown(note.method)} is no notification for the {self.role.value} here; ignored")]
         return [Notice(note, self._with(terms, principal, headers))]
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
         row = terms.revision.request(self.role.other, request.method)
         if row is None:
-            why = f"{request.method[:_SHOWN]} does not exist in {terms.revision}"
+            why = f"{shown(request.method)} does not exist in {terms.revision}"
             return self._refuse_call(request, errors.METHOD_NOT_FOUND, why)
         declared = self.declared(terms.revision)
         missing = missing_capabilities(terms.revision, row, request.params, declared)
@@ -405,7 +405,7 @@ class ServerSession(Session):
             self._check_stream(method, terms.revision, about)
             # sub-05: equal in value and type.
             if method in terms.revision.on_subscriptions and (type(mark), mark) != (type(about), about):
-                why = f"{method} on subscription {about!r} has {mark!r} as its {META_SUBSCRIPTION_ID}"
+                why = f"{method} on subscription {about!r} has {shown(mark)} as its {META_SUBSCRIPTION_ID}"
                 raise LocalProtocolError(why)
         return super().notify(method, params, about=about)
 
@@ -483,8 +483,8 @@ class ServerSession(Session):
         if not isinstance(requested, str):
             why = f"the protocol version must be a string: one of {', '.join(supported)}"
             return self._refuse_call(request, errors.INVALID_PARAMS, why, data)
-        requested = requested[:_SHOWN]
-        why = f"protocol version {requested!r} is not served here; served: {', '.join(supported)}"
+        requested = requested[:_REPEATED]
+        why = f"protocol version {shown(requested)} is not served here; served: {', '.join(supported)}"
         return self._refuse_call(request, errors.UNSUPPORTED_VERSION, why, {**data, "requested": requested})
 
     def _discover(self, request: Request, terms: Terms) -> list[Event]:
