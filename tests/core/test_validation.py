@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -153,6 +155,8 @@ def test_the_module_says_which_dialects_it_knows() -> None:
         {"$ref": 1},
         {"const": "\ud800"},
         {1: {}},
+        {10**5000: {}},
+        {"const": {10**5000}},
         "{}",
         None,
         [],
@@ -208,7 +212,7 @@ EXTERNAL = [
     "#missing",
     "#/allOf/1",
     "#/allOf/x",
-    "#/allOf/" + "9" * 5000,
+    "#/allOf/" + "9" * 2000,
     "#/type/x",
     "https://json-schema.org/draft/2020-12/schema",
 ]
@@ -356,6 +360,7 @@ def test_the_same_problem_is_told_once() -> None:
         (json.loads("[1e400]"), "outside the range of a double"),
         ("\ud800", "is not JSON"),
         ({1: "x"}, "is not JSON"),
+        ({10**5000: "x"}, "is not JSON"),
         ({1, 2}, "is not JSON"),
         (deep(250), "is nested more than 250 deep"),
         ([[0] * 1_000_000] * 9, "has more than 8388608 values"),
@@ -502,6 +507,88 @@ def test_a_schema_beyond_a_limit_is_refused(schema: Any) -> None:
     assert refused(schema) == "limit"
 
 
+def long_uri(length: int) -> str:
+    return "https://example.com/".ljust(length, "x")
+
+
+@req("schema-12")
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+def test_a_uri_has_a_limit(keyword: str) -> None:
+    def named(name: str, reference: str) -> dict[str, Any]:
+        return {"$defs": {"a": {"$id": name}}, "items": {keyword: reference}}
+
+    assert compile_schema(named(long_uri(2048), long_uri(2048))).errors(1) == []
+    assert refused(named(long_uri(2049), "#")) == "limit"
+    assert refused(named("a", long_uri(2049))) == "limit"
+
+
+@req("schema-12")
+def test_a_uri_that_grows_by_nesting_has_the_same_limit() -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {}
+        for _ in range(levels):
+            schema = {"$id": "x" * 99 + "/", "items": schema}
+        return schema
+
+    assert compile_schema(nested(20)).errors(1) == []
+    assert refused(nested(21)) == "limit"
+
+
+@req("schema-12")
+def test_names_do_not_multiply_the_length_of_their_base() -> None:
+    anchors = {str(i): {"$anchor": f"a{i}"} for i in range(9000)}
+    schema = {"$id": long_uri(2048), "$defs": anchors}
+    compile_schema({})
+    tracemalloc.start()
+    try:
+        compile_schema(schema)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 9000 * 2048 / 2
+
+
+@req("schema-12")
+@pytest.mark.parametrize(
+    ("reference", "place"),
+    [
+        ({"$ref": "#a"}, lambda i: {"$anchor": "a"}),
+        ({"$ref": "u#/x"}, lambda i: {"$id": "u", "x": True} if i == 0 else {"$id": "u"}),
+        ({"$dynamicRef": "p0#a"}, lambda i: {"$id": f"p{i}", "$dynamicAnchor": "a"}),
+    ],
+    ids=["anchor", "id", "dynamic anchor"],
+)
+def test_a_name_given_many_times_may_not_be_used_many_times(
+    reference: dict[str, Any], place: Callable[[int], dict[str, Any]]
+) -> None:
+    def ambiguous(times: int) -> dict[str, Any]:
+        places = {f"p{i}": place(i) for i in range(times)}
+        return {"$defs": {**places, **{f"r{i}": dict(reference) for i in range(times)}}}
+
+    assert compile_schema(ambiguous(100)).errors(1) == []
+    assert refused(ambiguous(2000)) == "limit"
+
+
+@req("schema-12")
+def test_the_same_part_may_not_be_entered_by_many_ways() -> None:
+    def entered(ways: int) -> dict[str, Any]:
+        part: dict[str, Any] = {"$defs": {str(i): {} for i in range(8000)}}
+        for _ in range(ways):
+            part = {"not": part}
+        inner_first = {f"r{i}": {"$ref": "#/x-ours" + "/not" * i} for i in range(ways)}
+        return {"x-ours": part, "$defs": inner_first}
+
+    assert compile_schema(entered(3)).errors(1) == []
+    assert refused(entered(40)) == "limit"
+
+
+@req("schema-12")
+def test_long_names_above_many_subschemas_are_refused() -> None:
+    below = {"properties": {str(i): {"type": "integer"} for i in range(2000)}}
+    assert compile_schema({"properties": {"n" * 1000: below}}).errors(1) == []
+    assert refused({"properties": {"n" * 100_000: below}}) == "limit"
+
+
 @req("schema-12")
 def test_a_schema_nested_beyond_the_stack_is_refused() -> None:
     schema: dict[str, Any] = {}
@@ -539,6 +626,38 @@ def test_recursive_choices_are_judged_at_any_depth_but_explained_only_where_that
     for _ in range(100):
         bad = {"a": bad}
     assert compiled.errors(bad) == [Problem("", "", "breaks the schema; it would take too much work to say where")]
+
+
+INTEGERS: dict[str, Any] = {"items": {"type": "integer"}}
+
+
+@req("schema-12")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"allOf": [{"minLength": 10**9 + i} for i in range(500)]}, "x" * 1_000_000),
+        ({"additionalProperties": INTEGERS}, {"n" * 100_000: ["x"] * 5000}),
+        ({"patternProperties": {"n|" * 4000: INTEGERS}}, {"n": ["x"] * 5000}),
+        ({"additionalProperties": {"$ref": "#"}, "required": ["a"]}, deep(200, {"n": "x" * 1_000_000})),
+        ({"items": {"const": "y" * 100_000}}, ["x"] * 2000),
+        ({"items": {"not": {"description": "y" * 100_000}}}, [{}] * 2000),
+        (
+            chained(20, {"type": ["object", "array"], "properties": {"left": {"$ref": "#/$defs/d0"}}, **INTEGERS}),
+            deep(50, ["x"] * 300),
+        ),
+    ],
+    ids=["text", "names", "patterns", "nesting", "const", "not", "places in the schema"],
+)
+def test_reasons_that_would_quote_too_much_are_not_worked_out(schema: Any, value: Any) -> None:
+    assert compile_schema(schema).errors(value) == [
+        Problem("", "", "breaks the schema; it would take too much work to say where")
+    ]
+
+
+@req("schema-12")
+def test_one_long_text_or_many_short_ones_are_explained() -> None:
+    assert compile_schema({"properties": {"a": {"maxLength": 9}}}).errors({"a": "x" * 1_000_000})[0].path == "/a"
+    assert len(compile_schema(INTEGERS).errors(["x"] * 20_000)) == 20
 
 
 @req("schema-12")

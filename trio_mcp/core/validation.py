@@ -69,6 +69,10 @@ _PATTERN_BYTES = 2 * 1024 * 1024
 # Subschemas that may meet on one way into a value (`_Price.width`), and references that may follow one another.
 _WIDTH = 5_000
 _HEIGHT = 200
+# Names and references, joined to their base: as long a URI as servers commonly take.  10,000 fit into a schema.
+_URI = 2_048
+# Places looked at on the way to what references mean.  10,000 references of 20 steps take 100 ms.
+_LOOKS = 200_000
 
 # Values.  Messages are at most 128 deep (`Limits.depth`); the engine itself gives up at 255.
 _DEPTH = 250
@@ -78,8 +82,12 @@ _VALUES = 8 * 1024 * 1024
 _WORK = 100_000_000
 # Frames of the engine's recursion; a thread's stack of 1 MiB has been seen to carry 12,000.
 _FRAMES = 12_000
-# Possible reasons, at about 10 µs each: again a second at the worst.
-_REASONS = 100_000
+# Bytes that all reasons together may hold.  The engine gives each its place, on paper and in the schema, and, four
+# times over, the value and what was wanted of it.  A reason alone takes 1,000 bytes and 10 µs: again a second at worst.
+_TEXT = 100_000_000
+_REASON = 1_000
+_STEP = 64
+_COPIES = 4
 # To find equal items the engine hashes large integers as doubles; those that share one are compared in pairs.
 _CROWD = 100
 _EXACT_IN_A_DOUBLE = 2**53
@@ -136,7 +144,7 @@ class CompiledSchema:
         try:
             if self._validator.is_valid(instance):
                 return []
-            if not self._price.allows_reasons(size):
+            if not self._price.allows_reasons(size, instance):
                 return [Problem("", "", "breaks the schema; it would take too much work to say where")]
             found = self._validator.iter_errors(instance)
         except ValueError:  # half a surrogate pair, a set, a member whose name is no string
@@ -154,12 +162,14 @@ def compile_schema(schema: Json) -> CompiledSchema:
         raise InvalidSchema("limit", f"the schema {size}")
     if size.values > _SCHEMA_VALUES:
         raise InvalidSchema("limit", f"the schema has {size.values} values; {_SCHEMA_VALUES} are allowed")
-    document = _Document(schema if isinstance(schema, dict) else {})
-    price = _Pricing(document).price()
 
     import jsonschema_rs  # 20 ms, and only who has schemas to check should pay
 
     try:
+        if _text(schema, _STEP) > _TEXT:  # the engine keeps the place of every subschema, and some of them whole
+            raise InvalidSchema("limit", "the schema has too much text, too deep")
+        document = _Document(schema if isinstance(schema, dict) else {})
+        price = _Pricing(document).price()
         validator = getattr(jsonschema_rs, DIALECTS[document.dialect])(
             schema,
             validate_formats=False,
@@ -223,6 +233,27 @@ def _measure(value: Json, most: int) -> _Size | str:
     return _Size(values, depth, max(crowds.values(), default=0))
 
 
+def _text(value: Json, step: int) -> int:
+    """Bytes held by reasons for each of the values in `value`: its place, at so much a `step`, and all inside it."""
+    text = depth = 0
+    level = [(value, 0)]
+    while level:
+        depth += 1
+        below: list[tuple[Json, int]] = []
+        for item, place in level:
+            own = 0  # characters
+            if isinstance(item, dict):
+                own = sum(len(str(name)) for name in item)
+                below.extend((each, place + step + len(str(name))) for name, each in item.items())
+            elif isinstance(item, list | tuple):
+                below.extend((each, place + step) for each in item)
+            else:
+                own = len(str(item))
+            text += place + depth * (_STEP + _COPIES * own)  # it is also inside all that is above it
+        level = below
+    return text
+
+
 def _fits_a_double(number: float) -> bool:
     # 1e400 is JSON, and read as infinity, which the engine would take for null; longer integers it compares slowly.
     return number.bit_length() < _BITS_OF_A_DOUBLE if isinstance(number, int) else math.isfinite(number)
@@ -258,15 +289,18 @@ class _Document:
         self.dialect = _dialect(root)
         self.root = root
         self.subschemas: list[JsonObject] = []
-        self._places: dict[str, list[JsonObject]] = {"": [root]}
+        # By base and fragment; by None and name, what a dynamic reference may mean from anywhere.
+        self._places: dict[tuple[str | None, str], list[Json]] = {("", ""): [root]}
         self._base: dict[int, str] = {}  # by identity
         self._patterns = 0
+        self._looks = 0
         self._walk(root, "")
 
     def _walk(self, root: JsonObject, base: str) -> None:
         waiting = [(root, base)]
         while waiting:
             schema, base = waiting.pop()
+            self._look(1)
             if "$schema" in schema and _dialect(schema) != self.dialect:
                 raise InvalidSchema("dialect", "the schema mixes dialects; all of its parts must have the root's")
             base = self._enter(schema, base)
@@ -283,14 +317,14 @@ class _Document:
         name = schema.get("id" if "draft-04" in self.dialect else "$id")
         if isinstance(name, str) and not (old and "$ref" in schema):  # until draft 7, $ref silences all beside it
             base, _, anchor = _join(base, name).partition("#")
-            self._places.setdefault(f"{base}#{anchor}" if anchor else base, []).append(schema)
+            self._places.setdefault((base, anchor), []).append(schema)
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := schema.get(keyword), str):
-                self._places.setdefault(f"{base}#{name}", []).append(schema)
+                self._places.setdefault((base, name), []).append(schema)
         # Which of these a dynamic reference means depends on the way that led to it.
         dynamic = "" if schema.get("$recursiveAnchor") is True else schema.get("$dynamicAnchor")
         if isinstance(dynamic, str):
-            self._places.setdefault(f"dynamic {dynamic}", []).append(schema)
+            self._places.setdefault((None, dynamic), []).append(schema)
         self._base[id(schema)] = base
         return base
 
@@ -306,7 +340,8 @@ class _Document:
                 # schema-08, schema-11: what is not in the document is neither fetched nor taken to allow everything.
                 raise InvalidSchema("reference", f"{_shown(reference)} leads to nothing in the schema itself")
             if keyword != "$ref":
-                found += self._places.get(f"dynamic {fragment}", [])
+                found += self._places.get((None, fragment), [])
+                self._look(len(found))
             for each in found:
                 if isinstance(each, dict):  # or true or false
                     if id(each) not in self._base:  # a pointer may lead under a keyword that is no JSON Schema
@@ -314,17 +349,24 @@ class _Document:
                     yield each
 
     def _find(self, base: str, fragment: str) -> list[Json]:
-        if fragment and not fragment.startswith("/"):
-            return list(self._places.get(f"{base}#{fragment}", ()))
-        found: list[Json] = list(self._places.get(base, ()))
-        for step in fragment.split("/")[1:]:
+        steps = fragment.split("/")[1:] if fragment.startswith("/") else []
+        found = list(self._places.get((base, "" if steps else fragment), ()))
+        for step in steps:
+            self._look(len(found))
             found = [below for at in found for below in _step(at, step.replace("~1", "/").replace("~0", "~"))]
+        self._look(len(found))
         return found
+
+    def _look(self, places: int) -> None:
+        """Count what is looked at: a name may have many places, and a place many names."""
+        self._looks += places
+        if self._looks > _LOOKS:
+            raise InvalidSchema("limit", f"it takes more than {_LOOKS} steps to find what the references mean")
 
 
 def _step(at: Json, step: str) -> list[Json]:
     if isinstance(at, list | tuple):
-        return [at[int(step)]] if step.isdecimal() and len(step) < 9 and int(step) < len(at) else []
+        return [at[int(step)]] if step.isdecimal() and int(step) < len(at) else []
     return [at[step]] if isinstance(at, dict) and step in at else []
 
 
@@ -342,12 +384,13 @@ def _bare(uri: str) -> str:
 
 
 def _join(base: str, reference: str) -> str:
-    if reference.startswith("#"):
-        return base + reference
     try:
-        return urljoin(base, reference)
+        joined = base + reference if reference.startswith("#") else urljoin(base, reference)
     except ValueError as error:
         raise InvalidSchema("reference", f"{_shown(reference)} is not a URI: {error}") from None
+    if len(joined) > _URI:
+        raise InvalidSchema("limit", f"the URI {_shown(joined)} has more than {_URI} characters")
+    return joined
 
 
 # Pricing a schema.
@@ -358,6 +401,7 @@ _EVALUATED_AGAIN = frozenset({"$ref", "allOf", "anyOf", "contains", "dependentSc
 _EVALUATED_AGAIN |= {"then"}
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
 _DEFINITIONS = frozenset({"$defs", "definitions"})
+_QUOTED = frozenset({"const", "dependencies", "dependentRequired", "enum", "not", "pattern", "required"})
 _ONE_OF_THEM = frozenset({"prefixItems", "properties"})  # a way into the value meets one of these, and all of the rest
 
 
@@ -367,12 +411,14 @@ class _Price:
 
     `width`: subschemas applied along the worst way from the root of a value down to one of its leaves, a recursive
     reference counting as one.  `loops`: the recursive references among them; each starts the whole anew, one level
-    further down at least.  `height`: how deep the engine recurses before it comes to such a reference.
+    further down at least.  `height`: how deep the engine recurses before it comes to such a reference.  `wanted`: the
+    longest part of the schema that one reason quotes, in characters.
     """
 
     width: int
     loops: int
     height: int
+    wanted: int = 0
     compares: bool = False  # has uniqueItems
     looks_again: bool = False  # has unevaluatedItems or unevaluatedProperties
 
@@ -380,19 +426,22 @@ class _Price:
         # The engine remembers verdicts of recursive references, and searches what it remembers from end to end; but
         # it does not remember what has been evaluated.
         again = self.width if self.loops else 1
-        work = self._ways(size) * again if self.looks_again else size.values * self.width * again
+        work = size.values * again * (self._unremembered(size) if self.looks_again else self.width)
         levels = size.depth if self.loops else 1
         crowded = self.compares and size.crowd > _CROWD
         return work <= _WORK and self.height * levels <= _FRAMES and not crowded
 
-    def allows_reasons(self, size: _Size) -> bool:
-        # It remembers no reasons either, and works them out for every branch of an anyOf.
-        return self._ways(size) <= _REASONS
+    def allows_reasons(self, size: _Size, value: Json) -> bool:
+        # It remembers no reasons either, and works them out for every branch of an anyOf, all of them at once.
+        times = self._unremembered(size)
+        place = _STEP * self.height  # in the schema; each recursive reference goes as far again
+        text = size.values * (_REASON + place + _COPIES * self.wanted)
+        return times * text <= _TEXT and times * (text + _text(value, _STEP + (place if self.loops else 0))) <= _TEXT
 
-    def _ways(self, size: _Size) -> int:
-        """Subschemas applied to a value by an engine that remembers nothing."""
+    def _unremembered(self, size: _Size) -> int:
+        """Subschemas applied to each value by an engine that remembers nothing."""
         loops: int = max(self.loops, 1) ** size.depth
-        return size.values * self.width * loops
+        return self.width * loops
 
 
 class _Pricing:
@@ -405,7 +454,8 @@ class _Pricing:
         for schema in self._document.subschemas:  # definitions that nothing uses are compiled all the same
             self._of(schema, 1)
         used = {keyword for schema in self._document.subschemas for keyword in schema}
-        return attrs.evolve(price, compares="uniqueItems" in used, looks_again=bool(_UNEVALUATED & used))
+        wanted = max((_wanted(schema) for schema in self._document.subschemas), default=0)
+        return attrs.evolve(price, wanted=wanted, compares="uniqueItems" in used, looks_again=bool(_UNEVALUATED & used))
 
     def _of(self, schema: JsonObject, level: int) -> _Price:
         if id(schema) not in self._known:
@@ -443,6 +493,13 @@ def _own_reasons(schema: JsonObject) -> int:
         if isinstance(by_member := schema.get(keyword), dict):
             lists.extend(by_member.values())
     return 1 + sum(len(each) for each in lists if isinstance(each, list | tuple))
+
+
+def _wanted(schema: JsonObject) -> int:
+    """How many characters of a subschema one problem quotes at most."""
+    by_pattern = schema.get("patternProperties")
+    patterns = by_pattern if isinstance(by_pattern, dict) else ()
+    return sum(len(str(each)) for each in chain(patterns, (schema[keyword] for keyword in _QUOTED & schema.keys())))
 
 
 # Saying what is wrong.
