@@ -306,7 +306,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
                     bad += 1
                     if bad > MAX_MALFORMED:
                         continue
-                    last = len(items)
+                    last = index  # nothing is left out before it
                 items.append(read)
             if bad > MAX_MALFORMED:
                 why = f"{items[last].why} (and {bad - MAX_MALFORMED} more elements after it, which are not kept)"
