@@ -548,7 +548,7 @@ def test_an_identity_that_cannot_be_shown_changes_nothing(info: Any) -> None:
 
 
 @req("ver-01")
-@pytest.mark.parametrize("version", ["2025-11-25", "1900-01-01", "", "2027-01-01", "x" * 1000])
+@pytest.mark.parametrize("version", ["2025-11-25", "1900-01-01", "", "2027-01-01", "x" * 1000, "2026\n07"])
 def test_a_version_that_is_not_served_is_answered_with_those_that_are(version: str) -> None:
     for serves in (ALL, (E,), (E, A)):
         session = server(*serves)
@@ -557,6 +557,7 @@ def test_a_version_that_is_not_served_is_answered_with_those_that_are(version: s
         assert answer.code == errors.UNSUPPORTED_VERSION
         assert answer.data == {"supported": sorted(map(str, serves), reverse=True), "requested": version[:80]}
         assert len(answer.message) < 200
+        assert answer.message.isprintable()
 
 
 def test_a_server_of_the_legacy_era_does_not_pass_for_a_modern_one() -> None:
