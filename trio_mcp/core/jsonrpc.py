@@ -77,11 +77,11 @@ class Event:
     __slots__ = ()
 
 
-@attrs.frozen
 class _Sendable:
-    """What all messages have that can be sent: their bytes, once `prepare` has made them; no part of their value."""
+    """What can be sent.  It has its bytes once `prepare` has made them; they are no part of its value."""
 
-    _bytes: bytes | None = attrs.field(default=None, init=False, eq=False, repr=False)
+    __slots__ = ("_bytes",)
+    _bytes: bytes
 
 
 @attrs.frozen
@@ -387,7 +387,7 @@ def prepare(message: _Single) -> _Single:
 
     Raises LocalProtocolError for what no peer could read.
     """
-    object.__setattr__(message, "_bytes", _written(message))
+    object.__setattr__(message, "_bytes", _write(message))
     return message
 
 
@@ -398,23 +398,26 @@ def encode(message: Request | Notification | Result | Error | Batch, *, null_id:
     `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read; never for a prepared
     message.
     """
-    if type(message) is Batch:
-        if not message.items:
-            raise LocalProtocolError("a batch needs at least one message")
-        return b"[" + b",".join([_with_id(_written(item), null_id) for item in message.items]) + b"]"
-    return _with_id(_written(message), null_id)
+    if type(message) is not Batch:
+        data = _written(message)
+        return data if null_id else _without_null_id(data)
+    if not message.items:
+        raise LocalProtocolError("a batch needs at least one message")
+    items = [_written(item) for item in message.items]
+    return b"[" + b",".join(items if null_id else map(_without_null_id, items)) + b"]"
 
 
-def _with_id(data: bytes, null_id: bool) -> bytes:
-    if not null_id and data.startswith(_WITH_NULL_ID):
-        return _WITHOUT_ID + data[len(_WITH_NULL_ID) :]
-    return data
+def _without_null_id(data: bytes) -> bytes:
+    return _WITHOUT_ID + data[len(_WITH_NULL_ID) :] if data.startswith(_WITH_NULL_ID) else data
 
 
-def _written(message: Message | _Sendable) -> bytes:
+def _written(message: Message) -> bytes:
+    prepared: bytes | None = getattr(message, "_bytes", None)
+    return _write(message) if prepared is None else prepared
+
+
+def _write(message: Message | _Sendable) -> bytes:
     """With a null id, where it is an error without one."""
-    if isinstance(message, _Sendable) and message._bytes is not None:
-        return message._bytes
     envelope = _envelope(message)
     try:
         return _to_text(envelope).encode()

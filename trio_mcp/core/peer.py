@@ -204,7 +204,7 @@ class _Calling:
 class _Batch:
     """Answers that leave together, once all members are received and none is awaited any more."""
 
-    label: Hashable | None
+    label: Hashable | None = None
     receiving: bool = True
     waiting: set[Id] = attrs.field(factory=set)
     answers: list[Result | Error] = attrs.field(factory=list)
@@ -427,6 +427,8 @@ class Peer:
     def outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; each message is handed out once."""
         out, self._outgoing = self._outgoing, []
+        if not self._withdrawn:
+            return [(message, label) for message, label, _ in out]
         withdrawn, self._withdrawn = self._withdrawn, {}
         # cancel-18: what was queued for a request before its cancellation stays here.
         return [(message, label) for at, (message, label, id) in enumerate(out) if at >= withdrawn.get(id, 0)]
@@ -531,7 +533,7 @@ class Peer:
                 if (id := _answers(item)) is not None:  # whoever waits for it is told, rather than left waiting
                     self._garble(id, why, events)
             return
-        together = _Batch(arrival.label)
+        together = _Batch()
         arrival = _Arrival(arrival.label, together)
         for item in message.items:
             self._RECEIVERS[type(item)](self, item, events, arrival)
