@@ -624,6 +624,7 @@ def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says
         Result("x", {"a": 1}),
         Error(1, 2, "m", {"a": 1}),
         Error(None, 2, 'null, {"jsonrpc":"2.0","id":null,'),
+        Result(1, {"quoted": {"jsonrpc": "2.0", "id": None, "error": {}}}),
     ],
 )
 def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any, null_id: bool) -> None:
@@ -631,6 +632,7 @@ def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any, n
     assert prepare(message) is message
     assert (message, repr(message)) == (other, repr(other))
     assert encode(message, null_id=null_id) == encode(other, null_id=null_id)
+    assert decode(encode(message, null_id=null_id), LIMITS) == message
     assert encode(Batch((message, other)), null_id=null_id) == encode(Batch((other, message)), null_id=null_id)
     assert pickle.loads(pickle.dumps(message)) == message
     assert encode(attrs.evolve(prepare(Notification("m")), method="n")) == encode(Notification("n"))
