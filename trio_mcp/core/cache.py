@@ -221,18 +221,14 @@ def _concerns(updated: str, cached: str) -> bool:
 class CacheHints:
     """What a server says about one list, or one resource.  Nothing is public unless somebody wrote so (cache-24)."""
 
-    ttl_ms: int = attrs.field(default=0)
-    scope: Literal["private", "public"] = attrs.field(default="private")
+    ttl_ms: int = 0
+    scope: Literal["private", "public"] = "private"
 
-    @ttl_ms.validator
-    def _check_ttl(self, _: object, ttl_ms: int) -> None:
-        if type(ttl_ms) is not int or ttl_ms < 0:  # cache-09
-            raise LocalProtocolError(f"ttl_ms is a whole number of milliseconds, 0 or more, not {ttl_ms!r}")
-
-    @scope.validator
-    def _check_scope(self, _: object, scope: str) -> None:
-        if scope not in ("private", "public"):
-            raise LocalProtocolError(f"scope is 'private' or 'public', not {scope!r}")
+    def __attrs_post_init__(self) -> None:
+        if type(self.ttl_ms) is not int or self.ttl_ms < 0:  # cache-09
+            raise LocalProtocolError(f"ttl_ms is a whole number of milliseconds, 0 or more, not {self.ttl_ms!r}")
+        if self.scope not in ("private", "public"):
+            raise LocalProtocolError(f"scope is 'private' or 'public', not {self.scope!r}")
 
     def page(self, ttl_ms: int) -> CacheHints:
         """For one page of the list: pages may differ in their time (cache-20), never in their scope (cache-23)."""

@@ -65,7 +65,8 @@ class Headers(Mapping[str, str]):
 
     def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
-        for raw_name, raw_value in fields.items() if isinstance(fields, Mapping) else fields:
+        pairs: Any = fields.items() if isinstance(fields, Mapping) else fields
+        for raw_name, raw_value in pairs:
             name = _text(raw_name).lower()
             value = _text(raw_value).strip(" \t")
             held = values.get(name)

@@ -60,18 +60,23 @@ class EventLog(Protocol):
 
     def open(self) -> str:
         """Begin a stream and return its name, which is new in this session."""
+        ...
 
     def append(self, stream: str, data: bytes) -> str:
         """Log one event of an open stream and return its id."""
+        ...
 
     def finish(self, stream: str) -> None:
         """Nothing more will be sent on this stream; what it has may still be replayed."""
+        ...
 
     def replay(self, event_id: str) -> Replayed:
         """What was sent after this event, on its stream."""
+        ...
 
     def clear(self) -> None:
         """The session has ended."""
+        ...
 
 
 @attrs.define

@@ -360,7 +360,10 @@ def _substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
     if isinstance(hint, TypeVar):
         return variables.get(hint, hint)
     free = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
-    return hint[tuple(variables.get(each, each) for each in free)] if variables and free else hint
+    if not variables or not free:
+        return hint
+    generic: Any = hint
+    return generic[tuple(variables.get(each, each) for each in free)]
 
 
 # The members of classes.

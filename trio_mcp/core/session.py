@@ -90,14 +90,19 @@ def _is_info(info: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _as_revisions(given: Iterable[Revision]) -> tuple[Revision, ...]:
-    revisions = (given,) if isinstance(given, str) else tuple(given)
-    for each in revisions:
+    revisions = tuple(given)
+    for each in (given,) if isinstance(given, str) else revisions:
         if not isinstance(each, Revision):
             name = each if each in tuple(REVISIONS) else LATEST.name
             raise LocalProtocolError(f'{each!r} is no Revision; offer REVISIONS["{name}"]')
     if not revisions:
         raise LocalProtocolError("an offer names at least one revision")
     return revisions
+
+
+def _worked_out(work: Callable[[Any], Any]) -> Any:
+    """A field that follows from the others."""
+    return attrs.field(init=False, repr=False, eq=False, default=attrs.Factory(work, takes_self=True))
 
 
 @attrs.frozen
@@ -114,29 +119,26 @@ class Offer:
     capabilities: Mapping[str, Any] = NOTHING
     revisions: tuple[Revision, ...] = attrs.field(default=tuple(REVISIONS.values()), converter=_as_revisions)
     instructions: str | None = None  # a server's advice on how to use it
-    legacy: Revision | None = attrs.field(init=False, repr=False, eq=False)
-    """The newest revision of the legacy era that is offered."""
-    modern: Revision | None = attrs.field(init=False, repr=False, eq=False)
-    """The newest revision of the modern era that is offered."""
     # Worked out once, because a modern request lives for microseconds and its session is born with it.
-    _infos: dict[Revision, JsonObject] = attrs.field(init=False, repr=False, eq=False)
-    _declared: dict[tuple[Role, Revision], JsonObject] = attrs.field(init=False, repr=False, eq=False)
-
-    @legacy.default
-    def _(self) -> Revision | None:
-        return self._newest(handshake=True)
-
-    @modern.default
-    def _(self) -> Revision | None:
-        return self._newest(handshake=False)
+    legacy: Revision | None = _worked_out(lambda offer: offer._newest(handshake=True))
+    """The newest revision of the legacy era that is offered."""
+    modern: Revision | None = _worked_out(lambda offer: offer._newest(handshake=False))
+    """The newest revision of the modern era that is offered."""
+    _infos: dict[Revision, JsonObject] = _worked_out(lambda offer: offer._info_by_revision())
+    _declared: dict[tuple[Role, Revision], JsonObject] = _worked_out(lambda offer: offer._declared_by_revision())
 
     def _newest(self, *, handshake: bool) -> Revision | None:
         return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
 
-    @_infos.default
-    def _(self) -> dict[Revision, JsonObject]:
+    def _info_by_revision(self) -> dict[Revision, JsonObject]:
         if not _is_info(self.info):
             raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
+        return {
+            revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
+            for revision in self.revisions
+        }
+
+    def _declared_by_revision(self) -> dict[tuple[Role, Revision], JsonObject]:
         # Of every revision: who pins an old one need not leave out what only newer ones have.
         tables = [table for each in (*REVISIONS.values(), *self.revisions) for table in each.capabilities.values()]
         known = sorted(set().union(*tables))
@@ -147,13 +149,6 @@ class Offer:
                 raise LocalProtocolError(f"the capability {name} is declared by an object, such as {{}}")
         for extension in self.capabilities.get("extensions", NOTHING):
             check_extension(extension)
-        return {
-            revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
-            for revision in self.revisions
-        }
-
-    @_declared.default
-    def _(self) -> dict[tuple[Role, Revision], JsonObject]:
         return {
             (role, revision): revision.declarable(role, self.capabilities)
             for revision in self.revisions

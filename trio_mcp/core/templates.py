@@ -166,11 +166,12 @@ class Template:
     """A template to be expanded.  Raises LocalProtocolError for a text that is no template."""
 
     text: str
-    _parts: tuple[_Part, ...] = attrs.field(init=False, eq=False, repr=False)
-
-    @_parts.default
-    def _parsed(self) -> tuple[_Part, ...]:
-        return tuple(_parse(self.text))
+    _parts: tuple[_Part, ...] = attrs.field(
+        init=False,
+        eq=False,
+        repr=False,
+        default=attrs.Factory(lambda template: tuple(_parse(template.text)), takes_self=True),
+    )
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -165,22 +165,24 @@ def compile_schema(schema: Json) -> CompiledSchema:
 
     import jsonschema_rs  # 20 ms, and only who has schemas to check should pay
 
+    dialect = DEFAULT_DIALECT
     try:
         if _text(schema, _STEP) > _TEXT:  # the engine keeps the place of every subschema, and some of them whole
             raise InvalidSchema("limit", "the schema has too much text, too deep")
         document = _Document(schema if isinstance(schema, dict) else {})
         price = _Pricing(document).price()
-        validator = getattr(jsonschema_rs, DIALECTS[document.dialect])(
+        dialect = document.dialect
+        validator = getattr(jsonschema_rs, DIALECTS[dialect])(
             schema,
             validate_formats=False,
             offline=True,  # the engine would fetch; no reference out of the document has come this far
             pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
         )
     except jsonschema_rs.ValidationError as error:
-        raise _refusal(error, document.dialect) from None
+        raise _refusal(error, dialect) from None
     except ValueError as error:
         raise InvalidSchema("invalid", f"the schema is not JSON: {error}") from None
-    return CompiledSchema(document.dialect, validator, price)
+    return CompiledSchema(dialect, validator, price)
 
 
 def check_input_schema(schema: Json) -> None:
