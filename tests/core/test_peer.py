@@ -182,10 +182,12 @@ def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [None, [], "progressToken", 0])
 def test_meta_that_is_no_object_is_refused_at_the_call(wrong: Any, progress: bool) -> None:
     peer = serving(Peer(SERVER))
-    with pytest.raises(LocalProtocolError, match=r"tools/call was not sent: params._meta must be an object"):
+    with pytest.raises(
+        LocalProtocolError, match="what tools/call is sent with must be an object, and so must its _meta"
+    ):
         peer.request("tools/call", {"_meta": wrong}, progress=progress)
     for about in (None, 7):
-        with pytest.raises(LocalProtocolError, match=r"notifications/x was not sent: params._meta must be an object"):
+        with pytest.raises(LocalProtocolError, match="what notifications/x is sent with must be"):
             peer.notify("notifications/x", {"_meta": wrong}, about=about)
     assert (peer.waiting, peer.outgoing(), peer.request("ping")) == (0, [], 1)
 

@@ -39,6 +39,7 @@ from trio_mcp.core.jsonrpc import (
     Result,
     prepare,
 )
+from trio_mcp.core.meta import meta_of
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, first_state, step
 from trio_mcp.core.terms import Terms
@@ -178,16 +179,6 @@ def _answers(message: Message) -> Id | None:
     return message.answers if isinstance(message, Invalid) else None
 
 
-def _meta_in(method: str, params: JsonObject) -> JsonObject:
-    """The `_meta` of what we are about to send."""
-    if not isinstance(params, dict):
-        raise LocalProtocolError(f"{method} was not sent: params must be an object, not {type(params).__name__}")
-    meta = params.get("_meta", _NO_META)
-    if not isinstance(meta, dict):
-        raise LocalProtocolError(f"{method} was not sent: params._meta must be an object, not {type(meta).__name__}")
-    return meta
-
-
 @attrs.define(eq=False)
 class _Calling:
     """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
@@ -287,7 +278,7 @@ class Peer:
         if about is not None and label is None:
             raise LocalProtocolError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
         id, params = self._next_id, params or {}
-        meta = _meta_in(method, params)
+        meta = meta_of(f"what {method} is sent with", params)
         if progress:  # The id is unique among our requests for ever, so it is a unique token too.
             params = {**params, "_meta": {**meta, "progressToken": id}}
         elif "progressToken" in meta:
@@ -310,7 +301,7 @@ class Peer:
         if method in (_CANCELLED, _PROGRESS):
             raise LocalProtocolError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
         note = Notification(method, params or {})
-        _meta_in(method, note.params)
+        meta_of(f"what {method} is sent with", note.params)
         if about is not None:
             return self._note(about, note)
         if self.closed:
