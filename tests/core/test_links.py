@@ -19,7 +19,7 @@ from tests.core.pairs import (
     opened,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.headers import Headers
 from trio_mcp.core.http import HttpPolicy, HttpRequest, Serve, judge
 from trio_mcp.core.http_client import Exchange, request_headers
@@ -171,6 +171,34 @@ def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> No
                 listeners.add_session(0, server.declared(event.terms.revision))
     assert publish() == [True]
     assert [type(message) for message, _ in server.outgoing()] == [Result, Notification]
+
+
+@req("batch-03", "state-01")
+def test_a_modern_request_cannot_be_part_of_a_batch_and_costs_the_others_nothing() -> None:
+    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), terms=Terms(REVISIONS["2025-03-26"]))
+    modern_ones = (modern(2, "subscriptions/listen", {"notifications": {}}), modern("3", "tools/call", {"name": "x"}))
+    events = server.receive(Batch((Request(1, "tools/list"), *modern_ones)), 0.0)
+    assert [event.request.id for event in events if isinstance(event, Call)] == [1]
+    server.answer(1, {"tools": []})
+    ((batch, _),) = server.outgoing()
+    assert isinstance(batch, Batch)
+    assert [getattr(each, "code", None) for each in batch.items] == [-32600, -32600, None]
+    assert [getattr(each, "id", None) for each in batch.items] == [2, "3", 1]
+
+
+def test_what_a_handler_gets_wrong_is_refused_at_the_call_and_can_still_be_put_right() -> None:
+    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
+    wanting = modern(1, "tools/call", {"name": "x"})
+    wanting.params["_meta"]["progressToken"] = "t"
+    server.receive(wanting, 0.0)
+    server.receive(modern(2, "tools/call", {"name": "x"}), 0.0)
+    wrong: Any = [1]
+    with pytest.raises(LocalProtocolError):
+        server.refuse(1, RequestError(wrong, "a code that is none"))
+    with pytest.raises(LocalProtocolError, match="is a string, not list"):
+        server.progress(1, 1, message=wrong)
+    assert server.refuse(1, RequestError(-32603, "put right"))
+    assert server.serves(2)
 
 
 @req("http-118", "life-17")

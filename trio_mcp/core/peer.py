@@ -5,7 +5,8 @@ happened; what is to be sent comes out of `outgoing`.  It keeps the promises tha
 revision, whichever side we are:
 
 - A request has exactly one outcome: answered, refused, garbled, timed out, lost, torn down, or cancelled by us.
-- Nothing is sent for a request of theirs once its cancellation was seen, not even what was queued before.
+- Nothing is sent for a request of theirs once its cancellation was seen, not even what was queued before.  (A request
+  that we made in its course is one of ours, with an outcome of its own: its maker cancels it.)
 - Our ids only grow.  So an unexpected answer to an id below the next one is late and vanishes, any other is the peer's
   mistake and is reported; nothing about finished requests has to be remembered.
 - What was due by the time a message arrives has happened before that message.
@@ -321,6 +322,8 @@ class Peer:
         if not _is_number(progress) or progress <= serving.progress or not (total is None or _is_number(total)):
             why = f"above {shown(serving.progress)}, to a number; a total is a number too"
             raise LocalProtocolError(f"progress of request {shown(id)} must rise {why}")
+        if not (message is None or isinstance(message, str)):
+            raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
         params: JsonObject = {"progressToken": serving.token, "progress": progress}
         if total is not None:
             params["total"] = total
@@ -636,6 +639,10 @@ class Peer:
     def _agree(self, id: Id, terms: Terms) -> None:
         """A request brought its own terms; it is served under them."""
         self._serving[id].terms = terms
+
+    def _in_batch(self, id: Id) -> bool:
+        """Whether the answer to a request of theirs has to wait for those of others."""
+        return self._serving[id].batch is not None
 
     def _forget(self, id: Id) -> None:
         """A request of theirs is over without an answer: nobody can be waiting for one."""

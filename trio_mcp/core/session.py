@@ -278,8 +278,8 @@ class Session(Peer):
     def refuse(self, id: Id, error: RequestError) -> bool:
         """As `Peer.refuse`.  A code that the request's revision forbids is replaced by the one it has for the case."""
         terms = self.terms_of(id)
-        if terms is not None and (code := terms.revision.error_code(error.code)) != error.code:
-            error = RequestError(code, error.message, error.data)
+        if terms is not None and type(error.code) is int:
+            error = RequestError(terms.revision.error_code(error.code), error.message, error.data)
         return super().refuse(id, error)
 
     # What the other side sends.
@@ -459,6 +459,10 @@ class ServerSession(Session):
         self, request: Request, meta: Mapping[str, Any], principal: Any, headers: Mapping[str, str]
     ) -> list[Event]:
         """state-01: a request is judged by its own `_meta`, whatever came before it on this link."""
+        if self._in_batch(request.id):
+            # batch-03: no revision that speaks by `_meta` has batches; and what waits there would wait for a listener.
+            why = f"a request of {shown(meta[META_VERSION])} cannot be part of a batch; send it by itself"
+            return self._refuse_call(request, errors.INVALID_REQUEST, why)
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
             return self._unsupported(request, meta[META_VERSION])
