@@ -164,7 +164,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send:
     peer.terms = None  # they cannot be pickled
     peer.request("roots/list", about=7, deadline=9)
     before = pickle.dumps(peer)
-    with pytest.raises(LocalProtocolError, match="cannot be written as JSON|is a string, not"):
+    with pytest.raises(LocalProtocolError, match=r"cannot be written as JSON|is a string, not"):
         send(peer, wrong)
     assert pickle.dumps(peer) == before
 
