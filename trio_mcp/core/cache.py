@@ -31,6 +31,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.revisions import META_CLIENT_INFO, META_LOG_LEVEL, Revision
+from trio_mcp.core.terms import stable_name
 
 __all__ = ["MAX_BYTES", "MAX_ENTRIES", "MAX_TTL_MS", "CacheHints", "ResponseCache"]
 
@@ -94,7 +95,7 @@ class ResponseCache:
 
     def get(self, method: str, params: Mapping[str, Any], *, now: float, principal: str | None) -> JsonObject | None:
         """A fresh result for this request by this principal; the caller's own copy.  None: ask the server."""
-        private = _private(principal)
+        private: _Owner = ("private", stable_name(principal))
         if not self._may_keep(method, params):
             return None
         text = _affecting(params)
@@ -125,7 +126,7 @@ class ResponseCache:
         `asked` is what `changes` was when the request was sent.  The newest result replaces an older one even if it
         may not be kept itself.
         """
-        private = _private(principal)
+        private: _Owner = ("private", stable_name(principal))
         if not self._may_keep(method, params) or result.get("resultType", "complete") != "complete":
             return False
         if self._changed.get(method, 0) > asked:
@@ -183,16 +184,6 @@ class ResponseCache:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._size -= _size(key, entry)
-
-
-def _private(principal: object) -> _Owner:
-    if principal is None or isinstance(principal, str):
-        return "private", principal
-    # Objects that are equal only sometimes would show one caller the results of another, or never find their own.
-    raise LocalProtocolError(
-        f"principal is the principal's stable name, a str or None, not {type(principal).__name__}: "
-        "give what tells it from all others, such as a user id"
-    )
 
 
 def _affecting(params: Mapping[str, Any]) -> str:

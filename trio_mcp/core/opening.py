@@ -192,19 +192,9 @@ class ClientSession(Session):
 
     # What we send.
 
-    def request(
-        self,
-        method: str,
-        params: JsonObject | None = None,
-        *,
-        deadline: float | None = None,
-        progress: bool = False,
-        about: Id | None = None,
-    ) -> int:
-        """As `Session.request`; a modern request says under which terms it is made."""
-        if self.terms is not None and not self.terms.revision.handshake:
-            params = self._with_meta(self.terms.revision, params or {})
-        return super().request(method, params, deadline=deadline, progress=progress, about=about)
+    def _spoken(self, terms: Terms, params: JsonObject) -> JsonObject:
+        """A modern request says under which terms it is made."""
+        return params if terms.revision.handshake else self._with_meta(terms.revision, params)
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
         """As `Session.notify`; to a server that is being probed nothing is sent either: False."""

@@ -53,6 +53,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
+from trio_mcp.core.terms import stable_name
 
 __all__ = [
     "MAX_PARKED",
@@ -307,7 +308,7 @@ class StateSealer:
         Raises `LocalProtocolError` for what is not JSON, and `RequestError`, ready to be the answer, when there is
         more to carry than a state may hold.
         """
-        bounds = (_stable(principal), method, _digest(params), state.expires)
+        bounds = (stable_name(principal), method, _digest(params), state.expires)
         payload = _canonical((*bounds, state.round, state.handle, dict(state.answers), state.carried))
         text = base64.urlsafe_b64encode(_seal(self._keys[0], payload) + payload).decode()
         if len(text) > MAX_STATE_CHARS:
@@ -321,7 +322,7 @@ class StateSealer:
         self, text: Json, method: str, params: Mapping[str, Any], principal: str | None, now: float
     ) -> SealedState | Refusal:
         """Check what came as the `requestState` of a request.  Any JSON may come; none of it raises (mrtr-08)."""
-        presenter = _stable(principal)
+        presenter = stable_name(principal)
         payload = self._unsealed(text)
         if isinstance(payload, Refusal):
             return payload
@@ -351,16 +352,6 @@ class StateSealer:
         if not any(hmac.compare_digest(seal, _seal(key, payload)) for key in self._keys):
             return Refusal.BAD_SEAL
         return payload
-
-
-def _stable(name: object) -> str | None:
-    """Only text (or nobody) is the same after the seal was broken, in another process too."""
-    if name is None or isinstance(name, str):
-        return name
-    raise LocalProtocolError(
-        f"principal is the principal's stable name, a str or None, not {type(name).__name__}: "
-        "give what tells its owner from all others, such as a user id"
-    )
 
 
 def _seal(key: bytes, payload: bytes) -> bytes:
@@ -405,7 +396,7 @@ class Parked:
 
     def park(self, principal: str | None, now: float) -> str:
         """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room."""
-        parking = _stable(principal)
+        parking = stable_name(principal)
         mine = sum(owner == parking for _, owner in self._waiting.values())
         # Without authentication everybody has the principal None; there is no share to keep.
         if len(self._waiting) >= self._limit or (parking is not None and mine >= self._each):

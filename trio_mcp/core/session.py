@@ -245,7 +245,12 @@ class Session(Peer):
         missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
         if missing:
             raise NotDeclared(method, row.owner.value, missing[0])
+        params = self._spoken(terms, params or {})
         return super().request(method, params, deadline=deadline, progress=progress, about=about)
+
+    def _spoken(self, terms: Terms, params: JsonObject) -> JsonObject:
+        """The params of a request of ours, with what the terms want to be said along with it."""
+        return params
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
         """As `Peer.notify`, if the terms allow it.  Raises as `request`; here the capability is our own.

@@ -15,7 +15,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.revisions import Capability, Revision, declares
 
-__all__ = ["LOG_LEVELS", "NOTHING", "Terms"]
+__all__ = ["LOG_LEVELS", "NOTHING", "Terms", "stable_name"]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,3 +52,17 @@ class Terms:
         if self.log_level is None:
             return self.revision.handshake
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
+
+
+def stable_name(principal: object) -> str | None:
+    """The name under which something is kept for a principal: text, or None for nobody in particular.
+
+    Only text is the same in another process, and after it was written and read.  Objects that are equal only sometimes
+    would show one caller what belongs to another, or never find their own.  Raises `LocalProtocolError` for them.
+    """
+    if principal is None or isinstance(principal, str):
+        return principal
+    raise LocalProtocolError(
+        f"principal is the principal's stable name, a str or None, not {type(principal).__name__}: "
+        "give what tells it from all others, such as a user id"
+    )
