@@ -15,7 +15,7 @@ MODULES = sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init
 
 # From the top down; each may import what stands above it.  What shares a line knows nothing of its neighbours.
 ORDER = """
-errors
+errors records
 jsonrpc
 revisions
 terms meta content

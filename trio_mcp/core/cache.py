@@ -30,6 +30,7 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_CLIENT_INFO, META_LOG_LEVEL, Revision
 from trio_mcp.core.terms import stable_name
 
@@ -61,7 +62,7 @@ _Key: TypeAlias = tuple[str, str, _Owner]  # method, canonical params, who may s
 _PUBLIC: _Owner = ("public", None)
 
 
-@attrs.frozen
+@record
 class _Entry:
     body: bytes
     stale_at: float
@@ -208,7 +209,7 @@ def _concerns(updated: str, cached: str) -> bool:
     return cached.endswith("/") or updated[len(cached) :][:1] in ("", "/", "?", "#")
 
 
-@attrs.frozen
+@record
 class CacheHints:
     """What a server says about one list, or one resource.  Nothing is public unless somebody wrote so (cache-24)."""
 

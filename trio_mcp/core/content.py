@@ -24,6 +24,7 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import REVISIONS
 
 if TYPE_CHECKING:
@@ -107,14 +108,14 @@ def _shown(value: object) -> str:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else repr(value)  # a picture would fill the log
 
 
-@attrs.frozen
+@record
 class Unknown:
     """A kind of content, form field or question that we do not know.  It is kept as it is, and can be sent on."""
 
     raw: Mapping[str, Json]
 
 
-@attrs.frozen
+@record
 class Malformed:
     """An element that is not what the protocol says, in the place where it stood; `why` says where and what."""
 

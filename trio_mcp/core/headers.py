@@ -19,12 +19,13 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, Notification, Request
+from trio_mcp.core.records import record
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",
@@ -90,7 +91,7 @@ def _text(raw: str | bytes) -> str:
     return raw if isinstance(raw, str) else raw.decode("latin-1")
 
 
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 
 
 def is_session_id(text: str) -> bool:
@@ -139,12 +140,11 @@ def _weight(text: str) -> float:
 
 # Origin and Host.
 
-_AUTHORITY = re.compile(r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{1,5}))?")
+_AUTHORITY = r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{1,5}))?"
 _DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
 
 
-@attrs.frozen
-class _Site:
+class _Site(NamedTuple):
     """An origin or a host.  `port` is None where any will do, in a pattern, or where none was said, in a Host."""
 
     scheme: str
@@ -153,7 +153,7 @@ class _Site:
 
 
 def _site(text: str) -> _Site | None:
-    match = _AUTHORITY.fullmatch(text.lower())
+    match = re.fullmatch(_AUTHORITY, text.lower())
     if match is None:
         return None
     scheme, host, port = match[1] or "", match[2], match[3]
@@ -207,7 +207,7 @@ def cors_headers(origin: str) -> Fields:
 def preflight_headers(asked: str, methods: str) -> Fields:
     """For the reply to a preflight.  The names of Mcp-Param-* depend on the tools, so what is asked for is allowed."""
     names = [each.strip() for each in asked.split(",")]
-    allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in names if _TOKEN.fullmatch(each))])
+    allowed = dict.fromkeys([*_CORS_NAMES, *(each for each in names if re.fullmatch(_TOKEN, each))])
     return (
         ("Access-Control-Allow-Methods", methods),
         ("Access-Control-Allow-Headers", ", ".join(allowed)),
@@ -234,8 +234,8 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
 # Values that were not made for headers.
 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
-_PLAIN = re.compile(r"(?! )[ -~]*(?<! )")
-_FIELD_VALUE = re.compile(r"[\t -~]*")
+_PLAIN = r"(?! )[ -~]*(?<! )"
+_FIELD_VALUE = r"[\t -~]*"
 
 
 def encode_value(text: str) -> str:
@@ -244,7 +244,7 @@ def encode_value(text: str) -> str:
     "Clients MUST also Base64-encode any plain-ASCII value that matches the sentinel pattern" (http-92).
     """
     looks_encoded = text.startswith(_SENTINEL) and text.endswith(_SENTINEL_END)
-    if _PLAIN.fullmatch(text) and not looks_encoded:
+    if re.fullmatch(_PLAIN, text) and not looks_encoded:
         return text
     try:
         encoded = b2a_base64(text.encode(), newline=False).decode()
@@ -255,7 +255,7 @@ def encode_value(text: str) -> str:
 
 def decode_value(value: str) -> str | None:
     """What a header value stands for, or None where it is malformed (http-91, http-95)."""
-    if not _FIELD_VALUE.fullmatch(value):
+    if not re.fullmatch(_FIELD_VALUE, value):
         return None
     inner = value.removeprefix(_SENTINEL)
     # Both marks must be there, each with characters of its own; the marks are case-sensitive.
@@ -328,7 +328,7 @@ _DATA_KEYWORDS = frozenset({"const", "default", "enum", "examples"})
 _NAMING_KEYWORDS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties"})
 
 
-@attrs.frozen
+@record
 class Mirror:
     """One rule: the argument at this path of property names goes into this header."""
 
@@ -348,7 +348,7 @@ class Mirror:
         return at
 
 
-@attrs.frozen
+@record
 class Mirrors:
     """What a tool's schema says about mirroring.
 
@@ -364,7 +364,7 @@ class Mirrors:
 _FAULTS = 20
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class _Spot:
     """One subschema, the one it stands in, and the steps from there.
 
@@ -415,7 +415,7 @@ def find_mirrors(input_schema: Mapping[str, Any]) -> Mirrors:
 
 
 def _annotation_fault(name: Json, spot: _Spot, taken: set[str]) -> str | None:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(_TOKEN, name):
         return f"{shown(name)} is not an HTTP token"  # http-79, http-80
     if not spot.chained or spot.above is None:
         return "only properties reached through `properties` alone may be mirrored"  # http-84
@@ -502,7 +502,7 @@ def mirror_fault(
     return None
 
 
-_DECIMAL = re.compile(r"(-?\d{1,16})(?:\.0*)?")
+_DECIMAL = r"(-?\d{1,16})(?:\.0*)?"
 
 
 def _same(text: str, value: Json) -> bool:
@@ -510,5 +510,5 @@ def _same(text: str, value: Json) -> bool:
     number = None if isinstance(value, bool) else _whole(value)
     if number is None:
         return text == _as_text(value)
-    match = _DECIMAL.fullmatch(text)
+    match = re.fullmatch(_DECIMAL, text)
     return match is not None and int(match[1]) == number

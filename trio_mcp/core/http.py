@@ -66,6 +66,7 @@ from trio_mcp.core.jsonrpc import (
     decode,
     encode,
 )
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = [
@@ -92,7 +93,7 @@ def _path(path: str) -> str:
     return path.rstrip("/")
 
 
-@attrs.frozen
+@record
 class HttpPolicy:
     """What a server serves by HTTP, and to whom.  The defaults are for a server on loopback.
 
@@ -135,7 +136,7 @@ def _headers(fields: RawFields) -> Headers:
     return fields if isinstance(fields, Headers) else Headers(fields)
 
 
-@attrs.frozen
+@record
 class HttpRequest:
     """`target` is the path and query as they came (or the whole URI that a proxy is sent)."""
 
@@ -145,7 +146,7 @@ class HttpRequest:
     body: bytes = attrs.field(default=b"", repr=False)
 
 
-@attrs.frozen
+@record
 class SessionFacts:
     """What the driver knows of a session.  Before the handshake of an HTTP+SSE stream, its revision is 2024-11-05."""
 
@@ -168,7 +169,7 @@ class Answer(enum.Enum):
 # The verdicts.  `cors` are header fields that belong on whatever reply the driver makes of them.
 
 
-@attrs.frozen
+@record
 class Reply:
     """Send this, and that is all.  `error` is what the body says, or None."""
 
@@ -178,7 +179,7 @@ class Reply:
     error: Error | None = None
 
 
-@attrs.frozen
+@record
 class Deliver:
     """Feed this message to its session, then send `reply`; if it cannot be accepted after all, a `refusal` instead.
 
@@ -200,7 +201,7 @@ class Deliver:
         return _empty(202, self.cors) if self.fault is None else refusal(400, self.fault, self.cors)  # http-16
 
 
-@attrs.frozen
+@record
 class Serve:
     """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
 
@@ -226,7 +227,7 @@ class Serve:
     cors: Fields
 
 
-@attrs.frozen
+@record
 class OpenStream:
     """Open the standalone stream of this session, or resume one of its streams after the event with this id."""
 
@@ -236,7 +237,7 @@ class OpenStream:
     cors: Fields
 
 
-@attrs.frozen
+@record
 class EndSession:
     """End this session, then send `reply`."""
 
@@ -248,7 +249,7 @@ class EndSession:
         return _empty(204, self.cors)
 
 
-@attrs.frozen
+@record
 class OpenLegacyStream:
     """Open an HTTP+SSE stream and its session.  The first event is ``endpoint``, its data `endpoint_uri`."""
 
@@ -258,7 +259,7 @@ class OpenLegacyStream:
 Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLegacyStream
 
 
-@attrs.frozen
+@record
 class Screened:
     """A request whose head was good: the body may be read, and `judge` be called with it."""
 
@@ -414,7 +415,7 @@ def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answ
 # Step two: the body.
 
 
-@attrs.frozen
+@record
 class _Case:
     """One request, with all that there is to judge it by."""
 

@@ -57,6 +57,7 @@ from trio_mcp.core.jsonrpc import (
     Result,
     decode,
 )
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
@@ -67,7 +68,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@attrs.frozen
+@record
 class Exchange:
     """One HTTP request of ours, and all that its reply is to be judged by.
 
@@ -151,7 +152,7 @@ def _session_headers(exchange: Exchange) -> Fields:
 # What a reply means.
 
 
-@attrs.frozen
+@record
 class Received:
     """An answer.  `session` is the id that the answer to initialize gave us, if any."""
 
@@ -159,24 +160,24 @@ class Received:
     session: str | None = attrs.field(default=None, repr=False)
 
 
-@attrs.frozen
+@record
 class Streaming:
     """The body is an event stream: read it, and `read_answer` what answers the request."""
 
     session: str | None = attrs.field(default=None, repr=False)
 
 
-@attrs.frozen
+@record
 class Accepted:
     """Done, and nothing more will come on this response."""
 
 
-@attrs.frozen
+@record
 class SessionGone:
     """http-58: "it MUST start a new session by sending a new InitializeRequest without a session ID attached"."""
 
 
-@attrs.frozen
+@record
 class TryVersion:
     """The server is modern and does not serve this version, but serves that one of ours (ver-02)."""
 
@@ -184,14 +185,14 @@ class TryVersion:
     error: Error
 
 
-@attrs.frozen
+@record
 class RefreshTools:
     """The mirrored headers did not match: list the tools anew, then call again with the right ones (http-93)."""
 
     error: Error
 
 
-@attrs.frozen
+@record
 class TryInitialize:
     """The server is not modern: open a session by initialize.  `error` is what it said, if it was JSON-RPC."""
 
@@ -199,7 +200,7 @@ class TryInitialize:
     error: Error | None = None
 
 
-@attrs.frozen
+@record
 class TrySse:
     """The server may be one of HTTP+SSE: GET the same URL and expect an ``endpoint`` event."""
 
@@ -207,14 +208,14 @@ class TrySse:
     error: Error | None = None
 
 
-@attrs.frozen
+@record
 class RetryAfter:
     """The server is too busy.  Wait for so many seconds and send the same again, once."""
 
     seconds: int
 
 
-@attrs.frozen
+@record
 class Challenged:
     """401 or 403: authorization is missing or not enough.  `challenge` is WWW-Authenticate, with all its challenges."""
 
@@ -223,19 +224,19 @@ class Challenged:
     why: str
 
 
-@attrs.frozen
+@record
 class Redirected:
     """Send the same request to this URL, which has the same origin.  How often is for the driver to bound."""
 
     url: str
 
 
-@attrs.frozen
+@record
 class NoStream:
     """The server offers no standalone stream.  That is no error."""
 
 
-@attrs.frozen
+@record
 class Failed:
     """The request, or the stream, is lost: tell the peer by `Peer.fail`.  It may or may not have been carried out."""
 
@@ -451,7 +452,7 @@ def read_endpoint(url: str, event: SseEvent | Oversized) -> str | Failed:
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
 
 
-@attrs.frozen
+@record
 class Reconnect:
     """After so many seconds, GET the endpoint with this Last-Event-ID ("": there was none)."""
 

@@ -29,6 +29,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
+from trio_mcp.core.records import record
 
 __all__ = [
     "ABSENT",
@@ -84,26 +85,26 @@ class _Sendable:
     _bytes: bytes
 
 
-@attrs.frozen
+@record
 class Request(Event, _Sendable):
     id: Id
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
-@attrs.frozen
+@record
 class Notification(Event, _Sendable):
     method: str
     params: JsonObject = attrs.field(factory=dict)
 
 
-@attrs.frozen
+@record
 class Result(_Sendable):
     id: Id
     result: JsonObject
 
 
-@attrs.frozen
+@record
 class Error(_Sendable):
     """`id` is None when the request's own id could not be read."""
 
@@ -113,7 +114,7 @@ class Error(_Sendable):
     data: Json | Absent = ABSENT
 
 
-@attrs.frozen
+@record
 class Invalid:
     """Bytes that are no message.
 
@@ -127,7 +128,7 @@ class Invalid:
     answers: Id | None = None
 
 
-@attrs.frozen
+@record
 class Batch:
     """A JSON array of messages, in order.  Exists in 2025-03-26 only; whether it may be used is the peer's business."""
 
@@ -137,7 +138,7 @@ class Batch:
 Message: TypeAlias = Request | Notification | Result | Error | Invalid | Batch
 
 
-@attrs.frozen
+@record
 class Limits:
     """Every bound in one place.  What lies beyond one gets a defined answer, named beside it."""
 
@@ -157,6 +158,17 @@ class Limits:
     # Open at once, each way, on one link.  Hosts have been seen with 5,000; each costs about a KiB.
     # Beyond: theirs are answered with -32603, ours raise.
     requests: int = 10_000
+    # Handlers at work for one connection, and for all that a server has.  Hosts have been seen with 5,000 calls open; a
+    # handler that waits costs some KiB.  Beyond: the call waits its turn.
+    calls: int = 5_000
+    calls_in_all: int = 20_000
+    # Calls that wait their turn, of one connection and of all.  Beyond: -32603 at once, with the name of the limit.
+    waiting: int = 5_000
+    waiting_in_all: int = 20_000
+    # Messages that wait for one wire.  A few dozen fill a packet; more only make what is said older.  Beyond: whoever
+    # reports progress or logs waits, a notice of a change that waits already is not repeated, and beyond all calls
+    # together with this nothing more is read.
+    outgoing: int = 256
     # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
     # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
     # Beyond: the oldest are forgotten, and who asks for what followed them is told so.

@@ -30,6 +30,7 @@ import attrs
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Result
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 
 __all__ = [
@@ -157,7 +158,7 @@ def _malformed(name: str, expected: str, got: Json) -> RequestError:
 K = TypeVar("K", bound=Hashable)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Listener:
     id: Id | None  # of its listen request; None for a legacy session
     changes: tuple[Change, ...]  # a tuple, because ten thousand idle listeners hold one each
@@ -349,14 +350,14 @@ class Subscription:
         return any(change.kind is each.kind for each in self.asked)
 
 
-@attrs.frozen
+@record
 class SubscriptionAcknowledged:
     """The server has agreed to a subscription, or to a part of it; see `missing`."""
 
     subscription: Subscription
 
 
-@attrs.frozen
+@record
 class ChangeHeard:
     """A change, heard by one subscription."""
 

@@ -21,9 +21,9 @@ from trio_mcp.core.revisions import Revision
 __all__ = ["check_extension", "check_key", "check_meta", "meta_of"]
 
 # Labels "start with a letter and end with a letter or digit".
-_LABEL = re.compile("[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+_LABEL = "[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 # Names, "unless empty", begin and end with a letter or digit.
-_NAME = re.compile("(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?")
+_NAME = "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?"
 
 _RESERVED = frozenset({"modelcontextprotocol", "mcp"})
 
@@ -60,11 +60,11 @@ def check_key(key: str) -> list[str]:
     """The labels of the key's prefix.  Raises LocalProtocolError for a malformed key."""
     prefix, slash, name = key.rpartition("/")
     labels = prefix.split(".") if slash else []
-    if not all(map(_LABEL.fullmatch, labels)):
+    if not all(re.fullmatch(_LABEL, label) for label in labels):
         raise LocalProtocolError(
             f"the prefix of {key!r} must be labels of letters, digits and hyphens, such as com.example/"
         )
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise LocalProtocolError(f"{key!r} must end in letters, digits, hyphens, underscores and dots, or in the slash")
     return labels
 
@@ -73,24 +73,25 @@ def check_key(key: str) -> list[str]:
 
 _IDS = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 # Version ff is forbidden; versions to come may add fields.
-_TRACEPARENT = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-[!-~]*)?")
+_TRACEPARENT = f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(?:-[!-~]*)?"
 
 _TRACESTATE_KEY = "[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
 _TRACESTATE_VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
-_TRACESTATE_MEMBER = re.compile(f"({_TRACESTATE_KEY})={_TRACESTATE_VALUE}")
+_TRACESTATE_MEMBER = f"({_TRACESTATE_KEY})={_TRACESTATE_VALUE}"
 
 _TOKEN = "[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _BAGGAGE_VALUE = r"[ \t]*=[ \t]*[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*"
-_BAGGAGE_ENTRY = re.compile(f"{_TOKEN}{_BAGGAGE_VALUE}")
-_BAGGAGE_PROPERTY = re.compile(f"{_TOKEN}(?:{_BAGGAGE_VALUE})?")
+_BAGGAGE_ENTRY = f"{_TOKEN}{_BAGGAGE_VALUE}"
+_BAGGAGE_PROPERTY = f"{_TOKEN}(?:{_BAGGAGE_VALUE})?"
 
 
 def _is_traceparent(text: str) -> bool:
-    return _TRACEPARENT.fullmatch(text) is not None
+    return re.fullmatch(_TRACEPARENT, text) is not None
 
 
 def _is_tracestate(text: str) -> bool:
-    members = [_TRACESTATE_MEMBER.fullmatch(member.strip(" \t")) for member in text.split(",") if member.strip(" \t")]
+    texts = [each for member in text.split(",") if (each := member.strip(" \t"))]
+    members = [re.fullmatch(_TRACESTATE_MEMBER, each) for each in texts]
     keys = {member[1] for member in members if member}
     return len(keys) == len(members) <= 32  # every member well-formed, and no key twice
 
@@ -98,7 +99,7 @@ def _is_tracestate(text: str) -> bool:
 def _is_baggage(text: str) -> bool:
     members = [[part.strip(" \t") for part in member.split(";")] for member in text.split(",")]
     return len(members) <= 180 and all(
-        _BAGGAGE_ENTRY.fullmatch(entry) and all(map(_BAGGAGE_PROPERTY.fullmatch, properties))
+        re.fullmatch(_BAGGAGE_ENTRY, entry) and all(re.fullmatch(_BAGGAGE_PROPERTY, each) for each in properties)
         for entry, *properties in members
     )
 

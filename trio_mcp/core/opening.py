@@ -30,6 +30,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Request
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
@@ -107,13 +108,13 @@ OPENING: dict[Phase, dict[OpeningHeard, tuple[Phase, OpeningDeed]]] = {
 _BY_HAND_NEVER = frozenset({"initialize", "notifications/initialized"})
 
 
-@attrs.frozen
+@record
 class Attempt:
     tried: str
     answered: str
 
 
-@attrs.frozen
+@record
 class Negotiation:
     """What was tried, what came back, what was chosen (None: nothing) and why."""
 
@@ -122,7 +123,7 @@ class Negotiation:
     why: str
 
 
-@attrs.frozen
+@record
 class OpeningFailed(Event):
     """The link did not open, and is closed.  `error` is what the server refused with, if it did."""
 
@@ -130,7 +131,7 @@ class OpeningFailed(Event):
     error: RequestError | None
 
 
-@attrs.frozen
+@record
 class _Finding:
     """What one answer means: for the table, in words, and what to go on with."""
 

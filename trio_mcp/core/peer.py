@@ -41,6 +41,7 @@ from trio_mcp.core.jsonrpc import (
     prepare,
 )
 from trio_mcp.core.meta import meta_of
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, first_state, step
 from trio_mcp.core.terms import Terms
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 
-@attrs.frozen
+@record
 class Outcome(Event):
     """What became of a request of ours: every one has exactly one, unless it was we who cancelled it."""
 
@@ -70,47 +71,47 @@ class Outcome(Event):
     method: str
 
 
-@attrs.frozen
+@record
 class Answered(Outcome):
     """The answer is a result."""
 
     result: JsonObject
 
 
-@attrs.frozen
+@record
 class Refused(Outcome):
     """The answer is an error."""
 
     error: Error
 
 
-@attrs.frozen
+@record
 class Garbled(Outcome):
     """The answer is no valid answer."""
 
     why: str
 
 
-@attrs.frozen
+@record
 class TimedOut(Outcome):
     """The deadline has passed; the peer was told, where it may be."""
 
 
-@attrs.frozen
+@record
 class Lost(Outcome):
     """The stream or link is gone, or the request failed on it; it may or may not have been carried out."""
 
     why: str
 
 
-@attrs.frozen
+@record
 class TornDown(Outcome):
     """The server ended a subscription without a result."""
 
     reason: str
 
 
-@attrs.frozen
+@record
 class ProgressReported(Event):
     """Progress of a request of ours."""
 
@@ -120,7 +121,7 @@ class ProgressReported(Event):
     message: str | None
 
 
-@attrs.frozen
+@record
 class RequestCancelled(Event):
     """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere.
 
@@ -133,14 +134,14 @@ class RequestCancelled(Event):
     reason: str
 
 
-@attrs.frozen
+@record
 class Complained(Event):
     """The peer sent an error without an id: it could not read something that we sent."""
 
     error: Error
 
 
-@attrs.frozen
+@record
 class PeerMistake(Event):
     """Something off the protocol that cost nothing: it was refused, ignored or put right."""
 
@@ -180,7 +181,7 @@ def _answers(message: Message) -> Id | None:
     return message.answers if isinstance(message, Invalid) else None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Calling:
     """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
 
@@ -192,7 +193,7 @@ class _Calling:
     progress: float | None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Batch:
     """Answers that leave together, once all members are received and none is awaited any more."""
 
@@ -202,7 +203,7 @@ class _Batch:
     answers: list[Result | Error] = attrs.field(factory=list)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class _Arrival:
     """How a message came: under which label, and in which batch, if in one."""
 
@@ -213,7 +214,7 @@ class _Arrival:
 _UNLABELLED = _Arrival()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Serving:
     """A request that we serve.  `token`: the name they want progress under; `progress`: the last value sent."""
 
@@ -417,6 +418,11 @@ class Peer:
     def serving(self) -> int:
         """How many of their requests have a handler that has not ended."""
         return len(self._serving)
+
+    @property
+    def queued(self) -> int:
+        """How many messages wait to be handed out."""
+        return len(self._outgoing)
 
     def outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; each message is handed out once."""

@@ -24,11 +24,12 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.records import record
 
 __all__ = ["EventLog", "LoggedEvent", "MemoryEventLog", "NotReplayable", "Replay", "Replayed"]
 
 
-@attrs.frozen
+@record
 class LoggedEvent:
     """One event as it was sent: its id, and its data (empty for one that only hands out the id)."""
 
@@ -36,7 +37,7 @@ class LoggedEvent:
     data: bytes
 
 
-@attrs.frozen
+@record
 class Replay:
     """What followed on one stream.  `finished`: nothing will be added, so the connection ends after these."""
 
@@ -45,7 +46,7 @@ class Replay:
     finished: bool
 
 
-@attrs.frozen
+@record
 class NotReplayable:
     """The stream cannot be continued from there.  The client must be told: some of its messages are lost."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from trio_mcp.core import errors
+from trio_mcp.core.records import record
 
 __all__ = [
     "INSTEAD",
@@ -67,7 +68,7 @@ Capability = tuple[str, ...]
 """A path into a capabilities object, such as ``("resources", "subscribe")``."""
 
 
-@attrs.frozen
+@record
 class Method:
     """One request or notification as one revision has it.
 
@@ -81,7 +82,7 @@ class Method:
     early: bool = False  # may be sent before the handshake has ended
 
 
-@attrs.frozen
+@record
 class HttpRules:
     """What a revision says about Streamable HTTP."""
 
@@ -161,7 +162,7 @@ class Revision:
         return {"resultType": "complete", **hints} if self.result_type else hints
 
 
-@attrs.frozen
+@record
 class CapabilityRule:
     """How a capability is declared in one revision.
 
@@ -173,7 +174,7 @@ class CapabilityRule:
     only_with: Capability = ()
 
 
-@attrs.frozen
+@record
 class ConditionalNeed:
     """A parameter that stands on a capability of its own: `param` present (and one of `values`, if given)."""
 

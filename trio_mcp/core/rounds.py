@@ -52,6 +52,7 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
 from trio_mcp.core.terms import stable_name
 
@@ -95,7 +96,7 @@ loop gets here, and a loop without questions would be run through without a paus
 # Questions and answers
 
 
-@attrs.frozen
+@record
 class Question:
     """One entry of `inputRequests`: what a server wants, and the key that its answer has to carry."""
 
@@ -150,7 +151,7 @@ def _check_questions(revision: Revision, declared: Mapping[str, Any], questions:
         )
 
 
-@attrs.frozen
+@record
 class Answers:
     """What a retry brought: answers by key, and the questions that are still open and have to be asked again."""
 
@@ -258,7 +259,7 @@ _REFUSALS: Mapping[Refusal, str] = {
 }
 
 
-@attrs.frozen
+@record
 class SealedState:
     """What a server needs in order to go on: all of it comes back with the retry, none of it is remembered.
 
@@ -430,14 +431,14 @@ class Parked:
 # The client
 
 
-@attrs.frozen
+@record
 class Complete:
     """The call has ended with this result."""
 
     result: JsonObject
 
 
-@attrs.frozen
+@record
 class Ask:
     """The server wants these answered, in its order, before the call is sent again.  None: send it again at once."""
 

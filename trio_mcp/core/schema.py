@@ -23,8 +23,6 @@ Validating is `validation`'s business, converting the server's.
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
-import datetime
 import enum
 import functools
 import inspect
@@ -35,7 +33,6 @@ import re
 import sys
 import types
 import typing
-import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -44,13 +41,14 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.records import record
 
 __all__ = ["Description", "Field", "describe", "hint_of", "parameters_schema", "schema_of"]
 
 Hint = Any  # Python has no type for all that may stand behind a colon
 
 
-@attrs.frozen(kw_only=True)
+@record(kw_only=True)
 class Field:
     """What a hint alone cannot say, for use in `Annotated`."""
 
@@ -171,10 +169,6 @@ _PLAIN: dict[Hint, JsonObject] = {
     float: {"type": "number"},
     str: _TEXT,
     bytes: {"type": "string", "contentEncoding": "base64"},
-    datetime.datetime: {"type": "string", "format": "date-time"},
-    datetime.date: {"type": "string", "format": "date"},
-    datetime.time: {"type": "string", "format": "time"},
-    uuid.UUID: {"type": "string", "format": "uuid"},
     pathlib.Path: _TEXT,
     pathlib.PurePath: _TEXT,
     tuple: _ARRAY,
@@ -187,6 +181,13 @@ _ARRAYS: dict[Hint, JsonObject] = {
     frozenset: _SET,
     collections.abc.Set: _SET,
     collections.abc.MutableSet: _SET,
+}
+# By name, so that only who writes such a hint has loaded the module.
+_TEXTS: dict[str, JsonObject] = {
+    "datetime.datetime": {"type": "string", "format": "date-time"},
+    "datetime.date": {"type": "string", "format": "date"},
+    "datetime.time": {"type": "string", "format": "time"},
+    "uuid.UUID": {"type": "string", "format": "uuid"},
 }
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _PLAIN |= _ARRAYS | dict.fromkeys(_MAPPINGS, _OBJECT)
@@ -238,6 +239,8 @@ class _Builder:
             return self.build(hint.__supertype__, where)
         if hint in _PLAIN:
             return dict(_PLAIN[hint])
+        if isinstance(hint, type) and (text := _TEXTS.get(f"{hint.__module__}.{hint.__qualname__}")):
+            return dict(text)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _choice([member.value for member in hint], where)
         return self._once(hint, where)
@@ -403,6 +406,8 @@ def _of_attrs(kind: Any, hints: dict[str, Hint]) -> _Found:
 
 
 def _of_dataclass(kind: Any, hints: dict[str, Hint]) -> _Found:
+    import dataclasses  # who comes here has paid for it
+
     for field in dataclasses.fields(kind):
         if field.init:
             default = field.default
@@ -415,7 +420,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fou
     (lambda kind: hasattr(kind, "__required_keys__"), _of_typed_dict),
     (lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _of_named_tuple),
     (attrs.has, _of_attrs),
-    (dataclasses.is_dataclass, _of_dataclass),
+    (lambda kind: hasattr(kind, "__dataclass_fields__"), _of_dataclass),
 )
 
 
@@ -487,15 +492,15 @@ def _bind(schema: JsonObject, keywords: Mapping[str, str], bound: Any, what: str
 
 # Docstrings.
 
-_GOOGLE = re.compile(r"(Args|Arguments|Parameters|Keyword Args|Attributes):\s*")
-_GOOGLE_ENTRY = re.compile(r"(?P<names>\w+)\s*(\(.*?\))?\s*:\s*(?P<text>.*)")
-_NUMPY = re.compile(r"(Parameters|Other Parameters|Attributes)\s*")
-_NUMPY_ENTRY = re.compile(r"(?P<names>\w+(, \w+)*)(\s*:.*)?(?P<text>)")
-_NUMPY_RULE = re.compile(r"-{3,}\s*")
-_SPHINX = re.compile(r":(param|parameter|arg|argument|type|var|ivar)\b([^:]*\s)?(?P<names>\w+):\s*(?P<text>.*)")
+_GOOGLE = frozenset({"Args:", "Arguments:", "Parameters:", "Keyword Args:", "Attributes:"})
+_GOOGLE_ENTRY = r"(?P<names>\w+)\s*(\(.*?\))?\s*:\s*(?P<text>.*)"
+_NUMPY = frozenset({"Parameters", "Other Parameters", "Attributes"})
+_NUMPY_ENTRY = r"(?P<names>\w+(, \w+)*)(\s*:.*)?(?P<text>)"
+_NUMPY_RULE = r"-{3,}\s*"
+_SPHINX = r":(param|parameter|arg|argument|type|var|ivar)\b([^:]*\s)?(?P<names>\w+):\s*(?P<text>.*)"
 
 
-@attrs.frozen
+@record
 class Description:
     """A docstring in two parts: the text, and what it says of each member or parameter."""
 
@@ -517,12 +522,12 @@ def _parsed(text: str) -> Description:
     members: dict[str, str] = {}
     while lines:
         line = lines.popleft()
-        if _GOOGLE.fullmatch(line):
+        if line.rstrip() in _GOOGLE:
             members |= _entries(_indented(lines), _GOOGLE_ENTRY)
-        elif _NUMPY.fullmatch(line) and lines and _NUMPY_RULE.fullmatch(lines[0]):
+        elif line.rstrip() in _NUMPY and lines and re.fullmatch(_NUMPY_RULE, lines[0]):
             lines.popleft()
             members |= _entries(_up_to_heading(lines), _NUMPY_ENTRY)
-        elif sphinx := _SPHINX.fullmatch(line):
+        elif line.startswith(":") and (sphinx := re.fullmatch(_SPHINX, line)):
             rest = " ".join([sphinx["text"], *_indented(lines)])
             if sphinx[1] != "type":
                 members[sphinx["names"]] = " ".join(rest.split())
@@ -537,15 +542,15 @@ def _indented(lines: deque[str]) -> Iterator[str]:
 
 
 def _up_to_heading(lines: deque[str]) -> Iterator[str]:
-    while lines and not (len(lines) > 1 and _NUMPY_RULE.fullmatch(lines[1])):
+    while lines and not (len(lines) > 1 and re.fullmatch(_NUMPY_RULE, lines[1])):
         yield lines.popleft()
 
 
-def _entries(section: Iterator[str], entry: re.Pattern[str]) -> dict[str, str]:
+def _entries(section: Iterator[str], entry: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     names: list[str] = []
     for line in inspect.cleandoc("\n" + "\n".join(section)).splitlines():
-        if begins := entry.fullmatch(line):  # at the margin; what is indented goes on
+        if begins := re.fullmatch(entry, line):  # at the margin; what is indented goes on
             names = begins["names"].split(", ")
             found |= {name: [begins["text"]] for name in names}
         else:

@@ -22,6 +22,7 @@ from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevis
 from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request, Result, encode
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import (
     LATEST,
     META_CLIENT_CAPABILITIES,
@@ -43,7 +44,7 @@ from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 __all__ = ["Agreed", "Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
 
 
-@attrs.frozen
+@record
 class Call(Event):
     """A request to serve, under these terms.  It waits for `answer` or `refuse`."""
 
@@ -51,7 +52,7 @@ class Call(Event):
     terms: Terms
 
 
-@attrs.frozen
+@record
 class Notice(Event):
     """A notification, under these terms."""
 
@@ -59,7 +60,7 @@ class Notice(Event):
     terms: Terms
 
 
-@attrs.frozen
+@record
 class Agreed(Event):
     """`initialize` was answered, and the link is under these terms: a session begins.
 
@@ -69,7 +70,7 @@ class Agreed(Event):
     terms: Terms
 
 
-@attrs.frozen
+@record
 class Opened(Event):
     """The link is open for everything the terms allow."""
 
@@ -105,7 +106,7 @@ def _worked_out(work: Callable[[Any], Any]) -> Any:
     return attrs.field(init=False, repr=False, eq=False, default=attrs.Factory(work, takes_self=True))
 
 
-@attrs.frozen
+@record
 class Offer:
     """What our side says about itself: identity, capabilities, and the revisions it speaks.
 

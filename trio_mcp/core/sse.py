@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 
-import attrs
-
 from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.records import record
 
 __all__ = ["KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "priming_event"]
 
@@ -30,7 +29,7 @@ _NAME = b"data: "
 _ID = re.compile(rb"(?! )[ -~]{0,1024}(?<! )")
 
 
-@attrs.frozen
+@record
 class SseEvent:
     """One event.  `id` is the event's own: None when it has none, which leaves the reader's last id as it was."""
 
@@ -40,7 +39,7 @@ class SseEvent:
     retry: int | None = None  # milliseconds to wait before reconnecting, from here on
 
 
-@attrs.frozen
+@record
 class Oversized:
     """An event whose data is longer than `limit` bytes.  It was skipped; the stream goes on with the next one."""
 

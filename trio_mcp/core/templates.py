@@ -28,6 +28,7 @@ from urllib.parse import quote, unquote
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.records import record
 
 __all__ = ["Matcher", "Template", "Value"]
 
@@ -36,19 +37,19 @@ Value: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
 
 _RESERVED = ":/?#[]@!$&'()*+,;="
 _ASCII = "".join(map(chr, range(128)))
-_EXPRESSION = re.compile(r"\{([^{}]*)\}")
-_VARIABLE = re.compile(r"((?:\w|%[0-9A-F]{2})(?:\.?(?:\w|%[0-9A-F]{2}))*)(?:(\*)|:([1-9]\d{0,3}))?", re.A | re.I)
+_EXPRESSION = r"\{([^{}]*)\}"
+_VARIABLE = r"(?ai)((?:\w|%[0-9A-F]{2})(?:\.?(?:\w|%[0-9A-F]{2}))*)(?:(\*)|:([1-9]\d{0,3}))?"
 # The RFC forbids ' too, by an oversight its errata name (id 6937).
-_NO_LITERAL = re.compile(r'[\x00-\x20\x7f"<>\\^`{|}\ud800-\udfff]|%(?![0-9A-Fa-f]{2})')
-_NO_URI = re.compile(r"[\x00-\x1f\x7f]|%(?![0-9A-Fa-f]{2})")
-_ENCODED = re.compile(r"(%[0-9A-Fa-f]{2})")
+_NO_LITERAL = r'[\x00-\x20\x7f"<>\\^`{|}\ud800-\udfff]|%(?![0-9A-Fa-f]{2})'
+_NO_URI = r"[\x00-\x1f\x7f]|%(?![0-9A-Fa-f]{2})"
+_ENCODED = r"(%[0-9A-Fa-f]{2})"
 # One character of a value in which what is encoded stays so: prefixes are counted in these.
-_CHARACTER = re.compile(r"%[C-F][0-9A-F](?:%[89AB][0-9A-F])*|%[0-9A-F]{2}|.", re.I | re.S)
-_HIDDEN_SLASH = re.compile(r"%2f|%5c|\\", re.I)
-_SLASH = re.compile(r"[/\\]")
+_CHARACTER = r"(?is)%[C-F][0-9A-F](?:%[89AB][0-9A-F])*|%[0-9A-F]{2}|."
+_HIDDEN_SLASH = r"(?i)%2f|%5c|\\"
+_SLASH = r"[/\\]"
 
 
-@attrs.frozen
+@record
 class _Operator:
     """A row of the table in the RFC's appendix A."""
 
@@ -66,7 +67,7 @@ class _Operator:
         try:
             if not self.reserved:
                 return quote(text, safe="")
-            kept = _ENCODED.split(text)
+            kept = re.split(_ENCODED, text)
             kept[::2] = [quote(each, safe=_RESERVED) for each in kept[::2]]
         except UnicodeEncodeError:
             raise LocalProtocolError("a template's value holds half a surrogate pair, which no URI can") from None
@@ -76,7 +77,7 @@ class _Operator:
         return f"{name}={value}" if value else name + self.if_empty
 
     def prefix(self, text: str, length: int | None) -> str:
-        return "".join(_CHARACTER.findall(text)[:length]) if self.reserved else text[:length]
+        return "".join(re.findall(_CHARACTER, text)[:length]) if self.reserved else text[:length]
 
 
 _OPERATORS = {
@@ -91,14 +92,14 @@ _OPERATORS = {
 }
 
 
-@attrs.frozen
+@record
 class _Variable:
     name: str
     explode: bool
     prefix: int | None
 
 
-@attrs.frozen
+@record
 class _Expression:
     text: str
     operator: _Operator
@@ -137,10 +138,10 @@ _Part: TypeAlias = str | _Expression
 
 
 def _parse(text: str) -> Iterator[_Part]:
-    for at, part in enumerate(_EXPRESSION.split(text)):
+    for at, part in enumerate(re.split(_EXPRESSION, text)):
         if at % 2:
             yield _parse_expression(text, part)
-        elif wrong := _NO_LITERAL.search(part):
+        elif wrong := re.search(_NO_LITERAL, part):
             what = "an unpaired brace" if wrong[0] in "{}" else f"{wrong[0]!r}, which must be percent-encoded"
             raise LocalProtocolError(f"the URI template {text!r} holds {what}")
         elif part:
@@ -151,7 +152,7 @@ def _parse_expression(text: str, inside: str) -> _Expression:
     symbol = inside[0] if inside and inside[0] in "+#./;?&" else ""
     variables = []
     for spec in inside[len(symbol) :].split(","):
-        found = _VARIABLE.fullmatch(spec)
+        found = re.fullmatch(_VARIABLE, spec)
         if found is None:
             raise LocalProtocolError(
                 f"the URI template {text!r} has an expression {{{inside}}} that cannot be read: expected names of "
@@ -161,7 +162,7 @@ def _parse_expression(text: str, inside: str) -> _Expression:
     return _Expression(inside, _OPERATORS[symbol], tuple(variables))
 
 
-@attrs.frozen
+@record
 class Template:
     """A template to be expanded.  Raises LocalProtocolError for a text that is no template."""
 
@@ -191,7 +192,7 @@ class Template:
 # them the order of the template is kept, and each slot or group is one group of one regular expression.
 
 
-@attrs.frozen
+@record
 class _Slot:
     """A variable whose value stands at a place of its own."""
 
@@ -200,11 +201,11 @@ class _Slot:
     slashes: bool  # the value may hold them
 
     def read(self, raw: str) -> dict[str, str] | None:
-        value = None if _HIDDEN_SLASH.search(raw) else _decoded(raw)
+        value = None if re.search(_HIDDEN_SLASH, raw) else _decoded(raw)
         return None if value is None else {self.name: value}
 
 
-@attrs.frozen
+@record
 class _Group:
     """The variables of an expression with names."""
 
@@ -221,7 +222,7 @@ class _Group:
         values: dict[str, str] = {}
         for pair in raw[1:].split(self.separator):
             name, _, text = pair.partition("=")
-            value = None if self.first == ";" and _HIDDEN_SLASH.search(text) else _decoded(text)
+            value = None if self.first == ";" and re.search(_HIDDEN_SLASH, text) else _decoded(text)
             if name not in self.names or name in values or value is None:
                 return None
             values[name] = value
@@ -237,7 +238,7 @@ def _decoded(raw: str) -> str | None:
         value = unquote(raw, errors="strict")  # refuses overlong forms, such as %C0%AF for a slash
     except UnicodeDecodeError:
         return None
-    return None if "\0" in value or ".." in _SLASH.split(value) else value
+    return None if "\0" in value or ".." in re.split(_SLASH, value) else value
 
 
 class Matcher:
@@ -263,7 +264,7 @@ class Matcher:
             ascii = quote(uri, safe=_ASCII)
         except UnicodeEncodeError:  # half a surrogate pair
             return None
-        found = None if _NO_URI.search(ascii) else self._regex.fullmatch(ascii)
+        found = None if re.search(_NO_URI, ascii) else self._regex.fullmatch(ascii)
         if found is None:
             return None
         values: dict[str, str] = {}

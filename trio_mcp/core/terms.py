@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import attrs
-
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Capability, Revision, declares
 
 __all__ = ["LOG_LEVELS", "NOTHING", "Terms", "stable_name"]
@@ -23,7 +22,7 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 """From the least to the most severe, as in RFC 5424."""
 
 
-@attrs.frozen
+@record
 class Terms:
     """`capabilities` and `identity` are the other side's, as they came from the wire.
 

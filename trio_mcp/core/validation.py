@@ -34,6 +34,7 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.records import record
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -113,7 +114,7 @@ class InvalidSchema(LocalProtocolError):
         self.reason = reason
 
 
-@attrs.frozen
+@record
 class Problem:
     """One way in which a value breaks a schema.
 
@@ -407,7 +408,7 @@ _QUOTED = frozenset({"const", "dependencies", "dependentRequired", "enum", "not"
 _ONE_OF_THEM = frozenset({"prefixItems", "properties"})  # a way into the value meets one of these, and all of the rest
 
 
-@attrs.frozen
+@record
 class _Price:
     """What a schema may cost.  None of it depends on a value.
 
