@@ -1,0 +1,442 @@
+"""Handlers: what is made of all the callables that people have, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import pytest
+
+import trio_mcp.context
+from trio_mcp import handlers
+from trio_mcp.context import Context
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.handlers import How, name_of, raw, typed
+
+if TYPE_CHECKING:
+    from trio_mcp.context import Context as HiddenContext
+    from trio_mcp.context import Context as Other
+
+CTX: Any = object()
+
+
+def plain(city: str) -> str:
+    return city
+
+
+async def coroutine(city: str) -> str:
+    return city
+
+
+def handed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def collected(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return list(function(*args, **kwargs))
+
+    return wrapper
+
+
+def numbers(city: str) -> Iterator[int]:
+    yield 1
+
+
+async def async_numbers(city: str) -> AsyncIterator[int]:
+    yield 1
+
+
+class Weather:
+    def read(self, city: str) -> str:
+        return city
+
+    async def fetch(self, city: str) -> str:
+        return city
+
+    @classmethod
+    async def of_class(cls, city: str) -> str:
+        return city
+
+    @staticmethod
+    async def static(city: str) -> str:
+        return city
+
+    def __call__(self, city: str) -> str:
+        return city
+
+
+class Forecast:
+    def __init__(self, city: str) -> None:
+        self.city = city
+
+
+class AsyncWeather:
+    async def __call__(self, city: str) -> str:
+        return city
+
+
+class Remembering:
+    """A decorator that is an object."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+KINDS: dict[str, tuple[Callable[..., Any], How]] = {
+    "a function": (plain, How.THREAD),
+    "a coroutine function": (coroutine, How.ASYNC),
+    "a lambda": (lambda city: city, How.THREAD),
+    "a class": (Forecast, How.THREAD),
+    "a partial": (functools.partial(plain), How.THREAD),
+    "an async partial": (functools.partial(coroutine, "Oslo"), How.ASYNC),
+    "a partial of a partial": (functools.partial(functools.partial(coroutine), city="Oslo"), How.ASYNC),
+    "a method": (Weather().read, How.THREAD),
+    "an async method": (Weather().fetch, How.ASYNC),
+    "an async method of a class": (Weather.of_class, How.ASYNC),
+    "an async static method": (Weather.static, How.ASYNC),
+    "a static method not yet in its class": (staticmethod(coroutine), How.ASYNC),
+    "an object": (Weather(), How.THREAD),
+    "an async object": (AsyncWeather(), How.ASYNC),
+    "a partial of an async object": (functools.partial(AsyncWeather(), "Oslo"), How.ASYNC),
+    "a decorated function": (handed_on(plain), How.THREAD),
+    "a decorated coroutine function": (handed_on(coroutine), How.ASYNC),
+    "one that is decorated twice": (handed_on(handed_on(coroutine)), How.ASYNC),
+    "one that is decorated by an object": (Remembering(coroutine), How.ASYNC),
+    "a function made async by its decorator": (awaited(plain), How.ASYNC),
+    "a cached coroutine function": (functools.lru_cache(coroutine), How.ASYNC),
+    "a cached function": (functools.cache(plain), How.THREAD),
+    "a generator made a list by its decorator": (collected(numbers), How.THREAD),
+    "a built-in function": (len, How.THREAD),
+}
+ODD = pytest.mark.parametrize(("function", "how"), KINDS.values(), ids=KINDS)
+
+
+@ODD
+def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Callable[..., Any], how: How) -> None:
+    assert typed(function).how is how
+    if how is How.THREAD:
+        assert typed(function, thread=False).how is How.INLINE
+        assert typed(function).abandon
+        assert not typed(function, abandon=False).abandon
+
+
+@pytest.mark.parametrize("option", ["thread", "abandon"])
+@pytest.mark.parametrize(
+    "function", [function for function, how in KINDS.values() if how is How.ASYNC][:8], ids=name_of
+)
+def test_options_for_threads_are_refused_where_there_is_none(function: Callable[..., Any], option: str) -> None:
+    with pytest.raises(LocalProtocolError, match=rf"is async, so no thread runs it; drop {option}=False, or the async"):
+        typed(function, **{option: False})
+
+
+def test_what_runs_inline_abandons_nothing() -> None:
+    with pytest.raises(LocalProtocolError, match=r"^plain has thread=False, so no thread runs it; drop abandon=False$"):
+        typed(plain, thread=False, abandon=False)
+
+
+@pytest.mark.parametrize(
+    "function", [numbers, async_numbers, functools.partial(numbers), functools.partial(async_numbers)], ids=name_of
+)
+def test_generators_are_refused(function: Callable[..., Any]) -> None:
+    for make in (typed, lambda it: raw(it, ("city",))):
+        with pytest.raises(
+            LocalProtocolError, match=r"numbers is a generator, which would give nothing but itself; return all"
+        ):
+            make(function)
+
+
+def test_what_cannot_be_called_is_no_handler() -> None:
+    with pytest.raises(LocalProtocolError, match=r"^a handler is a function or another callable, not dict$"):
+        typed({})  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match="not classmethod"):  # @server.tool above @classmethod
+        typed(vars(Weather)["of_class"])
+
+
+def test_what_does_not_say_what_it_takes_is_refused() -> None:
+    with pytest.raises(
+        LocalProtocolError, match=r"^dict\.update does not say what it takes: .*; wrap it in a function"
+    ):
+        typed({}.update)
+
+    @functools.wraps(plain)
+    def circular() -> None: ...
+
+    circular.__wrapped__ = circular  # type: ignore[attr-defined]
+    with pytest.raises(LocalProtocolError, match=r"^plain does not say what it takes: wrapper loop"):
+        typed(circular)
+
+
+def test_a_method_without_its_object_is_refused_with_the_way_out() -> None:
+    with pytest.raises(
+        LocalProtocolError,
+        match=r"^parameter 'self' of Weather\.read would be an argument: this is a method without its object; register",
+    ):
+        typed(Weather.read)
+
+
+def test_self_with_a_hint_is_an_argument_like_others() -> None:
+    def name(self: str) -> str:
+        return self
+
+    assert typed(name).bind(CTX, {"self": "me"})() == "me"
+
+
+# The context.
+
+
+def unannotated(city: str, ctx) -> Any:  # type: ignore[no-untyped-def]
+    return ctx
+
+
+def annotated(city: str, *, context: Context) -> Any:
+    return context
+
+
+def first(it: Context, city: str) -> Any:
+    return it
+
+
+def qualified(city: str, it: trio_mcp.context.Context) -> Any:
+    return it
+
+
+def optional(city: str, it: Context | None = None) -> Any:
+    return it
+
+
+def old_optional(city: str, it: Optional[Context] = None) -> Any:  # noqa: UP045
+    return it
+
+
+def noted(city: str, it: Annotated[Context, "who asks"]) -> Any:
+    return it
+
+
+def hidden(city: str, it: HiddenContext) -> Any:
+    return it
+
+
+def hidden_in_module(city: str, it: handlers.Context) -> Any:  # type: ignore[name-defined]
+    return it
+
+
+def hidden_optional(city: str, it: HiddenContext | None = None) -> Any:
+    return it
+
+
+def hidden_after_none(city: str, it: None | HiddenContext = None) -> Any:  # noqa: RUF036
+    return it
+
+
+def hidden_in_optional(city: str, it: Optional[HiddenContext] = None) -> Any:  # noqa: UP045
+    return it
+
+
+def hidden_with_parameter(city: str, it: HiddenContext[int]) -> Any:  # type: ignore[type-arg]
+    return it
+
+
+class MyContext(Context):
+    pass
+
+
+def subclass(city: str, it: MyContext) -> Any:
+    return it
+
+
+def of_evaluated(hint: Any) -> Callable[..., Any]:
+    """As without `from __future__ import annotations`."""
+
+    def function(city: str, it: Any) -> Any:
+        return it
+
+    function.__annotations__ |= {"city": str, "it": hint}
+    return function
+
+
+class Asking:
+    def ask(self, city: str, ctx: Context) -> Any:
+        return ctx
+
+    def __call__(self, city: str, ctx: Context) -> Any:
+        return ctx
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        unannotated,
+        annotated,
+        first,
+        qualified,
+        optional,
+        old_optional,
+        noted,
+        hidden,
+        hidden_in_module,
+        hidden_optional,
+        hidden_after_none,
+        hidden_in_optional,
+        hidden_with_parameter,
+        subclass,
+        Asking().ask,
+        Asking(),
+        handed_on(annotated),
+        functools.partial(annotated),
+        of_evaluated(Context),
+        of_evaluated(Context | None),
+        of_evaluated(Optional["HiddenContext"]),
+        of_evaluated("HiddenContext"),
+        of_evaluated(Annotated["HiddenContext | None", "who asks"]),
+    ],
+    ids=lambda function: (
+        f"{name_of(function)}-{function.__annotations__.get('it', '')}"
+        if hasattr(function, "__annotations__")
+        else name_of(function)
+    ),
+)
+def test_the_context_is_found(function: Callable[..., Any]) -> None:
+    handler = typed(function)
+    assert handler.context in ("ctx", "context", "it")
+    assert handler.skip == {handler.context}
+    assert handler.bind(CTX, {"city": "Oslo"})() is CTX
+
+
+def text_named_ctx(city: str, ctx: str) -> Any:
+    return ctx
+
+
+def other_class(city: str, it: int) -> Any:
+    return it
+
+
+def unresolvable(city: str, it: Other) -> Any:
+    return it
+
+
+def one_of_two(city: str, it: Context | str) -> Any:
+    return it
+
+
+def lists_of_them(city: str, it: list[HiddenContext]) -> Any:
+    return it
+
+
+def starred(city: str, *ctx, **context: Context) -> Any:  # type: ignore[no-untyped-def]
+    return ctx
+
+
+@pytest.mark.parametrize(
+    "function", [text_named_ctx, other_class, unresolvable, one_of_two, lists_of_them, starred], ids=name_of
+)
+def test_what_is_no_context_is_left_to_be_an_argument(function: Callable[..., Any]) -> None:
+    handler = typed(function)
+    assert handler.context is None
+    assert handler.skip == set()
+    if function is not starred:
+        assert (
+            handler.bind(CTX, {"city": "Oslo", "it": 1} if function is not text_named_ctx else {"city": "", "ctx": 1})()
+            == 1
+        )
+
+
+def test_two_contexts_are_refused() -> None:
+    def twice(ctx, context: Context) -> None: ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(
+        LocalProtocolError,
+        match=r"the parameters 'ctx' and 'context' of test_two.*twice both take the Context; keep one of them$",
+    ):
+        typed(twice)
+
+
+def test_a_context_by_position_only_is_refused() -> None:
+    def placed(ctx: Context, /, city: str) -> None: ...
+
+    with pytest.raises(
+        LocalProtocolError,
+        match=r"^parameter 'ctx' of .*placed is positional-only, but the Context is given by name; make it an ordinary",
+    ):
+        typed(placed)
+
+
+def test_what_a_partial_has_bound_is_no_argument() -> None:
+    def query(database: str, city: str, ctx: Any = None) -> Any:
+        return database, city, ctx
+
+    handler = typed(functools.partial(functools.partial(query, database="main"), ctx=3))
+    assert handler.skip == {"database", "ctx"}
+    assert handler.context is None
+    assert handler.bind(CTX, {"city": "Oslo"})() == ("main", "Oslo", 3)
+
+
+def test_a_function_without_a_context_is_bound_to_its_arguments_alone() -> None:
+    assert typed(plain).bind(CTX, {"city": "Oslo"}, "ignored")() == "Oslo"
+
+
+# Raw handlers.
+
+
+def three(ctx: Any, uri: str, variables: Any) -> Any:
+    return ctx, uri, variables
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        three,
+        lambda *everything: everything,
+        lambda ctx, *rest: (ctx, *rest),
+        lambda ctx, uri, variables, more=1, **others: (ctx, uri, variables),
+        functools.partial(lambda database, *rest: rest, "main"),
+        handed_on(three),
+    ],
+)
+def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]) -> None:
+    handler = raw(function, ("ctx", "uri", "variables"))
+    assert (handler.how, handler.abandon, handler.context, handler.skip) == (How.THREAD, True, None, set())
+    assert handler.bind(CTX, {"ignored": 1}, "a:b", {"x": "y"})() == (CTX, "a:b", {"x": "y"})
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda ctx: 0, r"but takes \(ctx\): too many positional arguments$"),
+        (lambda ctx, uri, more: 0, r"but takes \(ctx, uri, more\): missing a required argument: 'more'$"),
+        (lambda ctx, uri, *, key: 0, r"but takes \(ctx, uri, \*, key\): missing a required (keyword-only )?argument"),
+    ],
+)
+def test_a_raw_handler_of_the_wrong_shape_is_refused(function: Callable[..., Any], why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"<lambda> is called by position, with \(ctx, uri\), " + why):
+        raw(function, ("ctx", "uri"))
+
+
+def test_raw_handlers_are_run_like_others() -> None:
+    async def fetch(ctx: Any) -> None: ...
+
+    assert raw(fetch, ("ctx",)).how is How.ASYNC
+    assert raw(lambda ctx: 0, ("ctx",), thread=False).how is How.INLINE
+    assert not raw(lambda ctx: 0, ("ctx",), abandon=False).abandon
+
+
+def test_an_object_without_a_name_is_named_by_its_class() -> None:
+    assert name_of(Weather()) == "an object of Weather"
+    assert name_of(functools.partial(Weather().read)) == "Weather.read"

@@ -1,0 +1,331 @@
+"""What a server has: finding it, listing it, changing it, and showing another's as its own.
+
+A catalog knows no connection.  Whoever has to tell clients of changes adds a function to `on_change`.
+
+Mounting shows everything that another catalog has, now and later.  Each catalog holds all that it shows in its own
+tables, so finding and listing are the same with and without mounts.  A change begins with a plan of everything that it
+touches, here and wherever this is mounted, and a clash anywhere raises before anything has changed.  A mounted catalog
+holds those above it by weak references only: a server that nobody needs any more is not kept by its parts.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trio_mcp.arguments import BadArguments
+from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
+from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.entries import (
+    Completer,
+    Completing,
+    Entry,
+    PromptEntry,
+    ResourceEntry,
+    TemplateEntry,
+    ToolEntry,
+)
+from trio_mcp.registration import (
+    completer_of,
+    prompt_of,
+    raw_prompt,
+    raw_resource,
+    raw_template,
+    raw_tool,
+    resource_of,
+    tool_of,
+)
+
+if TYPE_CHECKING:
+    from trio_mcp.core.listen import Change
+    from trio_mcp.core.revisions import Revision
+
+__all__ = [
+    "BadArguments", "Catalog", "Completer", "Completing", "Entry", "PromptEntry", "ResourceEntry", "TemplateEntry",
+    "ToolEntry", "completer_of", "prompt_of", "raw_prompt", "raw_resource", "raw_template", "raw_tool", "resource_of",
+    "tool_of",
+]  # fmt: skip
+
+
+# For each list: the kind of its entries, and the member of the result that holds them.
+_LISTS: Mapping[str, tuple[str, str]] = {
+    "tools/list": ("tools", "tools"),
+    "prompts/list": ("prompts", "prompts"),
+    "resources/list": ("resources", "resources"),
+    "resources/templates/list": ("templates", "resourceTemplates"),
+}
+# For each kind: the capability that stands for it, which is also what clients are told has changed.
+_CAPABILITY = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
+_PREFIX = r"[A-Za-z0-9_.-]{0,127}"
+
+_Page: TypeAlias = tuple[str, int | None, str | None]  # revision, size, cursor
+_Completed: TypeAlias = tuple[str | None, str | None, str | None]  # kind and key of an entry, argument; None is any
+
+
+class Catalog:
+    """The tools, resources, resource templates, prompts and completers of one server.
+
+    `kinds`: which capabilities it has a use for, of "tools", "prompts", "resources" and "completions".  It only grows,
+    since clients that were told of one go on asking.  `on_change`: called after each change with what has changed.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: set[str] = set()
+        self.on_change: list[Callable[[Change], None]] = []
+        # By kind and key, in the order of registration, which is that of the lists (tool-25).
+        self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _CAPABILITY}
+        self._completers: dict[_Completed, Completer] = {}
+        # None: not made yet, but its cursor was given.
+        self._pages: dict[str, dict[_Page, JsonObject | None]] = {kind: {} for kind in _CAPABILITY}
+        self._above: list[tuple[weakref.ref[Catalog], str]] = []  # where this is mounted, and with which prefix
+
+    # Finding.
+
+    def tool(self, name: str) -> ToolEntry | None:
+        found: ToolEntry | None = self._tables["tools"].get(name)  # tool-18: in exactly these letters
+        return found
+
+    def prompt(self, name: str) -> PromptEntry | None:
+        found: PromptEntry | None = self._tables["prompts"].get(name)
+        return found
+
+    def resource(self, uri: str) -> tuple[ResourceEntry | TemplateEntry, dict[str, str]] | None:
+        """What reads this URI, and the variables found in it.  Templates are tried in the order of registration."""
+        fixed: ResourceEntry | None = self._tables["resources"].get(uri)
+        if fixed is not None:
+            return fixed, {}
+        for template in self._tables["templates"].values():
+            variables = template.match(uri)
+            if variables is not None:
+                return template, variables
+        return None
+
+    def completer(self, kind: str, name: str, argument: str) -> Completing | None:
+        """What completes an argument of what is named by a "ref/prompt" or "ref/resource".
+
+        One for this argument goes before one for all arguments of this prompt or template, that before those for all;
+        of the latter, those of a mounted catalog go first for what is its own.  Raises RequestError for a reference to
+        nothing and for an argument that is not there (cmpl-06).
+        """
+        entry = self._completed(kind, name)
+        if argument not in entry.takes:
+            raise RequestError(INVALID_PARAMS, f"{entry} has no argument {shown(argument)}")
+        levels: list[tuple[Catalog, Entry]] = [(self, entry)]
+        for owner in entry.owners:
+            levels.append((owner, levels[-1][1].inner))
+        own = [(at, (each.kind, each.key)) for at, (_, each) in enumerate(levels)]
+        general = [(at, (None, None)) for at in reversed(range(len(levels)))]
+        for at, place in (*own, *general):
+            table = levels[at][0]._completers
+            found = table.get((*place, argument)) or table.get((*place, None))
+            if found is not None:
+                return Completing(found, entry, levels[at][1].key, entry.owners[:at])
+        return None
+
+    def _completed(self, kind: str, name: str) -> Entry:
+        """cmpl-08: a prompt by its name, or a template by itself or by a URI that it stands for."""
+        if kind == "ref/prompt":
+            prompt: Entry | None = self._tables["prompts"].get(name)
+            if prompt is None:
+                raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}")
+            return prompt
+        template: Entry | None = self._tables["templates"].get(name)
+        if template is not None:
+            return template
+        found = self.resource(name)
+        if found is None:
+            raise RequestError(INVALID_PARAMS, f"there is no resource or resource template {shown(name)}")
+        return found[0]
+
+    # Listing.
+
+    def list(
+        self,
+        method: str,
+        revision: Revision,
+        cursor: Json = None,
+        size: int | None = None,
+        allowed: Callable[[Any], bool] | None = None,
+    ) -> JsonObject:
+        """One page of a list, as the result of `method`; what caching and metadata add to it is the caller's.
+
+        The page may be kept for others: it must not be changed.  `allowed` is asked for each entry; what it leaves out
+        is not there.  Raises RequestError for a cursor that is none of ours.
+        """
+        kind, member = _LISTS[method]
+        if allowed is not None or not isinstance(cursor, str | None):
+            return self._page(kind, member, revision, cursor, size, allowed)
+        pages, at = self._pages[kind], (revision.name, size, cursor)
+        page = pages.get(at)
+        if page is None:
+            page = self._page(kind, member, revision, cursor, size, None)
+            # Clients can make up cursors without end that lead somewhere; kept is what is found by those that we gave.
+            if cursor is None or at in pages:
+                pages[at] = page
+                if "nextCursor" in page:
+                    pages.setdefault((revision.name, size, page["nextCursor"]), None)
+        return page
+
+    def _page(
+        self,
+        kind: str,
+        member: str,
+        revision: Revision,
+        cursor: Json,
+        size: int | None,
+        allowed: Callable[[Any], bool] | None,
+    ) -> JsonObject:
+        from trio_mcp.core.pages import paginate
+
+        entries = [entry for entry in self._tables[kind].values() if allowed is None or allowed(entry)]
+        items, following = paginate(entries, cursor, size, lambda entry: entry.key)
+        page: JsonObject = {member: [entry.json(revision) for entry in items]}
+        return page if following is None else {**page, "nextCursor": following}
+
+    # Changing.
+
+    def add(self, entry: Entry) -> None:
+        """Show an entry here and wherever this is mounted.
+
+        Raises LocalProtocolError, and changes nothing anywhere, if its name or URI is taken in one of these places.
+        """
+        plan = _free(self._places(entry))
+        _fill(plan)
+        _announce(plan)
+
+    def remove_tool(self, name: str) -> None:
+        self._remove("tools", "tool", name)
+
+    def remove_prompt(self, name: str) -> None:
+        """Its completers go with it."""
+        self._remove("prompts", "prompt", name)
+
+    def remove_resource(self, uri: str) -> None:
+        self._remove("resources", "resource", uri)
+
+    def remove_template(self, uri_template: str) -> None:
+        """Its completers go with it."""
+        self._remove("templates", "resource template", uri_template)
+
+    def _remove(self, kind: str, what: str, key: str) -> None:
+        entry: Entry | None = self._tables[kind].get(key)
+        if entry is None:
+            raise LocalProtocolError(f"there is no {what} {key!r} to remove")
+        if entry.owners:
+            raise LocalProtocolError(f"{entry} was mounted with what it belongs to; remove it there")
+        plan = list(self._places(entry))
+        for catalog, each in plan:
+            del catalog._tables[kind][each.key]
+            for place in [place for place in catalog._completers if place[:2] == (kind, each.key)]:
+                del catalog._completers[place]
+        _announce(plan)
+
+    def add_completer(self, completer: Completer, ref: str | None = None, argument: str | None = None) -> None:
+        """Complete one argument, or all without a completer of their own, of the prompt or URI template `ref`, or of
+        all that have none of their own."""
+        kind = None
+        if ref is not None:
+            kind = next((each for each in ("prompts", "templates") if ref in self._tables[each]), None)
+            if kind is None:
+                raise LocalProtocolError(f"there is no prompt or URI template {ref!r} to complete; register that first")
+            entry: Entry = self._tables[kind][ref]
+            if argument is not None and argument not in entry.takes:
+                has = ", ".join(sorted(entry.takes)) or "none"
+                raise LocalProtocolError(f"{entry} has no argument {argument!r} to complete; it has {has}")
+        place = (kind, ref, argument)
+        if place in self._completers:
+            what = f"the argument {argument!r}" if argument is not None else "all arguments"
+            raise LocalProtocolError(
+                f"{what} of {ref or 'all prompts and templates'} have a completer already; name what this one is for"
+            )
+        self._completers[place] = completer
+        for catalog in (self, *self._all_above()):
+            catalog.kinds.add("completions")
+
+    # Mounting.
+
+    def mount(self, other: Catalog, prefix: str = "") -> None:
+        """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
+
+        Raises LocalProtocolError, and mounts nothing, if a name or URI is taken here or wherever this is mounted, or
+        if `other` shows this one already.
+        """
+        if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
+            raise LocalProtocolError(
+                f"a prefix has only the characters A-Z a-z 0-9 _ - . of tool names, not {prefix!r}"
+            )
+        if other is self or other in self._all_above():
+            raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")
+        if (self, prefix) in other._links():
+            raise LocalProtocolError(f"this is mounted here already, with the prefix {prefix!r}; give it another one")
+        entries = [entry for table in other._tables.values() for entry in table.values()]
+        plan = _free(place for entry in entries for place in self._places(entry.under(prefix, other)))
+        _fill(plan)
+        other._above.append((weakref.ref(self), prefix))
+        for catalog in (self, *self._all_above()):
+            catalog.kinds |= other.kinds
+        _announce(plan)
+
+    def _links(self) -> Sequence[tuple[Catalog, str]]:
+        """The catalogs in which this one is mounted, if they are still there."""
+        links = [(above, prefix) for reference, prefix in self._above if (above := reference()) is not None]
+        self._above = [(weakref.ref(above), prefix) for above, prefix in links]
+        return links
+
+    def _all_above(self) -> Iterator[Catalog]:
+        for above, _ in self._links():
+            yield above
+            yield from above._all_above()
+
+    def _places(self, entry: Entry) -> Iterator[_Place]:
+        """Every catalog that shows this entry of ours, with the entry as it is there."""
+        yield self, entry
+        for above, prefix in self._links():
+            yield from above._places(entry.under(prefix, self))
+
+
+_Place: TypeAlias = tuple[Catalog, Entry]
+
+
+def _free(places: Iterable[_Place]) -> Sequence[_Place]:
+    """All of them, if none is taken."""
+    plan: list[_Place] = []
+    planned: set[tuple[Catalog, str, str]] = set()
+    for catalog, entry in places:
+        at = (catalog, entry.kind, entry.key)
+        if entry.key in catalog._tables[entry.kind] or at in planned:  # tool-19
+            raise LocalProtocolError(
+                f"{entry} is there already; give the new one another {entry.called} (or what it is mounted with, "
+                "another prefix), or remove the old one first"
+            )
+        planned.add(at)
+        plan.append((catalog, entry))
+    return plan
+
+
+def _fill(plan: Sequence[_Place]) -> None:
+    for catalog, entry in plan:
+        catalog._tables[entry.kind][entry.key] = entry
+        catalog.kinds.add(_CAPABILITY[entry.kind])
+
+
+def _announce(plan: Sequence[_Place]) -> None:
+    """After a change is complete: no page of before is left when the first listener hears of it."""
+    for catalog, entry in plan:
+        catalog._pages[entry.kind].clear()
+    for catalog, capability in dict.fromkeys((catalog, _CAPABILITY[entry.kind]) for catalog, entry in plan):
+        for hear in catalog.on_change:
+            hear(_change(capability))
+
+
+def _change(capability: str) -> Change:
+    from trio_mcp.core import listen  # 20 ms with all it stands on; who tells nobody never needs it
+
+    changes = {
+        "tools": listen.TOOLS_CHANGED,
+        "prompts": listen.PROMPTS_CHANGED,
+        "resources": listen.RESOURCES_CHANGED,
+    }
+    return changes[capability]

@@ -1,0 +1,454 @@
+"""Registering: from what a user wrote to an entry of the catalog.
+
+Each kind has two functions: `..._of` reads a function's signature and docstring, `raw_...` takes the protocol's own
+object and a handler.  Both check all that can be known before anybody calls, and say what to change; and both give the
+same kind of entry.
+
+Imports stand inside functions where they are dear and not always needed: a tool that returns a str takes no object of
+the protocol (50 ms) and no engine for JSON Schema (20 ms).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trio_mcp.arguments import Arguments, arguments_of, text_arguments
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.revisions import LATEST
+from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
+from trio_mcp.handlers import name_of, raw, typed
+
+if TYPE_CHECKING:
+    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.content import Annotations, Described, Icon, Meta, Resource
+    from trio_mcp.core.headers import Mirror
+    from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
+    from trio_mcp.core.templates import Matcher
+    from trio_mcp.core.validation import CompiledSchema
+
+__all__ = [
+    "completer_of",
+    "prompt_of",
+    "raw_prompt",
+    "raw_resource",
+    "raw_template",
+    "raw_tool",
+    "resource_of",
+    "tool_of",
+]
+
+_Function = Callable[..., Any]
+
+
+# Tools.
+
+
+def tool_of(
+    function: _Function,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: ToolAnnotations | None = None,
+    icons: Sequence[Icon] | None = None,
+    meta: Meta | None = None,
+    structured: bool = True,
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
+) -> ToolEntry:
+    """A tool whose schemas are those of the function's parameters and of what it returns.
+
+    `structured=False`: results are content only, whatever the hint.  An argument that is marked with
+    `Field(header=...)` is repeated in an HTTP header, where every proxy and log on the way sees it: mark no secrets
+    (tool-28).
+    """
+    from trio_mcp.core.schema import hint_of, parameters_schema
+    from trio_mcp.results import Output
+
+    name = _named(function, name, "tool")
+    handler = typed(function, thread=thread, abandon=abandon)
+    details: dict[str, Any] = {"title": title, "description": _described(function, description)}
+    details |= {"annotations": annotations, "icons": icons, "meta": meta}
+    _check_details(f"the tool {name!r}", details, "ToolAnnotations")
+    arguments = arguments_of(function, handler, parameters_schema(function, handler.skip))
+    output = Output(hint_of(function, "return")) if structured else None
+
+    def make() -> Tool:
+        from trio_mcp.core.models import Tool
+
+        return Tool(name, arguments.schema, output_schema=None if output is None else output.schema, **details)
+
+    mirrors = _mirrors(name, arguments.schema)
+    return ToolEntry(name, handler, make, replay=replay, arguments=arguments, output=output, mirrors=mirrors)
+
+
+def raw_tool(
+    tool: Tool, function: _Function, *, thread: bool = True, abandon: bool = True, replay: bool = False
+) -> ToolEntry:
+    """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
+    from trio_mcp.core.models import Tool
+    from trio_mcp.core.validation import check_input_schema
+    from trio_mcp.results import Output
+
+    _check_model(tool, Tool, "ToolAnnotations")
+    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
+    check_input_schema(tool.input_schema)
+    arguments = Arguments(dict(tool.input_schema), compiled=_compiled(tool.input_schema, tool.name, "input"))
+    output = None
+    if tool.output_schema is not None:
+        _compiled(tool.output_schema, tool.name, "output")
+        output = Output(schema=tool.output_schema)
+    return ToolEntry(
+        tool.name, handler, lambda: tool,
+        replay=replay, arguments=arguments, output=output, mirrors=_mirrors(tool.name, arguments.schema),
+    )  # fmt: skip
+
+
+def _compiled(schema: Any, name: str, which: str) -> CompiledSchema:
+    from trio_mcp.core.validation import InvalidSchema, compile_schema
+
+    try:
+        return compile_schema(schema)
+    except InvalidSchema as error:
+        raise InvalidSchema(error.reason, f"the {which} schema of the tool {name!r}: {error}") from None
+
+
+def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
+    if "x-mcp-header" not in repr(schema):  # most have none, and need no module that knows headers
+        return ()
+    from trio_mcp.core.headers import find_mirrors
+
+    mirrors = find_mirrors(schema)
+    if mirrors.faults:
+        raise LocalProtocolError(f"the tool {name!r} cannot have its arguments in headers: {'; '.join(mirrors.faults)}")
+    return mirrors.rules
+
+
+# Resources.
+
+# RFC 3986, appendix A.
+_PLAIN = r"[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2}"
+_PATH = rf"(?:{_PLAIN}|[:@/])*"
+_AUTHORITY = rf"(?:(?:{_PLAIN}|:)*@)?(?:\[[0-9A-Fa-fv:.]+\]|(?:{_PLAIN})*)(?::[0-9]*)?"
+_REST = rf"(?:{_PLAIN}|[:@/?])*"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
+_URI = rf"{_SCHEME}(?://{_AUTHORITY}(?:/{_PATH})?|(?!//){_PATH})(?:\?{_REST})?(?:#{_REST})?"
+
+
+def _check_uri(uri: str) -> None:
+    """res-10, res-13."""
+    if not isinstance(uri, str) or not re.fullmatch(_URI, uri):
+        raise LocalProtocolError(
+            f"{uri!r} is no absolute URI as RFC 3986 has them: it needs a scheme, such as notes://today, and what is "
+            "beyond their characters must be percent-encoded"
+        )
+
+
+def resource_of(
+    function: _Function,
+    uri: str,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    mime_type: str | None = None,
+    size: int | None = None,
+    annotations: Annotations | None = None,
+    icons: Sequence[Icon] | None = None,
+    meta: Meta | None = None,
+    cache: CacheHints | None = None,
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
+) -> ResourceEntry | TemplateEntry:
+    """A resource that the function reads; with an RFC 6570 template for a URI, all that have one of its URIs.
+
+    The template's variables are the function's parameters.
+    """
+    handler = typed(function, thread=thread, abandon=abandon)
+    name = _named(function, name, "resource")
+    details: dict[str, Any] = {"title": title, "description": _described(function, description), "mime_type": mime_type}
+    details |= {"annotations": annotations, "icons": icons, "meta": meta}
+    _check_details(f"the resource {name!r}", {**details, "size": size})
+    _check_cache(f"the resource {name!r}", cache)
+    arguments = text_arguments(function, handler, "the variables of a URI template")
+    if isinstance(uri, str) and "{" in uri:
+        if size is not None:
+            raise LocalProtocolError(f"the resources of {uri!r} have no size in common; drop size={size}")
+        matcher = _matcher(uri)
+        _check_variables(function, matcher, arguments.schema)
+
+        def make_template() -> ResourceTemplate:
+            from trio_mcp.core.models import ResourceTemplate
+
+            return ResourceTemplate(name, uri, **details)
+
+        return TemplateEntry(
+            matcher, handler, make_template, replay=replay, mime_type=mime_type, cache=cache, arguments=arguments
+        )
+    _check_uri(uri)
+    for parameter in arguments.schema["properties"]:
+        raise LocalProtocolError(
+            f"parameter {parameter!r} of {name_of(function)} has no place in {uri!r}; write {{{parameter}}} into that, "
+            "or drop the parameter"
+        )
+
+    def make() -> Resource:
+        from trio_mcp.core.content import Resource
+
+        return Resource(name, uri, size=size, **details)
+
+    return ResourceEntry(uri, handler, make, replay=replay, mime_type=mime_type, cache=cache)
+
+
+def _matcher(text: str) -> Matcher:
+    from trio_mcp.core.templates import Matcher
+
+    if not re.match(_SCHEME + r"|\{", text):
+        raise LocalProtocolError(f"the URI template {text!r} must begin with a scheme, such as notes://{{name}}")
+    return Matcher(text)
+
+
+def _check_variables(function: _Function, matcher: Matcher, schema: JsonObject) -> None:
+    """The variables of a template and the parameters of its function are the same."""
+    where, variables = f"the URI template {matcher.template.text!r}", matcher.template.variables
+    for name in schema["properties"]:
+        if name not in variables:
+            raise LocalProtocolError(
+                f"parameter {name!r} of {name_of(function)} is not in {where}; write {{{name}}} or {{?{name}}} into "
+                "that, or drop the parameter"
+            )
+    for name in variables:
+        if name not in schema["properties"]:
+            raise LocalProtocolError(
+                f"{where} has {name!r}, which {name_of(function)} does not take; add the parameter"
+            )
+        if name in matcher.optional and name in schema.get("required", ()):
+            raise LocalProtocolError(
+                f"{name!r} may be absent from the URIs of {where}; give the parameter of {name_of(function)} a default"
+            )
+
+
+def raw_resource(
+    resource: Resource,
+    function: _Function,
+    *,
+    cache: CacheHints | None = None,
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
+) -> ResourceEntry:
+    """A resource that is described by hand, and read by `function(ctx, uri)`."""
+    from trio_mcp.core.content import Resource
+
+    _check_model(resource, Resource)
+    _check_cache(f"the Resource {resource.name!r}", cache)
+    _check_uri(resource.uri)
+    handler = raw(function, ("ctx", "uri"), thread=thread, abandon=abandon)
+    return ResourceEntry(
+        resource.uri, handler, lambda: resource, replay=replay, mime_type=resource.mime_type, cache=cache
+    )
+
+
+def raw_template(
+    template: ResourceTemplate,
+    function: _Function,
+    *,
+    cache: CacheHints | None = None,
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
+) -> TemplateEntry:
+    """Resources that are described by hand, and read by `function(ctx, uri, variables)`."""
+    from trio_mcp.core.models import ResourceTemplate
+
+    _check_model(template, ResourceTemplate)
+    _check_cache(f"the ResourceTemplate {template.name!r}", cache)
+    if "{" not in template.uri_template:
+        raise LocalProtocolError(f"{template.uri_template!r} has no variables; register it as a resource")
+    handler = raw(function, ("ctx", "uri", "variables"), thread=thread, abandon=abandon)
+    matcher = _matcher(template.uri_template)
+    return TemplateEntry(
+        matcher, handler, lambda: template,
+        replay=replay, mime_type=template.mime_type, cache=cache, arguments=None,
+    )  # fmt: skip
+
+
+# Prompts.
+
+
+def prompt_of(
+    function: _Function,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    icons: Sequence[Icon] | None = None,
+    meta: Meta | None = None,
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
+) -> PromptEntry:
+    """A prompt whose arguments are the function's parameters."""
+    handler = typed(function, thread=thread, abandon=abandon)
+    name = _named(function, name, "prompt")
+    description = _described(function, description)
+    details: dict[str, Any] = {"title": title, "description": description, "icons": icons, "meta": meta}
+    _check_details(f"the prompt {name!r}", details)
+    arguments = text_arguments(function, handler, "the arguments of a prompt")
+
+    def make() -> Prompt:
+        from trio_mcp.core.models import Prompt, PromptArgument
+
+        required = arguments.schema.get("required", ())
+        taken = [
+            PromptArgument(each, said.get("description"), each in required, title=said.get("title"))
+            for each, said in arguments.schema["properties"].items()
+        ]
+        return Prompt(name, taken or None, **details)
+
+    return PromptEntry(name, handler, make, replay=replay, arguments=arguments, description=description)
+
+
+def raw_prompt(
+    prompt: Prompt, function: _Function, *, thread: bool = True, abandon: bool = True, replay: bool = False
+) -> PromptEntry:
+    """A prompt that is described by hand; `function(ctx, arguments)` is called with texts, all required ones there."""
+    from trio_mcp.core.models import Prompt, PromptArgument
+
+    _check_model(prompt, Prompt)
+    members: dict[str, JsonObject] = {}
+    for each in prompt.arguments or ():
+        if not isinstance(each, PromptArgument) or not each.name or each.name in members:
+            raise LocalProtocolError(
+                f"the arguments of the prompt {prompt.name!r} must be PromptArgument objects with a name each, and no "
+                "name twice"
+            )
+        members[each.name] = {"type": "string"}
+    required = [each.name for each in prompt.arguments or () if isinstance(each, PromptArgument) and each.required]
+    schema = {"type": "object", "properties": members, "required": required, "additionalProperties": False}
+    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
+    return PromptEntry(
+        prompt.name, handler, lambda: prompt,
+        replay=replay, arguments=Arguments(schema), description=prompt.description,
+    )  # fmt: skip
+
+
+# Completion.
+
+_COMPLETION = ("value", "arguments", "argument", "ref")
+
+
+def completer_of(function: _Function, *, thread: bool = True, abandon: bool = True) -> Completer:
+    """A completer whose function takes by name what it needs: `value`, `arguments` (those that have a value already),
+    `argument` (the name of the one at hand), `ref`, and a Context.  It returns the values, best first."""
+    handler = typed(function, thread=thread, abandon=abandon)
+    wants = [name for name in inspect.signature(function).parameters if name not in handler.skip]
+    for name in wants:
+        if name not in _COMPLETION:
+            raise LocalProtocolError(
+                f"parameter {name!r} of {name_of(function)} is nothing that a completion has; it may take "
+                f"{', '.join(_COMPLETION)} and a Context"
+            )
+    return Completer(handler, wants)
+
+
+# What is said of an entry beside its schema.
+
+_MIME_TYPE = r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(\s*;.*)?"
+_SPEAKERS = ("user", "assistant")
+
+
+def _check_details(what: str, details: Mapping[str, Any], annotations: str = "Annotations") -> None:
+    """`annotations` names the class that the annotations must have."""
+    for name in ("title", "description", "mime_type"):
+        if not isinstance(text := details.get(name), str | None):
+            raise LocalProtocolError(f"the {name} of {what} must be text, not {type(text).__name__}")
+    mime_type, size = details.get("mime_type"), details.get("size")
+    if mime_type is not None and not re.fullmatch(_MIME_TYPE, mime_type):
+        raise LocalProtocolError(f"the mime_type of {what} must be like text/plain, not {mime_type!r}")
+    if size is not None and (type(size) is not int or size < 0):
+        raise LocalProtocolError(f"the size of {what} is a number of bytes, not {size!r}")
+    if details.get("icons") is not None:
+        _check_icons(what, details["icons"])
+    if details.get("annotations") is not None:
+        _check_annotations(what, details["annotations"], annotations)
+    if (meta := details.get("meta")) is not None:
+        from trio_mcp.core.meta import check_meta
+
+        if not isinstance(meta, Mapping):
+            raise LocalProtocolError(f"the meta of {what} must be a mapping, not {type(meta).__name__}")
+        check_meta(meta, LATEST)
+
+
+def _check_icons(what: str, icons: Any) -> None:
+    from trio_mcp.core.content import Icon
+
+    if not isinstance(icons, Sequence) or not all(isinstance(icon, Icon) for icon in icons):
+        raise LocalProtocolError(f"the icons of {what} must be a list of Icon objects")
+
+
+def _check_annotations(what: str, annotations: Any, wanted: str) -> None:
+    """res-25: who they are for, how important, and since when, in ISO 8601."""
+    from datetime import datetime
+
+    from trio_mcp.core import models
+    from trio_mcp.core.content import Annotations
+
+    if not isinstance(annotations, getattr(models, wanted)):
+        raise LocalProtocolError(f"the annotations of {what} must be {wanted}, not {type(annotations).__name__}")
+    if not isinstance(annotations, Annotations):
+        return
+    if not set(annotations.audience or ()) <= set(_SPEAKERS):
+        raise LocalProtocolError(f"the audience of {what} must be of {' and '.join(_SPEAKERS)}")
+    try:
+        datetime.fromisoformat(annotations.last_modified or "2025-06-18")
+    except ValueError:
+        raise LocalProtocolError(
+            f"the last_modified of {what} must be ISO 8601, such as 2025-06-18T15:00:00Z, not "
+            f"{annotations.last_modified!r}"
+        ) from None
+
+
+def _check_model(model: Any, wanted: type[Described], annotations: str = "Annotations") -> None:
+    if not isinstance(model, wanted):
+        raise LocalProtocolError(f"expected a {wanted.__name__} object, got {type(model).__name__}")
+    if not isinstance(model.name, str) or not model.name:
+        raise LocalProtocolError(f"the name of a {wanted.__name__} is text, and not empty; got {model.name!r}")
+    names = ("title", "description", "icons", "meta", "annotations", "mime_type", "size")
+    details = {name: getattr(model, name, None) for name in names}
+    _check_details(f"the {wanted.__name__} {model.name!r}", details, annotations)
+
+
+def _described(function: _Function, description: str | None) -> str | None:
+    if description is not None:
+        return description
+    from trio_mcp.core.schema import describe
+
+    return describe(function).text or None
+
+
+def _named(function: _Function, name: str | None, what: str) -> str:
+    if name is None:
+        while isinstance(function, functools.partial):
+            function = function.func
+        name = getattr(function, "__name__", None)
+        if name is None:
+            raise LocalProtocolError(f"{name_of(function)} has no name; say which with name=... for the {what}")
+    if not isinstance(name, str) or not name:
+        raise LocalProtocolError(f"the name of a {what} is text, and not empty; got {name!r}")
+    return name
+
+
+def _check_cache(what: str, cache: Any) -> None:
+    if cache is not None:
+        from trio_mcp.core.cache import CacheHints
+
+        if not isinstance(cache, CacheHints):
+            raise LocalProtocolError(f"the cache of {what} must be CacheHints, not {type(cache).__name__}")
