@@ -1,6 +1,104 @@
 """The Model Context Protocol for Trio programs, in all five revisions, as server and as client.
 
-The protocol itself lives in `trio_mcp.core` and needs no event loop.
+The protocol itself lives in `trio_mcp.core` and needs no event loop.  The names below are loaded when they are first
+used, so that a program pays for what it needs.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from trio_mcp.context import Context
+    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.content import (
+        Annotations,
+        AudioContent,
+        BlobResourceContents,
+        EmbeddedResource,
+        Icon,
+        ImageContent,
+        Resource,
+        ResourceLink,
+        TextContent,
+        TextResourceContents,
+    )
+    from trio_mcp.core.errors import (
+        LocalProtocolError,
+        McpError,
+        NotDeclared,
+        NotInThisRevision,
+        RemoteProtocolError,
+        RequestError,
+        SessionClosed,
+    )
+    from trio_mcp.core.jsonrpc import Limits
+    from trio_mcp.core.models import (
+        CallToolResult,
+        Completion,
+        GetPromptResult,
+        Prompt,
+        PromptMessage,
+        ReadResourceResult,
+        ResourceTemplate,
+        Root,
+        SamplingMessage,
+        Tool,
+        ToolAnnotations,
+    )
+    from trio_mcp.core.schema import Field
+    from trio_mcp.driver import serve_stream
+    from trio_mcp.questions import (
+        Accepted,
+        Declined,
+        Dismissed,
+        Elicit,
+        ElicitUrl,
+        ListRoots,
+        Sample,
+        UrlElicitationRequired,
+    )
+    from trio_mcp.results import InputRequired, ResourceNotFound, ToolError, audio, file, image
+    from trio_mcp.server import Server
+    from trio_mcp.stdio import serve_stdio
+
+__all__ = [
+    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallToolResult",
+    "Completion", "Context", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "Field",
+    "GetPromptResult", "Icon", "ImageContent", "InputRequired", "Limits", "ListRoots", "LocalProtocolError",
+    "McpError", "NotDeclared", "NotInThisRevision", "Prompt", "PromptMessage", "ReadResourceResult",
+    "RemoteProtocolError", "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceTemplate",
+    "Root", "Sample", "SamplingMessage", "Server", "SessionClosed", "TextContent", "TextResourceContents", "Tool",
+    "ToolAnnotations", "ToolError", "UrlElicitationRequired", "audio", "file", "image", "serve_stdio",
+    "serve_stream",
+]  # fmt: skip
+
+_HOMES = {
+    "trio_mcp.context": "Context",
+    "trio_mcp.core.cache": "CacheHints",
+    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon "
+    "ImageContent Resource ResourceLink TextContent TextResourceContents",
+    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared "
+    "NotInThisRevision RemoteProtocolError RequestError SessionClosed",
+    "trio_mcp.core.jsonrpc": "Limits",
+    "trio_mcp.core.models": "CallToolResult Completion GetPromptResult Prompt PromptMessage "
+    "ReadResourceResult ResourceTemplate Root SamplingMessage Tool ToolAnnotations",
+    "trio_mcp.core.schema": "Field",
+    "trio_mcp.driver": "serve_stream",
+    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl ListRoots Sample UrlElicitationRequired",
+    "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
+    "trio_mcp.server": "Server",
+    "trio_mcp.stdio": "serve_stdio",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+    return value

@@ -1,0 +1,377 @@
+"""One client, whatever carries its messages: what it asks for is run, and what it is asked comes back.
+
+Messages go in by `hear`; what is to be sent waits in the session until the transport takes it out.  Each request runs
+in a task and a cancel scope of its own, which the client's cancellation reaches and nothing else.
+
+| The session reports | What happens |
+|---|---|
+| Call | a handler is started, or waits its turn, or is refused; a subscription begins to listen |
+| RequestCancelled | its handler's scope is cancelled; it leaves the queue; the subscription ends |
+| an outcome of a request of ours | whoever asked goes on |
+| Agreed | the session hears of changes from now on |
+| Notice that the roots have changed | they are asked for again when needed |
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import trio
+
+from trio_mcp.context import Context
+from trio_mcp.core.errors import INTERNAL_ERROR, LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
+from trio_mcp.core.listen import Kind
+from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
+from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import NOTHING
+from trio_mcp.parking import Place, Retry
+from trio_mcp.publishing import Key
+from trio_mcp.running import Run
+
+if TYPE_CHECKING:
+    from trio_mcp.paths import Roots
+    from trio_mcp.questions import Inquiry
+
+__all__ = ["Conversation", "Wire"]
+
+_log = logging.getLogger("trio_mcp")
+_LISTEN = "subscriptions/listen"
+_SHUTTING_DOWN = "the server is shutting down"
+
+
+class Wire(Protocol):
+    """Where a conversation's messages go."""
+
+    def wake(self) -> None:
+        """There is something to send."""
+
+    async def flush(self) -> None:
+        """As `wake`; the caller may be used to write."""
+
+    async def room(self) -> None:
+        """Wait while too much is waiting to be sent.  Always a checkpoint."""
+
+
+class _Asked:
+    """A request of ours."""
+
+    __slots__ = ("done", "id", "outcome")
+
+    def __init__(self, id: Id) -> None:
+        self.id = id
+        self.done = trio.Event()
+        self.outcome: Outcome | None = None
+
+    async def result(self) -> JsonObject:
+        await self.done.wait()
+        outcome = self.outcome
+        if isinstance(outcome, Answered):
+            return outcome.result
+        if isinstance(outcome, Refused):
+            error = outcome.error
+            raise RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+        if isinstance(outcome, Garbled):
+            raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
+        raise SessionClosed("the client went away before it answered")
+
+
+class Conversation:
+    """One client of a running server; see the head of this file."""
+
+    def __init__(self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX) -> None:
+        self.session = ServerSession(run.offer(), link=link, limits=run.limits)
+        self.draining = False
+        self._run = run
+        self._wire = wire
+        self._share = run.admission.share(self._begin)
+        self._contexts: dict[Id, Context] = {}
+        self._asked: dict[Id, _Asked] = {}
+        # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
+        self._held: dict[tuple[str, str, Id | None], Notification] = {}
+        self._listening: set[Id] = set()
+        self._roots: Roots | None = None
+        self._roots_changes = 0
+        self._quiet = trio.Event()
+        self._variables = contextvars.copy_context()
+        run.connections += 1
+
+    # What comes in.
+
+    def hear(
+        self,
+        message: Message,
+        now: float,
+        *,
+        about: Any = None,
+        principal: Any = None,
+        headers: Mapping[str, str] = NOTHING,
+    ) -> None:
+        self.session.offer = self._run.offer()  # a kind of thing that the server lacked may have been added
+        for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
+            self._act(event)
+
+    def lost(self, why: str) -> None:
+        """The client is gone: its handlers are cancelled, and nothing more is sent."""
+        for event in self.session.lost(why=why):
+            self._act(event)
+        self._run.publisher.listeners.forget(Key(self, None))
+
+    def _act(self, event: Event) -> None:
+        if isinstance(event, Call):
+            self._call(event)
+        elif isinstance(event, RequestCancelled):
+            self._cancel(event)
+        elif isinstance(event, Outcome):
+            asked = self._asked.pop(event.id)
+            asked.outcome = event
+            asked.done.set()
+        elif isinstance(event, Agreed):
+            declared = self.session.declared(event.terms.revision)
+            self._run.publisher.listeners.add_session(Key(self, None), declared)
+        elif isinstance(event, Notice):
+            if event.notification.method == "notifications/roots/list_changed":
+                self._roots, self._roots_changes = None, self._roots_changes + 1
+        else:
+            _log.debug("%s", event)
+
+    def _call(self, call: Call) -> None:
+        id = call.request.id
+        if self.draining:
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
+        elif call.request.method == _LISTEN:
+            self._listen(call)
+        elif (why := self._share.enter(id, call)) is not None:
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
+
+    def _cancel(self, event: RequestCancelled) -> None:
+        ctx = self._contexts.get(event.id)
+        if ctx is not None:
+            ctx.scope.cancel(reason=event.reason or "the client cancelled the request")
+            return
+        # It waited its turn, or was a subscription; nobody else will say that it has ended.
+        self._share.withdraw(event.id)
+        self._run.publisher.listeners.forget(Key(self, event.id))
+        self._listening.discard(event.id)
+        self.session.refuse(event.id, RequestError(INTERNAL_ERROR, "cancelled"))
+
+    # Requests.
+
+    def _begin(self, call: Call) -> None:
+        request = call.request
+        ctx = self._contexts[request.id] = Context(self, request, call.terms)
+        name = request.params.get("name", request.params.get("uri", ""))
+        task = f"{request.method} {str(name)[:80]} #{request.id}"
+        # In the context of the connection: this may be called by a request of another one that makes room.
+        self._variables.run(self._run.nursery.start_soon, self._work, ctx, name=task)  # type: ignore[arg-type]
+
+    async def _work(self, ctx: Context) -> None:
+        """One call, from its beginning to its end, which may be on another link."""
+        outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, _SHUTTING_DOWN)
+        try:
+            with ctx.scope:
+                back = self._retried(ctx)
+                if isinstance(back, Place):
+                    self._hand_over(ctx, back)
+                    return
+                outcome = await self._run.dispatcher(ctx) if back is None else back
+        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
+            outcome = self._run.dispatcher.failure(ctx, _failure_in(error))
+        link = cast("Conversation | None", ctx.link)
+        if link is not None:  # None: the client never came back with its answer
+            await link._end(ctx, outcome)
+
+    def _retried(self, ctx: Context) -> Place | JsonObject | None:
+        """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""
+        request, revision = ctx.request, ctx.terms.revision
+        if "requestState" not in request.params or request.method not in revision.input_required:
+            return None
+        if not self.session.serves(request.id):
+            return {}  # cancelled before it began: nothing is spent, and nobody hears this
+        back = self._run.parking.retry(Call(request, ctx.terms))
+        if not isinstance(back, Retry):
+            return back
+        ctx.rounds, ctx.state, ctx.elsewhere = back.round, back.carried, back.elsewhere
+        ctx.answers = ctx.recorded = back.answers
+        return None
+
+    def _hand_over(self, ctx: Context, place: Place) -> None:
+        """From now on this request, and its place among the running ones, are those of the handler that waited."""
+        place.ctx.go_on(self, ctx.request, ctx.terms)
+        self._contexts[ctx.request.id] = place.ctx
+        place.resumed.set()
+
+    async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
+        self._answer(ctx, outcome)
+        try:
+            await self._wire.flush()
+            if self.session.queued > self._run.limits.outgoing:
+                await self._wire.room()  # so that who does not read is not served without end
+        finally:
+            self._forget(ctx)
+
+    def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
+        """Answer the request of `ctx`.  A result that cannot be written costs this call only."""
+        try:
+            self._write_answer(ctx.request.id, outcome)
+        except LocalProtocolError as error:
+            self._write_answer(ctx.request.id, self._run.dispatcher.failure(ctx, error))
+
+    def _write_answer(self, id: Id, outcome: JsonObject | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            self.session.refuse(id, outcome)
+        else:
+            self.session.answer(id, outcome)
+
+    def _forget(self, ctx: Context) -> None:
+        del self._contexts[ctx.request.id]
+        self._share.leave()
+        if not self._contexts:
+            self._quiet.set()
+
+    async def quiet(self) -> None:
+        """Wait until no handler of this client is at work any more; those that wait for a retry are nobody's."""
+        while self._contexts:
+            self._quiet = trio.Event()
+            await self._quiet.wait()
+
+    # Questions to the client.
+
+    async def tell(self, ctx: Context) -> None:
+        self._wire.wake()
+        await self._wire.room()
+
+    async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
+        answers = await self.ask_raw(ctx, questions)
+        return {key: question.read(answers[key]) for key, question in questions.items()}
+
+    async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """The answers as they came."""
+        if ctx.terms.revision.handshake:
+            return await self._by_requests(ctx, questions)
+        return await self._by_rounds(ctx, questions)
+
+    async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
+        asked: dict[str, _Asked] = {}
+        try:
+            for key, question in questions.items():
+                params = question.params(ctx.terms.revision)
+                each = asked[key] = _Asked(self.session.request(question.method, params, about=ctx.request.id))
+                self._asked[each.id] = each
+            self._wire.wake()
+            return {key: await each.result() for key, each in asked.items()}
+        finally:
+            for each in asked.values():
+                if self._asked.pop(each.id, None) is not None:
+                    self.session.cancel(each.id, "the call that asked has ended")
+                    self._wire.wake()
+
+    async def _by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+        """The modern way: the question answers the request at hand, and the next request brings the answers."""
+        unknown = {key: question for key, question in questions.items() if key not in ctx.recorded}
+        if not unknown:  # a handler that is run again
+            await trio.lowlevel.checkpoint()
+            return ctx.recorded
+        parking = self._run.parking
+        place, asking = parking.park(ctx, unknown)
+        try:
+            self._write_answer(ctx.request.id, asking)
+            ctx.let_go()
+            self._forget(ctx)
+            self._wire.wake()
+            await place.resumed.wait()
+        finally:
+            parking.give_up(place)
+        if ctx.replay:
+            ctx.recorded = {**ctx.recorded, **place.answers}
+        return {**ctx.recorded, **place.answers}
+
+    async def roots(self, ctx: Context) -> Roots:
+        """root-12, root-13: kept where the client has promised to tell of changes."""
+        from trio_mcp.questions import ListRoots
+
+        kept, changes = self._roots, self._roots_changes
+        if kept is not None:
+            await trio.lowlevel.checkpoint()
+            return kept
+        roots: Roots = (await ctx.ask(roots=ListRoots()))["roots"]
+        if ctx.terms.declares("roots", "listChanged") and changes == self._roots_changes:
+            self._roots = roots
+        return roots
+
+    # Changes.
+
+    def _listen(self, call: Call) -> None:
+        request, id = call.request, call.request.id
+        declared = self.session.declared(call.terms.revision)
+        visible = self._visible(Context(self, request, call.terms))
+        try:
+            acknowledged = self._run.publisher.listeners.listen(Key(self, id), visible, declared)
+        except RequestError as error:
+            self.session.refuse(id, error)
+        else:
+            self._listening.add(id)
+            self.session.notify(acknowledged.method, acknowledged.params, about=id)
+
+    def _visible(self, ctx: Context) -> Request:
+        """The request without the resources that are none for this principal; the acknowledgement leaves them out."""
+        asked = ctx.request.params.get("notifications")
+        uris = asked.get(Kind.RESOURCE.field) if isinstance(asked, dict) else None
+        if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
+            return ctx.request
+        kept = [uri for uri in uris if self._run.dispatcher.may_hear(ctx, uri)]
+        params = {**ctx.request.params, "notifications": {**asked, Kind.RESOURCE.field: kept}}
+        return Request(ctx.request.id, ctx.request.method, params)
+
+    def tell_change(self, notification: Notification, about: Id | None) -> None:
+        if self.session.queued >= self._run.limits.outgoing:
+            self._held[notification.method, str(notification.params.get("uri")), about] = notification
+        else:
+            self.session.notify(notification.method, notification.params, about=about)
+            self._wire.wake()
+
+    def release(self) -> None:
+        """There is room again: what was held back follows."""
+        held, self._held = self._held, {}
+        for (_, _, about), notification in held.items():
+            self.session.notify(notification.method, notification.params, about=about)
+
+    # The end.
+
+    async def drain(self) -> None:
+        """Take nothing new, end the subscriptions in good order, and wait for what is running."""
+        self.draining = True
+        for call in self._share.clear():
+            self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
+        for id in self._listening:  # sub-08
+            result = self._run.publisher.listeners.close(Key(self, id))
+            if result is not None:
+                self.session.answer(id, result.result)
+        self._listening.clear()
+        self._wire.wake()
+        await self.quiet()
+
+    def closed(self) -> None:
+        self._run.connections -= 1
+
+
+def _failure_in(error: BaseException) -> BaseException:
+    """What a handler may end with without ending the server: any exception, and a call to exit.
+
+    Raises the rest again: cancellation from above, and KeyboardInterrupt.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        failures, rest = error.split((Exception, SystemExit))
+        if rest is None:
+            return error
+        if failures is not None:
+            _log.error("a handler failed while it was being stopped", exc_info=failures)
+        raise rest
+    if not isinstance(error, Exception | SystemExit):
+        raise error
+    return error

@@ -1,0 +1,338 @@
+"""From a request to its result.
+
+The session has judged a request already: its method exists, its capability was declared, its metadata is sound.  Here
+its params are looked at, what it names is found, middleware and filters have their say, the handler is run, and what it
+returns or raises becomes the answer.  What may be raised, and what the client gets to see:
+
+| Raised by a handler | tools/call | everything else |
+|---|---|---|
+| ToolError | a result with isError and its text | -32603, generic |
+| RequestError | that JSON-RPC error | that JSON-RPC error |
+| NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
+| NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
+| anything else | isError, generic; traceback to the log | -32603, generic; traceback to the log |
+
+KeyboardInterrupt and cancellation are nobody's failure and pass through.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+import trio
+
+from trio_mcp.arguments import BadArguments
+from trio_mcp.catalog import Catalog, Entry
+from trio_mcp.context import Context
+from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_CLIENT_CAPABILITY,
+    URL_ELICITATION_REQUIRED,
+    LocalProtocolError,
+    NotDeclared,
+    NotInThisRevision,
+    RemoteProtocolError,
+    RequestError,
+    shown,
+)
+from trio_mcp.core.jsonrpc import Json, JsonObject, Request
+from trio_mcp.core.revisions import capability_object
+from trio_mcp.core.rounds import MAX_ROUNDS
+from trio_mcp.core.terms import NOTHING
+from trio_mcp.groups import sole
+from trio_mcp.handlers import Handler, How
+from trio_mcp.parking import Parking
+from trio_mcp.publishing import Key, Publisher
+from trio_mcp.results import (
+    InputRequired,
+    ResourceNotFound,
+    ToolError,
+    completion_result,
+    prompt_result,
+    resource_result,
+    tool_failure,
+    tool_result,
+)
+
+if TYPE_CHECKING:
+    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.content import Described
+
+__all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
+
+CallNext: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
+Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
+Filter: TypeAlias = "Callable[[Any, Described], bool]"
+
+_log = logging.getLogger("trio_mcp")
+
+
+class Features(Protocol):
+    """What one server has and wants, apart from where it runs."""
+
+    catalog: Catalog
+    middleware: Sequence[Middleware]
+    filter: Filter | None
+    page_size: int | None
+    cache: Mapping[str, CacheHints]
+
+
+class Dispatcher:
+    """Serves the requests of one running server."""
+
+    def __init__(
+        self,
+        features: Features,
+        parts: Mapping[Catalog, Features],
+        lifespans: Mapping[Catalog, Any],
+        *,
+        parking: Parking,
+        publisher: Publisher,
+        threads: trio.CapacityLimiter,
+    ) -> None:
+        self._features = features
+        self._parts = parts  # the mounted servers
+        self._lifespans = lifespans
+        self._parking = parking
+        self._publisher = publisher
+        self._threads = threads
+
+    async def __call__(self, ctx: Context) -> JsonObject:
+        """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
+        ctx.lifespan = self._lifespans.get(self._features.catalog)
+        serve = functools.partial(self._METHODS[ctx.method], self, ctx)
+        return await _through(self._features.middleware, ctx, ctx.request, serve)
+
+    def failure(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
+        """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
+        error = sole(error)
+        tool = ctx.method == "tools/call"
+        if isinstance(error, RequestError):
+            return error
+        if tool and isinstance(error, ToolError):
+            return tool_failure(error, ctx.terms.revision)
+        if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
+            needed = {"requiredCapabilities": capability_object([error.capability])}
+            return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
+        what = f"{ctx.method} {shown(ctx.request.params.get('name', ctx.request.params.get('uri', '')))}"
+        if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError):
+            text = f"{what}: {error}"
+        else:
+            # log-06: what went wrong may be anybody's secret; it is for the server's own log.
+            _log.error("%s failed", what, exc_info=error)
+            text = f"{what} failed; the server's log says why"
+        return tool_failure(text, ctx.terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
+
+    # Lists.
+
+    async def _list(self, ctx: Context, request: Request) -> JsonObject:
+        cursor = request.params.get("cursor")
+        allowed = functools.partial(self._allows, ctx) if self._filters else None
+        revision, method = ctx.terms.revision, request.method
+        page = self._features.catalog.list(method, revision, cursor, self._features.page_size, allowed)
+        hints = self._features.cache.get(method)
+        return {**page, **hints.members()} if hints is not None and method in revision.cacheable else page
+
+    @functools.cached_property
+    def _filters(self) -> bool:
+        return any(each.filter is not None for each in (self._features, *self._parts.values()))
+
+    def _allows(self, ctx: Context, entry: Entry) -> bool:
+        """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
+        features = (self._features, *(self._parts[owner] for owner in entry.owners))
+        return all(each.filter is None or each.filter(ctx.principal, entry.model) for each in features)
+
+    # Calls.
+
+    async def _call_tool(self, ctx: Context, request: Request) -> JsonObject:
+        name, arguments = _named(request.params, Json)
+        entry, revision = self._features.catalog.tool(name), ctx.terms.revision
+        if entry is None or not self._allows(ctx, entry):
+            # tool-31: no tool, so no tool result.
+            raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
+        try:
+            call = entry.prepare(ctx, arguments)
+        except BadArguments as bad:
+            if revision.invalid_arguments_are_results:  # tool-33: so that the model can mend them
+                return tool_failure(str(bad), revision)
+            raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
+        return await self._handled(
+            ctx, request, entry, call, lambda value: tool_result(value, entry.output, name, revision)
+        )
+
+    async def _get_prompt(self, ctx: Context, request: Request) -> JsonObject:
+        name, arguments = _named(request.params, str)
+        entry = self._features.catalog.prompt(name)
+        if entry is None or not self._allows(ctx, entry):  # prm-08
+            raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
+        try:
+            call = entry.prepare(ctx, arguments)
+        except BadArguments as bad:  # prm-08, prm-09
+            raise RequestError(INVALID_PARAMS, str(bad)) from None
+        return await self._handled(
+            ctx, request, entry, call, lambda value: prompt_result(value, entry.description, ctx.terms.revision)
+        )
+
+    async def _read_resource(self, ctx: Context, request: Request) -> JsonObject:
+        uri = request.params.get("uri")
+        if not isinstance(uri, str):
+            raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
+        found = self._features.catalog.resource(uri)
+        if found is None or not self._allows(ctx, found[0]):
+            raise ResourceNotFound(uri)
+        entry, variables = found
+        revision = ctx.terms.revision
+        try:
+            call = entry.prepare(ctx, uri, variables)
+        except BadArguments:  # res-10: not one of the resources that the template stands for
+            raise ResourceNotFound(uri) from None
+        result = await self._handled(
+            ctx, request, entry, call, lambda value: resource_result(value, uri, entry.mime_type, revision)
+        )
+        complete = result.get("resultType", "complete") == "complete"
+        if entry.cache is not None and complete and request.method in revision.cacheable:
+            return {**entry.cache.members(), **result}
+        return result
+
+    async def _handled(
+        self, ctx: Context, request: Request, entry: Entry, call: Callable[[], Any], finish: Callable[[Any], JsonObject]
+    ) -> JsonObject:
+        """Run the handler of an entry, through the middleware of the servers it was mounted with."""
+        ctx.replay = entry.replay
+        if ctx.elsewhere is not None and not entry.replay:
+            raise ctx.elsewhere
+        serve: CallNext = functools.partial(self._rounds, ctx, entry.handler, call, finish)
+        for owner in reversed(entry.owners):
+            serve = functools.partial(_through, self._parts[owner].middleware, ctx, serve=serve)
+        if entry.owners:
+            ctx.lifespan = self._lifespans.get(entry.owners[-1])
+        return await serve(request)
+
+    async def _rounds(
+        self, ctx: Context, handler: Handler, call: Callable[[], Any], finish: Callable[[Any], JsonObject], _: Request
+    ) -> JsonObject:
+        """Run a handler until it returns something else than questions."""
+        modern = not ctx.terms.revision.handshake
+        for _round in range(MAX_ROUNDS):
+            try:
+                value = await self._run(handler, call)
+            except RequestError as error:
+                if not modern or error.code != URL_ELICITATION_REQUIRED:
+                    raise
+                value = _as_questions(error)
+            if not isinstance(value, InputRequired):
+                return finish(value)
+            if modern:
+                return self._parking.ask_again(ctx, value.questions, value.state)
+            assert ctx.link is not None  # only modern calls are ever without one
+            ctx.answers = {**ctx.answers, **await ctx.link.ask_raw(ctx, value.questions)}
+            ctx.state = value.state
+        raise LocalProtocolError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
+
+    async def _run(self, handler: Handler, call: Callable[[], Any]) -> Any:
+        if handler.how is How.ASYNC:
+            return await call()
+        if handler.how is How.THREAD:
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=handler.abandon, limiter=self._threads)
+        return call()
+
+    # Completion.
+
+    async def _complete(self, ctx: Context, request: Request) -> JsonObject:
+        kind, name, argument, value, arguments = _completion_params(request.params)
+        found = self._features.catalog.completer(kind, name, argument)
+        if found is None or not self._allows(ctx, found.entry):  # cmpl-04
+            return completion_result([])
+        call = found.prepare(ctx, kind, name, argument, value, arguments)
+        if found.owners:
+            ctx.lifespan = self._lifespans.get(found.owners[-1])
+        return completion_result(await self._run(found.handler, call))
+
+    # Legacy subscriptions; the modern ones are no requests that anything runs for.
+
+    async def _subscribe(self, ctx: Context, request: Request) -> JsonObject:
+        uri = request.params.get("uri")
+        found = self._features.catalog.resource(uri) if isinstance(uri, str) else None
+        if found is not None and not self._allows(ctx, found[0]):
+            raise ResourceNotFound(str(uri))
+        return self._publisher.listeners.subscribe(_session_of(ctx), request.params)
+
+    async def _unsubscribe(self, ctx: Context, request: Request) -> JsonObject:
+        return self._publisher.listeners.unsubscribe(_session_of(ctx), request.params)
+
+    def may_hear(self, ctx: Context, uri: str) -> bool:
+        """Whether updates of this resource may be told to who asks for them."""
+        found = self._features.catalog.resource(uri)
+        return found is None or self._allows(ctx, found[0])
+
+    _METHODS: ClassVar[Mapping[str, Callable[[Any, Context, Request], Awaitable[JsonObject]]]] = {
+        **dict.fromkeys(("tools/list", "prompts/list", "resources/list", "resources/templates/list"), _list),
+        "tools/call": _call_tool,
+        "prompts/get": _get_prompt,
+        "resources/read": _read_resource,
+        "completion/complete": _complete,
+        "resources/subscribe": _subscribe,
+        "resources/unsubscribe": _unsubscribe,
+    }
+
+
+async def _through(middleware: Sequence[Middleware], ctx: Context, request: Request, serve: CallNext) -> JsonObject:
+    for each in reversed(middleware):
+        serve = functools.partial(_pass, each, ctx, serve)
+    return await serve(request)
+
+
+async def _pass(middleware: Middleware, ctx: Context, call_next: CallNext, request: Request) -> JsonObject:
+    return await middleware(ctx, request, call_next)
+
+
+def _session_of(ctx: Context) -> Key:
+    return Key(ctx.link, None)  # type: ignore[arg-type]
+
+
+def _as_questions(error: RequestError) -> InputRequired:
+    """elic-56: there is no such error in the modern revision; the question itself is asked."""
+    from trio_mcp.questions import UrlElicitationRequired
+
+    if not isinstance(error, UrlElicitationRequired):
+        raise error
+    return InputRequired({f"url-{number}": question for number, question in enumerate(error.questions, 1)})
+
+
+# Params.
+
+
+def _named(params: JsonObject, values: Any) -> tuple[str, JsonObject]:
+    """The name and the arguments of a call."""
+    name, arguments = params.get("name"), params.get("arguments")
+    if not isinstance(name, str):
+        raise RequestError(INVALID_PARAMS, "name must be a string")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RequestError(INVALID_PARAMS, "arguments must be an object")
+    if values is str and not all(isinstance(value, str) for value in arguments.values()):  # prm-17
+        raise RequestError(INVALID_PARAMS, "the arguments of a prompt are strings")
+    return name, arguments
+
+
+_REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
+
+
+def _completion_params(params: JsonObject) -> tuple[str, str, str, str, Mapping[str, str]]:
+    """cmpl-04, cmpl-08: what is to be completed, checked."""
+    ref, argument = params.get("ref"), params.get("argument")
+    context = params.get("context") or NOTHING
+    kind = ref.get("type") if isinstance(ref, dict) else None
+    if not isinstance(ref, dict) or not isinstance(kind, str) or not isinstance(ref.get(_REFERENCES.get(kind)), str):
+        raise RequestError(INVALID_PARAMS, "ref must be a ref/prompt with a name or a ref/resource with a uri")
+    if not isinstance(argument, dict) or not all(isinstance(argument.get(key), str) for key in ("name", "value")):
+        raise RequestError(INVALID_PARAMS, "argument must have a name and a value, both strings")
+    arguments = (context.get("arguments") or NOTHING) if isinstance(context, Mapping) else None
+    if not isinstance(arguments, Mapping) or not all(isinstance(value, str) for value in arguments.values()):
+        raise RequestError(INVALID_PARAMS, "context.arguments must be an object of strings")
+    return kind, ref[_REFERENCES[kind]], argument["name"], argument["value"], arguments

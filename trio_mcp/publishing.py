@@ -1,0 +1,56 @@
+"""Changes, merged into bursts, and told to whoever listens.
+
+Who hears what is the business of `core.listen`; when, is that of this file.  A change is told one window after it
+happened, together with all others of that time, and once however often it happened: a client reads the list again in
+any case, and the last notice finds everything that came before it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import trio
+
+from trio_mcp.core.jsonrpc import Id, Limits, Notification
+from trio_mcp.core.listen import Change, Listeners
+
+__all__ = ["Hearer", "Key", "Publisher"]
+
+
+class Hearer(Protocol):
+    """A connection that listens."""
+
+    def tell_change(self, notification: Notification, about: Id | None) -> None: ...
+
+
+class Key(NamedTuple):
+    """A listener: a listen request on a connection, or (without an id) the legacy session that the connection is."""
+
+    link: Hearer
+    id: Id | None
+
+
+class Publisher:
+    """All listeners of one server, and what they are about to hear."""
+
+    def __init__(self, limits: Limits, window: float) -> None:
+        self.listeners: Listeners[Key] = Listeners(limits)
+        self._window = window
+        self._changes: dict[Change, None] = {}
+        self._changed = trio.Event()
+
+    def publish(self, change: Change) -> None:
+        # What nobody listens to now is nobody's loss: who begins to listen later reads the list after that.
+        if self.listeners:
+            self._changes[change] = None
+            self._changed.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            await trio.sleep(self._window)
+            self._changed = trio.Event()
+            changes, self._changes = self._changes, {}
+            for change in changes:
+                for key, notification in self.listeners.publish(change):
+                    key.link.tell_change(notification, key.id)

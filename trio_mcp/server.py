@@ -1,0 +1,404 @@
+"""Server: what its author writes, and how it is started.
+
+A server is a description: tools, resources, prompts, completions, and how they are to be served.  It may be changed at
+any time, also while it runs, and it may run several times at once, since all that moves belongs to a `Run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+
+from trio_mcp import registration
+from trio_mcp.catalog import Catalog
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import JsonObject, Limits
+from trio_mcp.core.listen import (
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Change,
+    resource_updated,
+)
+from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.session import Offer
+from trio_mcp.dispatch import Filter, Middleware
+from trio_mcp.groups import open_nursery
+from trio_mcp.running import Run, Statistics
+
+if TYPE_CHECKING:
+    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.content import Annotations, Icon, Resource
+    from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
+
+__all__ = ["Server"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
+ListName: TypeAlias = Literal["tools", "prompts", "resources"]
+
+_CHANGES: Mapping[str, Change] = {
+    "tools": TOOLS_CHANGED,
+    "prompts": PROMPTS_CHANGED,
+    "resources": RESOURCES_CHANGED,
+}
+# What a server declares when it has such things.  Every server tells of changes and may log.
+_CAPABILITIES: Mapping[str, JsonObject] = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "completions": {},
+}
+
+
+class Server:
+    """An MCP server.
+
+    `name` and `version` are what clients are told it is; `instructions` is advice on how to use it, for the model.
+
+    `lifespan(server)` is an async context manager, entered once for each run; what it yields is `ctx.lifespan`.
+    `middleware` wraps every request that a handler, a list or a completion answers: `async def (ctx, request,
+    call_next)`, the first one outermost.  `filter(principal, item)` says what exists for whom: it is asked for every
+    tool, prompt, resource and template that is listed, called or read.  `offers` names what the server will have later
+    though it has none at the start ("tools", "prompts", "resources", "completions"): clients are told once.
+
+    `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
+    `burst` the seconds for which changes are gathered before clients are told; `threads` how many plain functions run
+    at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds of a call: give
+    the same to every replica; by default they are made at random.
+
+    Raises `LocalProtocolError` for what cannot be declared.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "0",
+        title: str | None = None,
+        description: str | None = None,
+        website_url: str | None = None,
+        icons: Sequence[Icon] | None = None,
+        instructions: str | None = None,
+        lifespan: Lifespan | None = None,
+        middleware: Sequence[Middleware] = (),
+        filter: Filter | None = None,
+        offers: Collection[str] = (),
+        page_size: int | None = 100,
+        cache: Mapping[str, CacheHints] | None = None,
+        burst: float = 0.05,
+        threads: int = 40,
+        limits: Limits | None = None,
+        state_keys: Sequence[bytes] | None = None,
+        revisions: Sequence[Revision] = tuple(REVISIONS.values()),
+    ) -> None:
+        self.catalog = Catalog()
+        self.lifespan = lifespan
+        self.middleware: Sequence[Middleware] = tuple(middleware)
+        self.filter = filter
+        self.page_size = page_size
+        self.cache: Mapping[str, CacheHints] = cache or {}
+        self._info = _info(name, version, title, description, website_url, icons)
+        self._instructions = instructions
+        self._revisions = tuple(revisions)
+        self._burst = burst
+        self._threads = threads
+        self._limits = limits if limits is not None else Limits()
+        self._keys = state_keys if state_keys is not None else [secrets.token_bytes(32)]
+        self._offers = frozenset(offers)
+        self._offer: Offer | None = None
+        self._declared: frozenset[str] = frozenset()
+        self._mounted: list[Server] = []
+        self._runs: set[Run] = set()
+        self._shared: Run | None = None
+        _check(page_size, self.cache, self._offers)
+        self.catalog.on_change.append(self._publish)
+        self.offer()  # what cannot be declared is told now, not to the first client
+
+    # Tools, resources, prompts, completions.
+
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
+    def tool(
+        self,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        annotations: ToolAnnotations | None = None,
+        icons: Sequence[Icon] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        structured: bool = True,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> Callable[[F], F]: ...
+    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a tool of a function; it stays what it was.
+
+        Its parameters become the input schema, its docstring the description, its return hint the output schema
+        (`structured=False`: results are text only).  An `async def` runs as a task; a `def` runs in a worker thread
+        (`thread=False`: right in the event loop, which stands still meanwhile).  When a call is cancelled, its thread
+        is left behind to finish by itself, unless `abandon=False`: then the call ends when the thread does.  With
+        `replay=True` a call whose handler is lost with its process is run again from the start with the answers that
+        the client gave.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
+        """
+        return self._decorate(registration.tool_of, function, options)
+
+    def add_tool(
+        self,
+        tool: Tool,
+        handler: Callable[..., Any],
+        *,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> None:
+        """Add a tool with a schema of its own; `handler(ctx, arguments)` gets arguments that satisfy it."""
+        self.catalog.add(registration.raw_tool(tool, handler, thread=thread, abandon=abandon, replay=replay))
+
+    def remove_tool(self, name: str) -> None:
+        self.catalog.remove_tool(name)
+
+    @overload
+    def resource(self, uri: str, /) -> Callable[[F], F]: ...
+    @overload
+    def resource(
+        self,
+        uri: str,
+        /,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        mime_type: str | None = None,
+        size: int | None = None,
+        annotations: Annotations | None = None,
+        icons: Sequence[Icon] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        cache: CacheHints | None = None,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> Callable[[F], F]: ...
+    def resource(self, uri: str, /, **options: Any) -> Callable[[F], F]:
+        """Make a resource of a function: one URI, or all that a template such as ``notes://{name}`` stands for, whose
+        variables are its parameters."""
+
+        def register(function: F) -> F:
+            self.catalog.add(registration.resource_of(function, uri, **options))
+            return function
+
+        return register
+
+    def add_resource(self, resource: Resource, handler: Callable[..., Any], **options: Any) -> None:
+        """Add a resource that `handler(ctx, uri)` reads.  Options: cache, thread, abandon, replay."""
+        self.catalog.add(registration.raw_resource(resource, handler, **options))
+
+    def add_template(self, template: ResourceTemplate, handler: Callable[..., Any], **options: Any) -> None:
+        """Add resources that `handler(ctx, uri, variables)` reads.  Options as `add_resource`."""
+        self.catalog.add(registration.raw_template(template, handler, **options))
+
+    def remove_resource(self, uri: str) -> None:
+        self.catalog.remove_resource(uri)
+
+    def remove_template(self, uri_template: str) -> None:
+        self.catalog.remove_template(uri_template)
+
+    @overload
+    def prompt(self, function: F, /) -> F: ...
+    @overload
+    def prompt(
+        self,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        description: str | None = None,
+        icons: Sequence[Icon] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> Callable[[F], F]: ...
+    def prompt(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a prompt of a function whose parameters are text; what it returns are the messages."""
+        return self._decorate(registration.prompt_of, function, options)
+
+    def add_prompt(self, prompt: Prompt, handler: Callable[..., Any], **options: Any) -> None:
+        """Add a prompt; `handler(ctx, arguments)` gets all that are required.  Options: thread, abandon, replay."""
+        self.catalog.add(registration.raw_prompt(prompt, handler, **options))
+
+    def remove_prompt(self, name: str) -> None:
+        self.catalog.remove_prompt(name)
+
+    @overload
+    def completion(self, function: F, /) -> F: ...
+    @overload
+    def completion(
+        self, ref: str | None = None, argument: str | None = None, *, thread: bool = True, abandon: bool = True
+    ) -> Callable[[F], F]: ...
+    def completion(self, ref: Any = None, argument: str | None = None, **options: Any) -> Any:
+        """Make a function complete arguments: those of one prompt or URI template, or one of them, or (bare) all that
+        have no completion of their own.  It takes by name what it needs of `value`, `arguments` (those that have a
+        value already), `argument` (the name) and `ref`, and returns the values, best first."""
+        if callable(ref):
+            return self.completion(**options)(ref)
+
+        def register(function: F) -> F:
+            self.catalog.add_completer(registration.completer_of(function, **options), ref, argument)
+            return function
+
+        return register
+
+    def _decorate(self, make: Callable[..., Any], function: Any, options: dict[str, Any]) -> Any:
+        if function is None:
+            return lambda function: self._decorate(make, function, options)
+        self.catalog.add(make(function, **options))
+        return function
+
+    def mount(self, other: Server, *, prefix: str = "") -> None:
+        """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
+
+        URIs stay as they are.  The other's middleware and filter go on working for what is its own, after ours, and its
+        lifespan is entered with ours.  Raises `LocalProtocolError` for a clash of names, which mounts nothing, and
+        while the server runs.
+        """
+        if self._runs:
+            raise LocalProtocolError("a running server cannot enter the lifespan of another; mount it before it runs")
+        self.catalog.mount(other.catalog, prefix)
+        self._mounted.append(other)
+
+    # Changes.
+
+    def changed(self, *lists: ListName) -> None:
+        """Tell clients that these lists are to be read again.  Adding and removing says so by itself."""
+        for name in lists:
+            if name not in _CHANGES:
+                raise LocalProtocolError(f"{name!r} is no list; there are {', '.join(_CHANGES)}")
+            self._publish(_CHANGES[name])
+
+    def updated(self, uri: str) -> None:
+        """Tell clients that subscribed to it that a resource is to be read again.
+
+        Both are to be called in the event loop; from a thread by `trio.from_thread.run_sync`.
+        """
+        self._publish(resource_updated(uri))
+
+    def _publish(self, change: Change) -> None:
+        for run in self._runs:
+            run.publisher.publish(change)
+
+    # What it is.
+
+    def offer(self) -> Offer:
+        """What the server says about itself: what it has, and what it ever had, since clients may still ask for it."""
+        declared = self._offers | self.catalog.kinds
+        if self._offer is None or declared != self._declared:
+            capabilities = {"logging": {}, **{name: _CAPABILITIES[name] for name in sorted(declared)}}
+            self._offer = Offer(self._info, capabilities, self._revisions, self._instructions)
+            self._declared = declared
+        return self._offer
+
+    def statistics(self) -> Statistics:
+        """How many connections, requests, waiting handlers and listeners there are, over all runs."""
+        each = [run.statistics() for run in self._runs]
+        return Statistics(
+            sum(run.connections for run in each),
+            sum(run.running for run in each),
+            sum(run.waiting for run in each),
+            sum(run.parked for run in each),
+            sum(run.listeners for run in each),
+        )
+
+    # Running.
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server runs as long as the block: every connection served meanwhile shares its lifespan, its limits and
+        its listeners, and handlers that wait for an answer may get it on another connection.
+
+        What the block raises leaves it unchanged.
+        """
+        if self._shared is not None:
+            raise LocalProtocolError(f"{self._info['name']} is running already")
+        async with self._run() as self._shared:
+            try:
+                yield
+            finally:
+                self._shared = None
+
+    @contextlib.asynccontextmanager
+    async def joined(self) -> AsyncIterator[Run]:
+        """The run that a connection belongs to; for transports."""
+        if self._shared is not None:
+            yield self._shared
+            return
+        async with self._run() as run:
+            yield run
+
+    @contextlib.asynccontextmanager
+    async def _run(self) -> AsyncIterator[Run]:
+        parts = {part.catalog: part for part in self._parts()}
+        async with contextlib.AsyncExitStack() as stack:
+            lifespans = {}
+            for part in (self, *parts.values()):
+                if part.lifespan is not None:
+                    lifespans[part.catalog] = await stack.enter_async_context(part.lifespan(part))
+            nursery = await stack.enter_async_context(open_nursery())
+            run = Run(
+                self, parts, lifespans, nursery,
+                offer=self.offer, limits=self._limits, window=self._burst, keys=self._keys, threads=self._threads,
+            )  # fmt: skip
+            self._runs.add(run)
+            try:
+                yield run
+            finally:
+                self._runs.discard(run)
+
+    def _parts(self) -> Iterator[Server]:
+        for mounted in self._mounted:
+            yield mounted
+            yield from mounted._parts()
+
+    def run(self) -> None:
+        """Serve standard input and output until the client closes them; for the end of a script.
+
+        Ends the process with status 0 then, 130 after Ctrl-C and 143 after SIGTERM.
+        """
+        from trio_mcp.stdio import run
+
+        run(self)
+
+
+def _info(
+    name: str,
+    version: str,
+    title: str | None,
+    description: str | None,
+    website_url: str | None,
+    icons: Sequence[Icon] | None,
+) -> JsonObject:
+    given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
+    info: JsonObject = {key: value for key, value in given.items() if value is not None}
+    if icons is not None:
+        from trio_mcp.core.codec import to_json
+        from trio_mcp.core.revisions import LATEST
+
+        info["icons"] = [to_json(icon, LATEST) for icon in icons]
+    return info
+
+
+def _check(page_size: int | None, cache: Mapping[str, CacheHints], offers: Collection[str]) -> None:
+    if page_size is not None and (type(page_size) is not int or page_size < 1):
+        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
+    lists = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+    for method in cache:
+        if method not in lists:
+            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(lists)}")
+    for name in offers:
+        if name not in _CAPABILITIES:
+            raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(_CAPABILITIES)}")
