@@ -1,4 +1,7 @@
-"""What may import what, and what comes along: the core is a room without I/O, and arrows point up only."""
+"""What may import what, and what comes along: the core is a room without I/O, and arrows point up only.
+
+What comes along is what a cold start waits for, so it is counted too.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = ROOT / "trio_mcp" / "core"
+PACKAGE = ROOT / "trio_mcp"
+CORE = PACKAGE / "core"
 MODULES = sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
+SERVER_MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 
 # From the top down; each may import what stands above it.  What shares a line knows nothing of its neighbours.
 ORDER = """
@@ -44,20 +49,50 @@ auth
 """.strip().splitlines()
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 
+# Likewise of the server, which stands on the core; not all of these need exist.
+SERVER_ORDER = """
+hints
+writing
+values
+paths
+results
+questions
+context
+handlers
+arguments
+entries
+registration
+catalog
+admission groups
+parking publishing
+dispatch
+running
+conversation
+driver
+stdio
+server
+testing
+""".strip().splitlines()
+SERVER_RANK = {name: rank for rank, line in enumerate(SERVER_ORDER) for name in line.split()}
+# What users' functions and values become is worked out without Trio; only `context` needs it, and is asked for late.
+NO_TRIO = {
+    "admission", "arguments", "catalog", "entries", "handlers", "hints", "paths", "questions", "registration",
+    "results", "values", "writing",
+}  # fmt: skip
+# 25 ms together, which a server without lists and answers from clients should not wait for.
+MODELS = {f"trio_mcp.core.{name}" for name in ("models", "content", "forms", "codec", "validation")}
+
 TRANSPORT = {"trio", "h11", "wsproto", "ssl", "socket", "_socket", "asyncio", "selectors", "logging", "subprocess"}
 # Loaded on first use only, for they cost more than the rest together.
 LAZY = {"cattrs", "jsonschema_rs", "orjson"}
 # All that a core module may bring along beside attrs and json: things that compute.
-COMPUTES = {"base64", "binascii", "dataclasses", "datetime", "hashlib", "heapq", "hmac", "ipaddress", "math"} | {
+COMPUTES = {"base64", "binascii", "hashlib", "heapq", "hmac", "ipaddress", "math"} | {
     "struct",
     "urllib",  # for urllib.parse, which from 3.13 on brings ipaddress along
-    "uuid",
     "_blake2",
-    "_datetime",
     "_hashlib",
     "_heapq",
     "_struct",
-    "_uuid",
     # For the annotation Path; what comes with it depends on the Python.
     "pathlib",
     "errno",
@@ -72,11 +107,16 @@ COMPUTES = {"base64", "binascii", "dataclasses", "datetime", "hashlib", "heapq",
 FORBIDDEN = TRANSPORT | {"time", "random", "secrets", "threading", "concurrent", "multiprocessing", "queue", "sched"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level packages in a fresh interpreter after this statement."""
-    script = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+def modules_of(statement: str) -> set[str]:
+    """The modules in a fresh interpreter after this statement."""
+    script = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Their top-level packages."""
+    return {name.partition(".")[0] for name in modules_of(statement)}
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +124,14 @@ def with_attrs_alone() -> set[str]:
     return loaded_by("import attrs, json")
 
 
-def tree(module: str) -> ast.Module:
-    return ast.parse((CORE / f"{module}.py").read_text(encoding="utf-8"))
+def tree(module: str, room: Path = CORE) -> ast.Module:
+    return ast.parse((room / f"{module}.py").read_text(encoding="utf-8"))
 
 
-def imported(module: str) -> set[str]:
+def imported(module: str, room: Path = CORE) -> set[str]:
     """Every name that stands in an import, wherever, but for those that only type checkers see."""
     found: set[str] = set()
-    unvisited: list[ast.AST] = [tree(module)]
+    unvisited: list[ast.AST] = [tree(module, room)]
     while unvisited:
         node = unvisited.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -119,8 +159,11 @@ def test_a_core_module_brings_along_nothing_but_what_computes(module: str, with_
     assert came <= COMPUTES | {"trio_mcp"}
 
 
-def test_the_package_itself_loads_no_transport(with_attrs_alone: set[str]) -> None:
-    assert not loaded_by("import trio_mcp") & (TRANSPORT | LAZY)
+def test_the_package_itself_is_small_and_loads_no_transport(with_attrs_alone: set[str]) -> None:
+    loaded = modules_of("import trio_mcp")
+    assert len(loaded) <= 330
+    assert {name for name in loaded if name.startswith("trio_mcp")} == {"trio_mcp"}
+    assert not {name.partition(".")[0] for name in loaded} & (TRANSPORT | LAZY)
     # And what is compared with has none either, or the comparison would prove nothing.
     assert not with_attrs_alone & (TRANSPORT | LAZY)
 
@@ -149,13 +192,48 @@ def test_the_core_has_no_clock_no_randomness_and_no_tasks(module: str) -> None:
     assert not called & {"print", "open", "input", "exec", "eval", "breakpoint", "__import__"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_says_what_it_offers(module: str) -> None:
+@pytest.mark.parametrize(
+    ("room", "module"), [*((CORE, module) for module in MODULES), *((PACKAGE, module) for module in SERVER_MODULES)]
+)
+def test_a_module_says_what_it_offers(room: Path, module: str) -> None:
     listed = [
         ast.literal_eval(node.value)
-        for node in tree(module).body
+        for node in tree(module, room).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
     ]
     assert len(listed) == 1
     assert len(set(listed[0])) == len(listed[0])
-    assert ast.get_docstring(tree(module))
+    assert ast.get_docstring(tree(module, room))
+
+
+# The server.
+
+
+def server_modules(module: str) -> set[str]:
+    """The modules of the server that this one imports."""
+    parts = [name.split(".") for name in imported(module, PACKAGE) if name.startswith("trio_mcp.")]
+    return {part[1] for part in parts if part[1] != "core"} & {*SERVER_MODULES, *SERVER_RANK}
+
+
+@pytest.mark.parametrize("module", SERVER_MODULES)
+def test_arrows_of_the_server_point_up_only(module: str) -> None:
+    assert module in SERVER_RANK, f"{module} has no place in the order"
+    assert all(SERVER_RANK[above] < SERVER_RANK[module] for above in server_modules(module))
+
+
+@pytest.mark.parametrize("module", SERVER_MODULES)
+def test_a_module_of_the_server_loads_no_models_and_no_other_event_loop(module: str) -> None:
+    loaded = modules_of(f"import trio_mcp.{module}")
+    assert not {name.partition(".")[0] for name in loaded} & (LAZY | {"asyncio", "anyio"})
+    assert not loaded & MODELS
+
+
+@pytest.mark.parametrize("module", sorted(NO_TRIO & set(SERVER_MODULES)))
+def test_trio_comes_along_with_the_context_only(module: str) -> None:
+    assert "trio" not in {name.partition(".")[0] for name in imported(module, PACKAGE)}
+    assert "trio" not in modules_of(f"import trio_mcp.{module}")
+
+
+@pytest.mark.skipif("stdio" not in SERVER_MODULES, reason="nothing serves yet")
+def test_a_server_on_stdio_loads_few_modules() -> None:
+    assert len(modules_of("from trio_mcp import Server, serve_stdio")) <= 330
