@@ -1,0 +1,712 @@
+"""JSON and Python values, made into each other by hint."""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import subprocess
+import sys
+import time
+import typing
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Union
+
+import attrs
+import pytest
+import typing_extensions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core import test_schema as hints
+from tests.core.test_schema import HINTS, Colour, Forecast, Level, Movie, Person, Point, Tree
+from trio_mcp.core.content import TextContent
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.schema import Field, parameters_schema, schema_of
+from trio_mcp.core.validation import compile_schema
+from trio_mcp.values import Unreadable, arguments_reader, reader_of, to_json_value, writer_of
+
+T = TypeVar("T")
+UTC = datetime.UTC
+NOON = datetime.datetime(2026, 1, 31, 12, tzinfo=UTC)
+ID = uuid.UUID(int=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    a: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived(Base):
+    secret: str = "s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dog:
+    kind: Literal["dog"]
+    born: datetime.date
+
+
+@dataclasses.dataclass(frozen=True)
+class Cat:
+    kind: Literal["cat"]
+    born: str
+    lives: int = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Members named as the machinery of others is."""
+
+    cl: int
+    converter: int
+    self_: int = 0
+
+
+@attrs.frozen
+class Even:
+    number: int = attrs.field()
+
+    @number.validator
+    def _check(self, _: object, value: int) -> None:
+        if value % 2:
+            raise ValueError(f"odd: {value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """With two ways to read each link, of which the first fails at its last member."""
+
+    inner: ChainA | ChainB | None
+    when: datetime.date
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainA(Chain):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainB:
+    inner: ChainA | ChainB | None
+    when: str
+
+
+Node = typing_extensions.TypeAliasType("Node", "Leaf | Branch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    value: datetime.date
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    left: Node | None
+    right: Node | None = None
+
+
+class Event(TypedDict):
+    when: datetime.datetime
+    title: typing.NotRequired[str]
+
+
+class Stamps(NamedTuple):
+    first: datetime.date
+    second: datetime.date | None = None
+
+
+MORE: dict[str, Any] = {
+    "datetime or text": datetime.datetime | str,
+    "date or datetime": datetime.date | datetime.datetime,
+    "tagged classes": Dog | Cat,
+    "lists of classes": list[Dog] | list[Cat],
+    "path or UUID": Union[uuid.UUID, pathlib.Path],  # noqa: UP007
+    "recursive union": Node,
+    "bounded path or text": Annotated[pathlib.Path, Field(pattern="^/srv/")] | str,
+    "bounded, in a union of objects": Annotated[list[Dog], Field(min_length=2)] | list[Cat],
+    "names": Names,
+    "a TypedDict with a date": Event,
+    "a NamedTuple with dates": Stamps,
+    "mapping of UUIDs": dict[uuid.UUID, datetime.date],
+    "set of dates": set[datetime.date],
+    "frozenset of classes": frozenset[Dog],
+    "abstract sets": collections.abc.Set[int],
+    "mutable sets": collections.abc.MutableSet[int],
+    "tuples of tuples": tuple[tuple[datetime.date, int], ...],
+    "int or float": int | float,
+    "one of several enums": Colour | Level,
+    "Literal or text": Literal["a"] | str,
+    "Any in a union": Any | int,
+    "a mapping of classes or a class": dict[str, Dog] | Dog,
+    "PurePath": pathlib.PurePath,
+}
+ALL = {**HINTS, **MORE}
+
+
+# Where JSON cannot tell the alternatives apart, and the first is taken.
+ALIKE = {"Union[str, Path]"}
+
+# Random values of a hint.
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    None: st.none(),
+    type(None): st.none(),
+    bool: st.booleans(),
+    int: st.integers(-(2**53), 2**53),
+    float: st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9),
+    str: TEXT,
+    bytes: st.binary(max_size=5),
+    Any: JSON,
+    object: JSON,
+    datetime.datetime: st.datetimes(timezones=OFFSETS),
+    datetime.date: st.dates(),
+    datetime.time: st.times(timezones=OFFSETS),
+    uuid.UUID: st.uuids(),
+    pathlib.Path: TEXT.map(pathlib.Path),
+    pathlib.PurePath: TEXT.map(pathlib.PurePath),
+}
+BARE: dict[Any, Any] = {list: list[Any], set: set[str], tuple: tuple[Any, ...], dict: dict[str, Any]}
+MAKERS: dict[Any, Callable[[Any], Any]] = {
+    list: list,
+    collections.abc.Sequence: list,
+    set: set,
+    collections.abc.MutableSet: set,
+    frozenset: frozenset,
+    collections.abc.Set: frozenset,
+}
+
+
+def values(hint: Any, depth: int = 3) -> st.SearchStrategy[Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None or (not arguments and hint != tuple[()]):
+        hint = origin or hint
+        if hint in BARE:
+            return values(BARE[hint], depth)
+        if isinstance(hint, typing.NewType):
+            return values(hint.__supertype__, depth)
+        if hint in SCALARS:
+            return SCALARS[hint]
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return st.sampled_from(hint)
+        return objects(hint, depth)
+    if origin is Annotated:
+        return bounded(hint, depth)
+    if origin in (Union, hints.Union) or str(origin).endswith("UnionType'>"):
+        found = [each for member in arguments if not (each := values(member, depth)).is_empty]
+        return st.one_of(found)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[1:] != (...,):
+        return st.tuples(*[values(each, depth) for each in arguments])
+    if origin is tuple:
+        return arrays(arguments[0], depth).map(tuple)
+    if origin in MAKERS:
+        return arrays(arguments[0], depth, unique=MAKERS[origin] in (set, frozenset)).map(MAKERS[origin])
+    if origin in (dict, collections.abc.Mapping):
+        return st.dictionaries(values(arguments[0], depth), values(arguments[1], depth), max_size=3)
+    if hints.schema_of and str(origin).rpartition(".")[2] in ("Required", "NotRequired", "ReadOnly", "Final"):
+        return values(arguments[0], depth)
+    return objects(hint, depth)
+
+
+def arrays(item: Any, depth: int, unique: bool = False) -> st.SearchStrategy[Any]:
+    return st.just([]) if depth == 0 else st.lists(values(item, depth - 1), max_size=3, unique=unique)
+
+
+def bounded(hint: Any, depth: int) -> st.SearchStrategy[Any]:
+    write = writer_of(hint)
+    compiled = compile_schema(schema_of(hint))
+    extra = {
+        "^a": st.sampled_from(["a", "abc"]),
+        "^b": st.just("be"),
+        "^/srv/": st.just(pathlib.Path("/srv/x")),
+    }
+    pattern = next((each.pattern for each in hint.__metadata__ if isinstance(getattr(each, "pattern", 0), str)), "")
+    found = extra.get(pattern) or values(hint.__origin__, depth) | st.just(6 if hint.__origin__ is int else None)
+    return found.filter(lambda value: not compiled.errors(write(value)))
+
+
+def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
+    from trio_mcp.core.schema import _members, _resolved_alone, _substituted
+
+    kind = typing.get_origin(hint) or hint
+    variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
+    if hasattr(kind, "__value__"):
+        value = _resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), "")
+        return values(_substituted(value, variables), depth)
+    if depth == 0:
+        return st.nothing()
+    required, optional = {}, {}
+    for member in _members(kind, "") or ():
+        into = required if member.required else optional
+        into[member.name] = values(_substituted(member.hint, variables), depth - 1)
+    if any(each.is_empty for each in required.values()):
+        return st.nothing()
+    optional = {name: each for name, each in optional.items() if not each.is_empty}
+    return st.fixed_dictionaries(required, optional=optional).map(lambda made: kind(**made))
+
+
+@pytest.mark.parametrize("label", ALL)
+def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str) -> None:
+    hint = ALL[label]
+    compiled, read = compile_schema(schema_of(hint)), reader_of(hint)
+
+    @settings(max_examples=25, deadline=None)
+    @given(values(hint))
+    def check(value: Any) -> None:
+        written = to_json_value(value, hint)
+        assert compiled.errors(written) == []
+        assert plain(written)
+        again = written if read is None else read(written)
+        assert again == value or (label in ALIKE and to_json_value(again, hint) == written)
+
+    check()
+
+
+def plain(value: Any) -> bool:
+    if type(value) is list:
+        return all(map(plain, value))
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and all(map(plain, value.values()))
+    return type(value) in (str, int, float, bool, type(None))
+
+
+# Reading.
+
+
+PLAIN: list[Any] = [str, bool, None, Any, object, list, dict, list[str], list[list[bool]], Sequence[str], dict[str, Any]]
+PLAIN += [Mapping[str, list[str]], str | None, Literal["a", True, None], Annotated[str, "Text."], list[str | None]]
+PLAIN += [typing.NewType("Name", str), TypedDict("Plain", {"a": str}), str | list[str] | dict[str, str]]
+
+
+@pytest.mark.parametrize("hint", PLAIN, ids=repr)
+def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
+    assert reader_of(hint) is None
+
+
+@pytest.mark.parametrize(
+    ("hint", "json", "value"),
+    [
+        (int, 1.0, 1),
+        (float, 3, 3.0),
+        (Literal[1, 2], 2.0, 2),
+        (Literal[True, 1], True, True),
+        (Literal[True, 1], 1, 1),
+        (Literal[Colour.RED, "blue"], "red", Colour.RED),
+        (Level, 2.0, Level.HIGH),
+        (list[int], [1.0, 2], [1, 2]),
+        (int | str, 1.0, 1),
+        (int | float, 1.5, 1.5),
+        (float | int, 3, 3.0),
+        (bytes, "aGk=", b"hi"),
+        (bytes, "", b""),
+        (datetime.datetime, "2026-01-31t12:00:00z", NOON),
+        (datetime.datetime, "2026-01-31T14:30:00.0000+02:30", NOON),
+        (datetime.date, "2026-01-31", datetime.date(2026, 1, 31)),
+        (datetime.time, "12:00:00Z", datetime.time(12, tzinfo=UTC)),
+        (uuid.UUID, "00000000-0000-0000-0000-000000000001", ID),
+        (tuple, [1], (1,)),
+        (set, [1, "a"], {1, "a"}),
+        (tuple[int, bytes], [1.0, "aGk="], (1, b"hi")),
+        (dict[Colour, int], {"red": 1.0}, {Colour.RED: 1}),
+        (Person, {"name": "A", "years": 3, "colour": "blue"}, Person("A", 3, Colour.BLUE)),
+        (Point, {"x": 1.0}, Point(1)),
+        (Forecast, {"celsius": 3}, Forecast(3.0)),
+        (Movie, {"title": "x", "year": 1.0}, {"title": "x", "year": 1}),
+        (Names, {"cl": 1, "converter": 2}, Names(1, 2)),
+        # Unions that the JSON type does not decide.
+        (datetime.datetime | str, "2026-01-31T12:00:00Z", NOON),
+        (datetime.datetime | str, "tomorrow", "tomorrow"),
+        (str | datetime.datetime, "2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
+        (Dog | Cat, {"kind": "cat", "born": "long ago"}, Cat("cat", "long ago")),
+        (Cat | Dog, {"kind": "dog", "born": "2026-01-31"}, Dog("dog", datetime.date(2026, 1, 31))),
+        (list[Dog] | list[Cat], [{"kind": "cat", "born": "x"}], [Cat("cat", "x")]),
+        (Base | Derived, {"a": 1, "secret": "x"}, Derived(1, "x")),
+        (dict[str, Base] | Base, {"a": {"a": 1}}, {"a": Base(1)}),
+        (Literal["a"] | bytes, "a", "a"),
+        (Literal["a"] | bytes, "YQ==", b"a"),
+        (Even | Base | dict[str, int], {"number": 3}, {"number": 3}),
+        (Colour | Literal["green"], "green", "green"),
+        (list[int] | list[float], [1, 2.5], [1.0, 2.5]),
+        (list[int] | set[bytes], ["YQ=="], {b"a"}),
+        (list[bool] | list[Level], [2], [Level.HIGH]),
+        (list[Event] | tuple[datetime.date, Any], ["2026-01-31", 1], (datetime.date(2026, 1, 31), 1)),
+        # Bounds choose, too: what a path must not be is no path.
+        (Annotated[pathlib.Path, Field(pattern="^/srv/")] | str, "/etc", "/etc"),
+        (Annotated[pathlib.Path, Field(pattern="^/srv/")] | str, "/srv/a", pathlib.Path("/srv/a")),
+        (Annotated[list[Base], Field(min_length=2)] | list[Derived], [{"a": 1}], [Derived(1)]),
+        (Annotated[dict[str, Base], Field(min_length=2)] | dict[str, Derived], {"b": {"a": 1}}, {"b": Derived(1)}),
+        (Annotated[int | bytes, Field(ge=3)] | Level, 2, Level.HIGH),
+        (Annotated[bytes, "Bytes."] | str, "!", "!"),
+        (Node, {"left": {"value": "2026-01-31"}}, Branch(Leaf(datetime.date(2026, 1, 31)))),
+    ],
+)
+def test_a_value_is_read(hint: Any, json: Any, value: Any) -> None:
+    assert compile_schema(schema_of(hint)).errors(json) == []
+    read = reader_of(hint)
+    assert read is not None
+    assert read(json) == value
+    assert type(read(json)) is type(value)
+
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("hint", "json", "path", "why"),
+    [
+        (bytes, SECRET, "", "must be base64"),
+        (bytes, "aGk", "", "must be base64"),
+        (bytes, "é===", "", "must be base64"),
+        (datetime.datetime, "2026-01-31T12:00:00", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.datetime, "2026-01-31", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.datetime, "2026-02-30T12:00:00Z", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.datetime, "2026-01-31T24:00:00Z", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.datetime, "2026-01-31 12:00:00Z", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.datetime, "٢٠٢٦-01-31T12:00:00Z", "", "must be of the form 2026-01-31T12:00:00Z"),
+        (datetime.date, "20260131", "", "must be of the form 2026-01-31"),
+        (datetime.date, "2026-W05-6", "", "must be of the form 2026-01-31"),
+        (datetime.time, "12:00:00", "", "must be of the form 12:00:00Z"),
+        (uuid.UUID, "{00000000-0000-0000-0000-000000000001}", "", "must be of the form 8-4-4-4-12 hexadecimal digits"),
+        (uuid.UUID, "0" * 32, "", "must be of the form 8-4-4-4-12 hexadecimal digits"),
+        (list[bytes], ["", SECRET], "/1", "must be base64"),
+        (tuple[int, bytes], [1, SECRET], "/1", "must be base64"),
+        (tuple[bytes, ...], ["", SECRET], "/1", "must be base64"),
+        (tuple[int, int], [1], "", "must have 2 items"),
+        (dict[str, bytes], {"a/b~c": SECRET}, "/a~1b~0c", "must be base64"),
+        (dict[str, bytes], {"x" * 100: SECRET}, f"/{'x' * 64}…", "must be base64"),
+        (dict[uuid.UUID, str], {SECRET: ""}, f"/{SECRET}", "must be of the form 8-4-4-4-12 hexadecimal digits"),
+        (dict[uuid.UUID, str], {f"{ID}": "", "0" * 35 + "1": ""}, "/" + "0" * 35 + "1", "must be of the form"),
+        (
+            dict[uuid.UUID, str],
+            {f"{2**40:08x}-0000-0000-0000-00000000000a"[-36:]: "", f"{2**40:08x}-0000-0000-0000-00000000000A"[-36:]: ""},
+            "",
+            "must not have the same key twice",
+        ),
+        (set[datetime.datetime], ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00z"], "", "the same item twice"),
+        (set, [[1]], "", "must have no items that are arrays or objects"),
+        (set, [1, True], "", "the same item twice"),
+        (Tree, {"value": 1, "children": [{"value": 1, "children": 3}]}, None, ""),
+        (Dog, {"kind": "dog", "born": SECRET}, "/born", "must be of the form 2026-01-31"),
+        (Event, {"when": SECRET}, "/when", "must be of the form 2026-01-31T12:00:00Z"),
+        (Stamps, {"first": SECRET}, "/first", "must be of the form 2026-01-31"),
+        (list[Dog], [{"kind": "dog", "born": SECRET}], "/0/born", "must be of the form 2026-01-31"),
+        (Even, {"number": 3}, "", "is no Even by its own rules"),
+        (list[Even], [{"number": 3}], "/0", "is no Even by its own rules"),
+        (Dog | ChainB | None, {"kind": "dog", "born": SECRET}, "", "is of none of the forms allowed here"),
+        (datetime.date | None, SECRET, "", "must be of the form 2026-01-31"),
+        (datetime.date | uuid.UUID, SECRET, "", "is of none of the forms allowed here"),
+        (list[datetime.date | uuid.UUID], [SECRET], "/0", "is of none of the forms allowed here"),
+        (Colour, "green", "", "must be one of the values allowed"),
+    ],
+)
+def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: Any, why: str) -> None:
+    if path is None:
+        return
+    read = reader_of(hint)
+    assert read is not None
+    with pytest.raises(Unreadable) as caught:
+        read(json)
+    assert caught.value.path == path
+    assert why in caught.value.why
+    assert str(caught.value) == (f"{path}: {caught.value.why}" if path else caught.value.why)
+    assert SECRET not in caught.value.why
+
+
+def test_what_a_class_says_itself_is_the_cause_wherever_it_stands() -> None:
+    read = reader_of(dict[str, list[Even]])
+    assert read is not None
+    with pytest.raises(Unreadable) as caught:
+        read({"a": [{"number": 3}]})
+    assert caught.value.path == "/a/0"
+    assert str(caught.value.__cause__) == "odd: 3"
+
+
+def test_unions_inside_each_other_are_read_in_linear_time() -> None:
+    json: Any = None
+    for _ in range(40):
+        json = {"inner": json, "when": "long ago"}
+    read = reader_of(ChainA | ChainB)
+    assert read is not None
+    made, reads = read(json), 0
+    while made is not None:
+        assert type(made) is ChainB
+        made, reads = made.inner, reads + 1
+    assert reads == 40  # by trying all, after 2**40
+
+
+def test_a_choice_that_failed_once_fails_each_time() -> None:
+    json: Any = {"inner": None, "when": 3}
+    for _ in range(3):
+        json = {"inner": json, "when": "2026-01-31"}
+    read = reader_of(ChainA | ChainB)
+    assert read is not None
+    with pytest.raises(Unreadable, match="is of none of the forms allowed here"):
+        read(json)
+    assert read({"inner": None, "when": "x"}) == ChainB(None, "x")
+
+
+def test_what_is_nested_too_deep_for_python_is_unreadable() -> None:
+    json: Any = {"value": 1, "children": []}
+    for _ in range(400):
+        json = {"value": 1, "children": [json]}
+    read = reader_of(Tree)
+    assert read is not None
+    with pytest.raises(Unreadable, match="is nested too deep to be read"):
+        read(json)
+
+
+def test_a_message_of_the_greatest_depth_is_read() -> None:
+    json: Any = None
+    for _ in range(120):
+        json = {"inner": json, "when": "long ago"}
+    read = reader_of(ChainA | ChainB)
+    assert read is not None
+    assert read(json).inner.inner.when == "long ago"
+
+
+# Arguments.
+
+
+def take(a: int, b: datetime.date = datetime.date(2020, 1, 1), *, c: str = "", ctx: Any = None, d=None):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def take_plain(a: str, ctx: int, b: bool = False, c: Any = None, d=None) -> None:  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def test_arguments_are_read_by_name_and_defaults_left_to_the_function() -> None:
+    read = arguments_reader(take, {"ctx"})
+    assert read is not None
+    arguments = {"a": 1.0, "c": "x", "d": [1]}
+    made = read(arguments)
+    assert made == {"a": 1, "c": "x", "d": [1]}
+    assert type(made["a"]) is int
+    assert arguments["a"] == 1.0
+    assert read({"a": 1, "b": "2026-01-31"})["b"] == datetime.date(2026, 1, 31)
+    with pytest.raises(Unreadable) as caught:
+        read({"a": 1, "b": SECRET})
+    assert caught.value.path == "/b"
+    assert set(parameters_schema(take, {"ctx"})["properties"]) == {"a", "b", "c", "d"}
+
+
+def test_arguments_that_are_what_they_should_be_need_no_reader() -> None:
+    assert arguments_reader(take_plain, {"ctx"}) is None
+    assert arguments_reader(lambda: None) is None
+
+
+# Writing.
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Number(int):
+    pass
+
+
+class Ratio(float):
+    pass
+
+
+class Word(str, enum.Enum):
+    A = "a"
+
+
+class Rows(collections.abc.Sequence[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return [1, 2][index]
+
+
+@pytest.mark.parametrize(
+    ("value", "json"),
+    [
+        (None, None),
+        (True, True),
+        (Text("a"), "a"),
+        (Number(3), 3),
+        (Ratio(1.5), 1.5),
+        (Word.A, "a"),
+        (Level.LOW, 1),
+        (Colour.RED, "red"),
+        (b"hi", "aGk="),
+        (bytearray(b"hi"), "aGk="),
+        (memoryview(b"hi"), "aGk="),
+        (NOON, "2026-01-31T12:00:00+00:00"),
+        (NOON.date(), "2026-01-31"),
+        (NOON.timetz(), "12:00:00+00:00"),
+        (ID, "00000000-0000-0000-0000-000000000001"),
+        (pathlib.PurePosixPath("/a"), "/a"),
+        ((1, (2,)), [1, [2]]),
+        ({1}, [1]),
+        (frozenset({"a"}), ["a"]),
+        (range(2), [0, 1]),
+        (collections.deque([1]), [1]),
+        (Rows(), [1, 2]),
+        ({"a": 1}.keys(), ["a"]),
+        (collections.OrderedDict(a=NOON.date()), {"a": "2026-01-31"}),
+        (collections.ChainMap({"a": 1}), {"a": 1}),
+        ({Colour.RED: 1, pathlib.PurePosixPath("a"): 2, ID: 3}, {"red": 1, "a": 2, f"{ID}": 3}),
+        (Point(1, 2), {"x": 1, "y": 2}),
+        (Person("A", 3, friends=["B"]), {"name": "A", "years": 3, "colour": "red", "friends": ["B"]}),
+        (Forecast(3.5, tags=["x"]), {"celsius": 3.5, "wind": None, "tags": ["x"]}),
+        (Derived(1, "x"), {"a": 1, "secret": "x"}),
+        ([Base(1), {"b": Point(1)}], [{"a": 1}, {"b": {"x": 1, "y": 0}}]),
+    ],
+)
+def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
+    written = to_json_value(value)
+    assert written == json
+    assert plain(written)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "json"),
+    [
+        # What was not promised stays here.
+        (Base, Derived(1, "x"), {"a": 1}),
+        (list[Base], [Derived(1, "x")], [{"a": 1}]),
+        (list[Base], (Derived(1, "x"),), [{"a": 1}]),
+        (set[Base], {Derived(1, "x")}, [{"a": 1}]),
+        (tuple[Base, ...], [Derived(1, "x")], [{"a": 1}]),
+        (dict[str, Base], {"a": Derived(1, "x")}, {"a": {"a": 1}}),
+        (Base | None, Derived(1, "x"), {"a": 1}),
+        (Base | None, None, None),
+        (Base | Derived, Derived(1, "x"), {"a": 1, "secret": "x"}),
+        (Base | str, Derived(1, "x"), {"a": 1}),
+        (Annotated[typing.NewType("Id", Base) | int, "Text."], Derived(1, "x"), {"a": 1}),  # type: ignore[valid-newtype]
+        (Annotated[typing.NewType("Id", Annotated[Base, 1]), 2] | int, Derived(1, "x"), {"a": 1}),  # type: ignore
+        (TypedDict("Held", {"base": Base, "n": int}), {"base": Derived(1, "x"), "n": 1}, {"base": {"a": 1}, "n": 1}),
+        (TypedDict("Held", {"base": Base}) | None, {"base": Derived(1, "x")}, {"base": {"a": 1}}),
+        (Tree, Tree(1, [Tree(2, [])]), {"value": 1, "children": [{"value": 2, "children": []}]}),
+        (tuple[int, int], Point(1, 2), [1, 2]),
+        (tuple[int, ...], Point(1, 2), {"x": 1, "y": 2}),
+        (list[Base] | list[Point], [Derived(1, "x")], [{"a": 1, "secret": "x"}]),
+        (datetime.date, NOON.date(), "2026-01-31"),
+        # What does not fit the hint is written by its type.
+        (Base, {"a": 1}, {"a": 1}),
+        (Base, None, None),
+        (Base | None, 3, 3),
+        (list[Base], "text", "text"),
+        (list[Base], 3, 3),
+        (list[Base], b"hi", "aGk="),
+        (dict[str, Base], [1], [1]),
+        (TypedDict("Held", {"base": Base}), 3, 3),
+        (TypedDict("Held", {"base": Base}), {"other": 1}, {"other": 1}),
+        (tuple[int, int], (1, 2, 3), [1, 2, 3]),
+        (tuple[int, int], "ab", "ab"),
+        (hints.Maybe | Base, Derived(1, "x"), {"a": 1}),
+        (Any, Derived(1, "x"), {"a": 1, "secret": "x"}),
+    ],
+)
+def test_a_value_is_written_by_its_hint_where_that_decides(hint: Any, value: Any, json: Any) -> None:
+    assert to_json_value(value, hint) == json
+
+
+def loop() -> list[Any]:
+    around: list[Any] = []
+    around.append(around)
+    return around
+
+
+class Zone(datetime.tzinfo):
+    """Of a time when every town had its own."""
+
+    def utcoffset(self, _: Any) -> datetime.timedelta:
+        return datetime.timedelta(minutes=9, seconds=21)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (decimal.Decimal(1), "Decimal has no JSON form here; make it text"),
+        ({"a": [3j]}, "complex has no JSON form"),
+        (object(), "object has no JSON form"),
+        (Base, "type has no JSON form"),
+        ((each for each in ()), "generator has no JSON form"),
+        (float("nan"), "a float that is not finite"),
+        ([float("-inf")], "a float that is not finite"),
+        (Ratio("inf"), "a float that is not finite"),
+        ({1: "a"}, "a key of type int has no JSON form: keys are text"),
+        ({None: "a"}, "a key of type NoneType"),
+        ({pathlib.PurePosixPath("a"): 1, "a": 2}, "two keys of a dict are the same text"),
+        (loop(), "list is nested too deep for JSON, or contains itself"),
+        (datetime.datetime(2026, 1, 31), "a datetime without an offset has no JSON form; give it a time zone"),
+        (datetime.time(12), "a time without an offset"),
+        (datetime.datetime(1890, 1, 1, tzinfo=Zone()), "a datetime whose offset has seconds"),
+        (TextContent("a"), "TextContent is an object of the protocol, not data"),
+        ({"a": [TextContent("a")]}, "TextContent is an object of the protocol"),
+    ],
+)
+def test_what_has_no_json_form_is_refused_by_its_type(value: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        to_json_value(value)
+
+
+def test_a_datetime_is_no_date() -> None:
+    with pytest.raises(LocalProtocolError, match=r"a datetime stands where a date was promised; use its date\(\)"):
+        to_json_value([NOON], list[datetime.date])
+    assert to_json_value(NOON, datetime.date | datetime.datetime) == "2026-01-31T12:00:00+00:00"
+
+
+# Hints.
+
+
+@pytest.mark.parametrize("convert", [reader_of, writer_of])
+@pytest.mark.parametrize(
+    ("hint", "why"),
+    [
+        (complex, "<class 'complex'> has no JSON form here; use a builtin type"),
+        ([int], "has no JSON form here"),
+        (list[Callable[[], int]], "has no JSON form here"),
+        (hints.Growing[int], "contains ever larger forms of itself; give them an end"),
+    ],
+)
+def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        convert(hint)
+
+
+@pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
+def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
+    script = (
+        "import sys, trio_mcp.core.schema, trio_mcp.core.jsonrpc\n"
+        "before = set(sys.modules)\n"
+        "from trio_mcp.values import reader_of, to_json_value\n"
+        f"reader_of({hint}); to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["trio_mcp.hints", "trio_mcp.values", "trio_mcp.writing"]
+
+
+def test_classes_are_made_without_cattrs() -> None:
+    script = (
+        "import dataclasses, sys\n"
+        "from trio_mcp.values import reader_of, to_json_value\n"
+        "Pair = dataclasses.make_dataclass('Pair', [('a', int), ('b', 'list[int]')])\n"
+        "print(reader_of(Pair)(to_json_value(Pair(1, [2]), Pair)) == Pair(1, [2]), 'cattrs' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

@@ -1,0 +1,529 @@
+"""What handlers return becomes results: JSON objects, as the revision of the request has them.
+
+| A tool returns | and the result has |
+|---|---|
+| nothing | no content |
+| text | a block of text |
+| bytes | an embedded resource, `application/octet-stream` |
+| content blocks, or a list that has some | these; text among them becomes a block, too |
+| `CallToolResult` | what it says |
+| anything else | its JSON as text, and as structured content if the tool has an output schema |
+
+Structured content leaves only after it was judged by the output schema; what breaks it, or cannot be written at all, is
+the server's own fault, `BadResult`.  What the revision does not know at all is `NotInThisRevision`.
+
+What surprises: a list of nothing but text is data, `["a", "b"]`, and no content.  A tool with an output schema has its
+JSON as text even where that is a string, in quotes, for clients that read only one of the two can choose.  An empty
+list of a resource is data as well (`[]`), and no missing resource: for that there is `ResourceNotFound`.
+
+The models cost 20 ms to import, and jsonschema_rs as much: who returns text never needs them.  So they are imported
+where they are used, and whether a value is a model is asked only where some model has been made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trio_mcp.core.errors import (
+    RESOURCE_NOT_FOUND,
+    LocalProtocolError,
+    McpError,
+    NotInThisRevision,
+    RequestError,
+    shown,
+)
+from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+
+if TYPE_CHECKING:
+    from trio_mcp.core.content import Annotations, AudioContent, ContentBlock, EmbeddedResource, ImageContent
+    from trio_mcp.core.validation import CompiledSchema
+    from trio_mcp.questions import Inquiry
+
+__all__ = [
+    "BadResult",
+    "InputRequired",
+    "Output",
+    "ResourceNotFound",
+    "ToolError",
+    "audio",
+    "completion_result",
+    "file",
+    "image",
+    "prompt_result",
+    "resource_result",
+    "tool_failure",
+    "tool_result",
+]
+
+_2024_11, _2025_03, _2025_06, _2025_11, _2026_07 = REVISIONS  # their names, oldest first
+
+
+# What handlers raise, and return instead of a result.
+
+
+class ToolError(McpError):
+    """Raised by a tool to tell the model what went wrong: `content` is text, or a list of content blocks and text."""
+
+    def __init__(self, content: str | Sequence[ContentBlock | str]) -> None:
+        super().__init__(content)
+        self.content = content
+
+
+class ResourceNotFound(RequestError):
+    """Raised where there is no resource at `uri`.  The session gives it the code of the revision (res-05, res-06)."""
+
+    def __init__(self, uri: str, message: str = "Resource not found") -> None:
+        super().__init__(RESOURCE_NOT_FOUND, message, {"uri": uri})
+
+
+class InputRequired:
+    """Returned by a handler that wants answers first, and is then run again from the start, with them in `ctx.answers`.
+
+    `state` is JSON, and comes back in `ctx.state`.
+    """
+
+    __slots__ = ("questions", "state")
+
+    def __init__(self, questions: Mapping[str, Inquiry[Any]], state: Json = None) -> None:
+        self.questions = questions
+        self.state = state
+
+
+class BadResult(McpError):
+    """What a handler returned is no result: the server's own fault, for its log.  It quotes no values."""
+
+
+# Pictures, sound and files.
+
+
+def image(
+    source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
+) -> ImageContent:
+    """A picture, from its bytes or its path.  The suffix of a path tells the type; that of bytes has to be given."""
+    from trio_mcp.core.content import ImageContent
+
+    return ImageContent(*_media(source, mime_type, "image"), annotations=annotations)
+
+
+def audio(
+    source: bytes | str | os.PathLike[str], *, mime_type: str | None = None, annotations: Annotations | None = None
+) -> AudioContent:
+    """Sound, from its bytes or its path, as `image`.  2024-11-05 has none."""
+    from trio_mcp.core.content import AudioContent
+
+    return AudioContent(*_media(source, mime_type, "audio"), annotations=annotations)
+
+
+def file(
+    source: bytes | str | os.PathLike[str], *, uri: str | None = None, mime_type: str | None = None
+) -> EmbeddedResource:
+    """A file with its content, from its bytes or its path.  Without `uri` a path is given its file: URI."""
+    import pathlib
+
+    from trio_mcp.core.content import BlobResourceContents, EmbeddedResource, TextResourceContents
+
+    data, mime_type = _loaded(source, mime_type)
+    if uri is None:
+        if isinstance(source, bytes):
+            raise LocalProtocolError("give the uri of a file that is made of bytes")
+        uri = pathlib.Path(source).absolute().as_uri()
+    text = _real_text(data, mime_type)
+    if text is None:
+        return EmbeddedResource(BlobResourceContents(uri, data, mime_type=mime_type))
+    return EmbeddedResource(TextResourceContents(uri, text, mime_type=mime_type))
+
+
+def _media(source: bytes | str | os.PathLike[str], mime_type: str | None, kind: str) -> tuple[bytes, str]:
+    data, mime_type = _loaded(source, mime_type)
+    if not mime_type.lower().startswith(f"{kind}/"):
+        raise LocalProtocolError(f"{mime_type} is no type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
+    return data, mime_type
+
+
+def _loaded(source: bytes | str | os.PathLike[str], mime_type: str | None) -> tuple[bytes, str]:
+    mime_type = mime_type or (None if isinstance(source, bytes) else _type_of(os.fspath(source)))
+    if mime_type is None:
+        what = "of bytes" if isinstance(source, bytes) else f"with the suffix {os.path.splitext(source)[1]!r}"
+        raise LocalProtocolError(f"nobody knows the type of a file {what}; give mime_type")
+    if not _is_mime_type(mime_type):
+        raise LocalProtocolError(f"{mime_type!r} is no MIME type, such as image/png")
+    if isinstance(source, bytes):
+        return source, mime_type
+    with open(source, "rb") as opened:
+        return opened.read(), mime_type
+
+
+# Of what the standard library calls unofficial, or does not know before Python 3.13.
+_TYPES = {
+    ".flac": "audio/flac",
+    ".gz": "application/gzip",
+    ".m4a": "audio/mp4",
+    ".md": "text/markdown",
+    ".ogg": "audio/ogg",
+    ".toml": "application/toml",
+    ".webp": "image/webp",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
+
+
+def _type_of(path: str) -> str | None:
+    import mimetypes
+
+    suffix = os.path.splitext(path)[1].lower()
+    # Not `guess_type`, which reads the system's tables: the same file would be another thing elsewhere.
+    return _TYPES.get(suffix) or mimetypes.MimeTypes().types_map[True].get(suffix)
+
+
+_TEXTUAL = frozenset({"application/json", "application/toml", "application/xml", "application/yaml"})
+_TEXTUAL |= {"application/javascript", "application/sql", "application/x-sh"}
+
+
+def _real_text(data: bytes, mime_type: str) -> str | None:
+    """res-23: "this must only be set if the item can actually be represented as text"."""
+    mime_type = mime_type.lower().partition(";")[0].strip()
+    if not (mime_type.startswith("text/") or mime_type.endswith(("+json", "+xml")) or mime_type in _TEXTUAL):
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _is_mime_type(text: object) -> bool:
+    import re
+
+    token = r"[\w!#$&^.+-]+"
+    return isinstance(text, str) and re.fullmatch(rf"{token}/{token}(\s*;.*)?", text, re.ASCII) is not None
+
+
+# Models, where there are any.
+
+
+def _content() -> Any:
+    """The module of the content blocks; None where it was never imported, so that there are none."""
+    return sys.modules.get("trio_mcp.core.content")
+
+
+def _models() -> Any:
+    return sys.modules.get("trio_mcp.core.models")
+
+
+def _is_model(value: object) -> bool:
+    content = _content()
+    return content is not None and isinstance(value, content.Model | content.Unknown)
+
+
+def _is_block(value: object) -> bool:
+    return _is_model(value) and isinstance(value, _content().ContentBlock)
+
+
+def _is_a(value: object, name: str) -> bool:
+    models = _models()
+    return models is not None and isinstance(value, getattr(models, name))
+
+
+def _written(value: Any, revision: Revision) -> JsonObject:
+    from trio_mcp.core.codec import to_json
+
+    return to_json(value, revision)
+
+
+def _text(text: str) -> JsonObject:
+    return {"type": "text", "text": str.__str__(text)}  # that of a subclass may be another text
+
+
+def _block(value: Any, revision: Revision) -> JsonObject:
+    """A content block or text.  prm-05, prm-06, prm-07: what is no type or no URI does not leave."""
+    if isinstance(value, str):
+        return _text(value)
+    if not _is_block(value):
+        raise LocalProtocolError(f"{type(value).__name__} is no content")
+    block = _written(value, revision)
+    kind = block.get("type")
+    if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
+        raise LocalProtocolError(f"the mime_type of {type(value).__name__} is none, such as {kind}/...")
+    if kind == "resource":
+        block["resource"] = _contents_with_type(block["resource"])
+    return block
+
+
+def _contents_with_type(contents: JsonObject) -> JsonObject:
+    import re
+
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", contents["uri"]):
+        raise LocalProtocolError("the uri of a resource begins with a scheme, such as file:")
+    return {"mimeType": "text/plain" if "text" in contents else "application/octet-stream", **contents}
+
+
+def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
+    import base64
+
+    return {"uri": uri, "mimeType": mime_type or "application/octet-stream", "blob": base64.b64encode(data).decode()}
+
+
+def _as_text(value: Json) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # an integer of more digits than Python writes
+        raise LocalProtocolError(f"it cannot be written as JSON: {error}") from None
+
+
+def _judged(what: str, make: Callable[..., JsonObject], *arguments: Any) -> JsonObject:
+    try:
+        return make(*arguments)
+    except NotInThisRevision:
+        raise  # nothing is wrong with the server, and the client is told
+    except LocalProtocolError as error:
+        raise BadResult(f"{what}: {error}") from error
+
+
+# Tools.
+
+
+class Output:
+    """What a tool promises to return: made once, when it is registered.
+
+    `schema` is its output schema, or None if it promises nothing but content.
+    """
+
+    __slots__ = ("_compiled", "_hint", "_write", "schema")
+
+    def __init__(self, hint: Any = ABSENT, schema: Mapping[str, Json] | None = None) -> None:
+        self._hint = hint
+        self._compiled: CompiledSchema | None = None
+        self._write: Callable[[Any], Json] | None = None
+        self.schema: JsonObject | None = _promised(hint) if schema is None else dict(schema)
+        if schema is not None:  # our own are right
+            self._compile()
+
+    def __call__(self, value: Any, *, error: bool = False) -> Json:
+        """`value` as plain JSON, which keeps the promise; that of an `error` need not."""
+        if self._write is None:
+            from trio_mcp.writing import writer_of
+
+            self._write = writer_of(self._hint)
+        written = self._write(value)
+        if self.schema is not None and not error and (problems := self._compile().errors(written)):
+            raise LocalProtocolError(
+                "it is not what the output schema promises: "
+                + "; ".join(f"{each.path or 'the whole'} {each.message}" for each in problems)
+            )
+        return written
+
+    def _compile(self) -> CompiledSchema:
+        if self._compiled is None:
+            from trio_mcp.core.validation import compile_schema
+
+            self._compiled = compile_schema(self.schema)
+        return self._compiled
+
+
+_NO_PROMISE = Output()
+
+
+def _promised(hint: Any) -> JsonObject | None:
+    alternatives = [each for each in _alternatives(hint) if not _is_result(each)]
+    content = [each for each in alternatives if _may_be_content(each)]
+    if all(each in content or each in _NO_DATA for each in alternatives) or Any in alternatives:
+        return None
+    change = "annotate the data that it returns, or give structured=False to have it all as content"
+    if content:  # tool-14: what has an output schema always keeps it
+        raise LocalProtocolError(f"what it returns is content or data, {hint!r}; return CallToolResult, or {change}")
+    from trio_mcp.core.schema import schema_of
+
+    try:
+        unchanged = len(alternatives) == len(_alternatives(hint))
+        schema = schema_of(hint if unchanged else typing.Union[tuple(alternatives)], where="what it returns")  # noqa: UP007
+    except LocalProtocolError as error:
+        raise LocalProtocolError(f"{error}; {change}") from None
+    return schema or None
+
+
+_NO_DATA: tuple[Any, ...] = (ABSENT, None, types.NoneType, str, bytes, typing.NoReturn, typing.Never)
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The members of a union, through all that only names or describes one."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _alternatives(hint.__origin__)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [each for member in typing.get_args(hint) for each in _alternatives(member)]
+    if isinstance(hint, typing.NewType):
+        return _alternatives(hint.__supertype__)
+    alias = None if isinstance(hint, type) else getattr(hint, "__value__", None)
+    return [hint] if alias is None else _alternatives(alias)
+
+
+def _is_result(hint: Any) -> bool:
+    """Whether it is never checked (questions), or has its own way to keep the promise."""
+    models = _models()
+    return hint is InputRequired or (models is not None and hint is models.CallToolResult)
+
+
+def _may_be_content(hint: Any) -> bool:
+    if (typing.get_origin(hint) or hint) in (list, tuple, Sequence):  # a list without more may hold anything
+        inside = typing.get_args(hint) or (Any,)
+        return any(_is_content(each) for member in inside for each in _alternatives(member))
+    return _is_content(hint)
+
+
+def _is_content(hint: Any) -> bool:
+    content = _content()
+    is_model = content is not None and isinstance(hint, type) and issubclass(hint, content.Model | content.Unknown)
+    return hint is Any or hint is object or is_model
+
+
+def tool_result(value: Any, output: Output | None, name: str, revision: Revision) -> JsonObject:
+    """The result of the tool `name`, which returned `value`.  Raises `BadResult` or `NotInThisRevision`."""
+    promised = output is not None and output.schema is not None
+    if type(value) is str and not promised:
+        return {"content": [{"type": "text", "text": value}]}
+    what = f"the result of the tool {name!r}"
+    return _judged(what, _tool_result, value, output if promised else _NO_PROMISE, name, revision)
+
+
+def _tool_result(value: Any, output: Output, name: str, revision: Revision) -> JsonObject:
+    if _is_a(value, "CallToolResult"):
+        return _explicit(value, output, revision)
+    if output.schema is None:
+        if value is None:
+            return {"content": []}
+        if isinstance(value, list | tuple) and any(map(_is_block, value)):
+            return {"content": [_item(each, f"{_uri(name)}/{index}", revision) for index, each in enumerate(value)]}
+        if isinstance(value, str | bytes) or _is_block(value):
+            return {"content": [_item(value, _uri(name), revision)]}
+    structured = output(value)
+    result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
+    if output.schema is not None and _carries(structured, revision):
+        result["structuredContent"] = structured
+    return result
+
+
+def _carries(structured: Json, revision: Revision) -> bool:
+    """tool-34: what is no object has to be said by text alone.  tool-35: now it may be anything, null included."""
+    return revision.name >= (_2025_06 if type(structured) is dict else _2026_07)
+
+
+def _explicit(value: Any, output: Output, revision: Revision) -> JsonObject:
+    if value.structured_content is ABSENT:
+        if output.schema is not None and not value.is_error:  # tool-14
+            raise LocalProtocolError("it has no structured_content, which the output schema promises")
+        return _written(value, revision)
+    import attrs
+
+    structured = output(value.structured_content, error=bool(value.is_error))
+    result = _written(attrs.evolve(value, structured_content=structured), revision)
+    if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
+        result["content"] = [*result["content"], _text(_as_text(structured))]
+    return result
+
+
+def _item(value: Any, uri: str, revision: Revision) -> JsonObject:
+    if isinstance(value, bytes):
+        return {"type": "resource", "resource": _blob(value, uri, None)}
+    if isinstance(value, str) or _is_block(value):
+        return _block(value, revision)
+    return _text(_as_text(_NO_PROMISE(value)))
+
+
+def _uri(name: str) -> str:
+    from urllib.parse import quote
+
+    return f"tool://{quote(name, safe='')}/result"
+
+
+def tool_failure(error: ToolError | str, revision: Revision) -> JsonObject:
+    """tool-30: a result, so that the model sees it.  Raises as `tool_result`."""
+    content = error if isinstance(error, str) else error.content
+    if isinstance(content, str):
+        return {"content": [_text(content)], "isError": True}
+    return _judged("ToolError", lambda: {"content": [_block(each, revision) for each in content], "isError": True})
+
+
+# Prompts, resources, completions.
+
+
+def prompt_result(value: Any, description: str | None, revision: Revision) -> JsonObject:
+    """From text, a content block, a message or a list of these, or `GetPromptResult`.  Raises as `tool_result`."""
+    if type(value) is str:
+        result: JsonObject = {"messages": [{"role": "user", "content": {"type": "text", "text": value}}]}
+    else:
+        result = _judged("the result of the prompt", _prompt_result, value, revision)
+        if _is_a(value, "GetPromptResult"):
+            return result
+    return result if description is None else {"description": description, **result}
+
+
+def _prompt_result(value: Any, revision: Revision) -> JsonObject:
+    if not _is_a(value, "GetPromptResult"):
+        return {
+            "messages": [_message(each, revision) for each in (value if isinstance(value, list | tuple) else [value])]
+        }
+    messages = [_message(each, revision) for each in value.messages]
+    return {**_written(value, revision), "messages": messages}
+
+
+def _message(value: Any, revision: Revision) -> JsonObject:
+    if not _is_a(value, "PromptMessage"):
+        if isinstance(value, str) or _is_block(value):
+            return {"role": "user", "content": _block(value, revision)}
+        raise LocalProtocolError(f"{type(value).__name__} is no message; return text, content or PromptMessage")
+    if value.role not in ("user", "assistant"):  # prm-17
+        raise LocalProtocolError("the role of a message is user or assistant")
+    return {**_written(value, revision), "content": _block(value.content, revision)}
+
+
+def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
+    """From text, bytes, contents or a list of these, `ReadResourceResult`, or data.  Raises as `tool_result`."""
+    if type(value) is str:
+        return {"contents": [{"uri": uri, "mimeType": mime_type or "text/plain", "text": value}]}
+    return _judged(f"the result of the resource {shown(uri)}", _resource_result, value, uri, mime_type, revision)
+
+
+def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
+    if value is None:
+        raise LocalProtocolError("it is None; raise ResourceNotFound where there is nothing")
+    if _is_a(value, "ReadResourceResult"):
+        if not value.contents:  # res-09
+            raise LocalProtocolError("it has no contents; raise ResourceNotFound where there is nothing")
+        return _written(value, revision)
+    if isinstance(value, bytes):
+        return {"contents": [_blob(value, uri, mime_type)]}  # res-12
+    if _is_contents(value):
+        return {"contents": [_written(value, revision)]}
+    if isinstance(value, list | tuple) and any(map(_is_contents, value)):
+        if not all(map(_is_contents, value)):
+            raise LocalProtocolError("it mixes contents with something else; make all of it contents")
+        return {"contents": [_written(each, revision) for each in value]}
+    if isinstance(value, str):
+        text, otherwise = _text(value)["text"], "text/plain"
+    else:
+        text, otherwise = _as_text(_NO_PROMISE(value)), "application/json"
+    return {"contents": [{"uri": uri, "mimeType": mime_type or otherwise, "text": text}]}
+
+
+def _is_contents(value: object) -> bool:
+    return _is_model(value) and isinstance(value, _content().ResourceContents)
+
+
+_COMPLETIONS = 100
+
+
+def completion_result(value: Any) -> JsonObject:
+    """From a list of texts, best first, or `Completion`.  Raises `BadResult`."""
+    if _is_a(value, "Completion"):
+        return {"completion": _written(value, LATEST)}
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+        raise BadResult(f"the result of a completion: {type(value).__name__} is no list of texts, and no Completion")
+    # cmpl-01: in the order in which they came.  cmpl-07: "must not exceed 100 items".
+    first = [str.__str__(each) for each in value[:_COMPLETIONS]]
+    return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}

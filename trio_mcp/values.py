@@ -1,0 +1,456 @@
+"""JSON values and Python values, one made into the other by type hint: the other half of `core.schema`.
+
+`reader_of` and `arguments_reader` make Python values of JSON that has been judged by the schema of the same hint, going
+by the table at the head of `core.schema`.  They still look at what no schema says: that text is a date, base64 or a
+UUID, that a set has no item twice, and which alternative of a union is meant.  The way back, `to_json_value` and
+`writer_of`, is in `writing`.
+
+A hint whose JSON already is the Python value has no reader at all.  Nothing is coerced.  JSON has one kind of number,
+so an `int` is given 1 for 1.0, and a `float` 3.0 for 3.  The alternatives of a union are told apart by their JSON types
+where that is enough; else it is the first whose schema accepts the value and that can be read.
+
+Surprising: dates and times without an offset are refused, both ways: RFC 3339 has none, and everybody guesses another.
+And no library makes the classes.  To call one with its members by name is as fast as generated code, knows no special
+names of members, and takes no import of 10 ms before the first answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import pathlib
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
+from types import NoneType
+from typing import Any, TypeAlias
+
+from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.schema import hint_of, schema_of
+from trio_mcp.hints import MAKERS, Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.writing import to_json_value, writer_of
+
+__all__ = ["Unreadable", "arguments_reader", "reader_of", "to_json_value", "writer_of"]
+
+Read: TypeAlias = Callable[[Json], Any]
+
+# As much of a member's name as finding it takes: it is the peer's own word.
+_NAME_SHOWN = 64
+
+
+class Unreadable(ValueError):
+    """JSON that fits its schema, and yet is no such Python value.
+
+    `path` is a JSON Pointer to it, `why` what it should be; neither quotes the value, which may be a secret.  Where a
+    class refused its members, its exception is the cause.
+    """
+
+    def __init__(self, why: str, path: str = "") -> None:
+        super().__init__(why, path)
+        self.why = why
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}" if self.path else self.why
+
+    def within(self, step: str | int) -> Unreadable:
+        shown = str(step).replace("~", "~0").replace("/", "~1")
+        shown = shown if len(shown) <= _NAME_SHOWN else shown[:_NAME_SHOWN] + "…"
+        found = Unreadable(self.why, f"/{shown}{self.path}")
+        found.__cause__ = self.__cause__
+        return found
+
+
+def reader_of(hint: Hint) -> Read | None:
+    """What makes JSON that fits the schema of `hint` a Python value, or raises Unreadable.  None: it already is one."""
+    return _reader(_Reading(), hint)
+
+
+def _reader(reading: _Reading, hint: Hint) -> Read | None:
+    read = compiled(reading, hint)
+    if read is None or not reading.recursive:
+        return read
+
+    def guarded(value: Json) -> Any:
+        try:
+            return read(value)
+        except RecursionError:  # a message is 128 deep at most, but every class may be many calls
+            raise Unreadable("is nested too deep to be read") from None
+
+    return guarded
+
+
+def arguments_reader(
+    function: Callable[..., object], skip: Collection[str] = ()
+) -> Callable[[JsonObject], JsonObject] | None:
+    """What makes the arguments of a call the keyword arguments of `function`.  None: they already are.
+
+    Parameters in `skip` get none.  What the call leaves out is left to the function's defaults.
+    """
+    reading, readers = _Reading(), {}
+    for name in inspect.signature(function).parameters:
+        hint = ABSENT if name in skip else hint_of(function, name)
+        if hint is not ABSENT and (read := _reader(reading, hint)) is not None:
+            readers[name] = read
+    return functools.partial(_read_members, readers) if readers else None
+
+
+# Reading.
+
+
+def _same(value: Json) -> Any:
+    return value
+
+
+class _Reading(Walk):
+    plain = staticmethod(_same)
+
+    @functools.cached_property
+    def _choosing(self) -> _Choosing:
+        return _Choosing()
+
+    def annotated(self, hint: Hint, inner: Read | None) -> Read | None:
+        return inner  # bounds have been judged
+
+    def scalar(self, hint: Hint) -> Read | None:
+        return _READERS.get(hint) or _TEXT_READERS.get(full_name(hint)) or _made_by(hint, None)
+
+    def choice(self, values: Collection[Any]) -> Read | None:
+        if all(type(value) in (str, bool, NoneType) for value in values):
+            return None  # but 1.0 may be written for 1
+        return _one_of(values)
+
+    def union(self, alternatives: tuple[Hint, ...]) -> Read | None:
+        forms = [(each, self.of(each), _json_types(schema_of(each))) for each in alternatives]
+        by_type: dict[type, Read | None] = {}
+        for json_type in _JSON_TYPES:
+            candidates = [(hint, read) for hint, read, json_types in forms if json_type in json_types]
+            if len(candidates) > 1 and any(read for _, read in candidates):
+                by_type[json_type] = _first_of([self.refusing(*each) for each in candidates])
+            elif candidates:
+                by_type[json_type] = candidates[0][1]
+        if not any(by_type.values()):
+            return None
+
+        def read(value: Json) -> Any:
+            read = by_type.get(type(value))
+            return value if read is None else read(value)
+
+        return read
+
+    def refusing(self, hint: Hint, read: Read | None) -> Read:
+        """A reader as that of `hint`, which `read` is, that refuses what is none."""
+        return self._choosing.of(hint)
+
+    def array(self, origin: Hint, item: Read | None) -> Read | None:
+        return _made_by(origin, None if item is None else functools.partial(_read_items, item))
+
+    def tuple(self, items: tuple[Hint, ...]) -> Read | None:
+        readers = [self.of(item) or _same for item in items]
+
+        def read(value: Json) -> tuple[Any, ...]:
+            if len(value) != len(readers):
+                raise Unreadable(f"must have {len(readers)} items")
+            each = iter(readers)
+            return tuple(_read_items(lambda item: next(each)(item), value))
+
+        return read
+
+    def mapping(self, key: Read | None, value: Read | None) -> Read | None:
+        if key is None and value is None:
+            return None
+        read_key, read_value = key or _same, value or _same
+
+        def read(found: JsonObject) -> dict[Any, Any]:
+            made, name = {}, ""
+            try:
+                for name, item in found.items():
+                    made[read_key(name)] = read_value(item)
+            except Unreadable as error:
+                raise error.within(name) from error.__cause__
+            if len(made) != len(found):
+                raise Unreadable("must not have the same key twice")
+            return made
+
+        return read
+
+    def members(self, kind: type, members: list[Member]) -> Read | None:
+        readers = {each.name: read for each in members if (read := self.of(each.hint)) is not None}
+        if not is_typed_dict(kind):
+            return functools.partial(_read_object, kind, readers)
+        return functools.partial(_read_members, readers) if readers else None
+
+
+def _read_members(readers: Mapping[str, Read], found: JsonObject) -> JsonObject:
+    made, name = dict(found), ""
+    try:
+        for name, read in readers.items():
+            if name in made:
+                made[name] = read(made[name])
+    except Unreadable as error:
+        raise error.within(name) from error.__cause__
+    return made
+
+
+def _read_object(kind: Any, readers: Mapping[str, Read], found: JsonObject) -> Any:
+    made = _read_members(readers, found)
+    try:
+        return kind(**made)
+    except (TypeError, ValueError) as error:  # as validators and `__post_init__` do
+        raise Unreadable(f"is no {kind.__name__} by its own rules") from error
+
+
+def _read_items(read: Read, found: list[Json]) -> list[Any]:
+    made: list[Any] = []
+    try:
+        for item in found:
+            made.append(read(item))  # its length tells where we are
+    except Unreadable as error:
+        raise error.within(len(made)) from error.__cause__
+    return made
+
+
+def _made_by(origin: Hint, items: Read | None) -> Read | None:
+    make = MAKERS.get(origin)
+    if make is None:
+        return items
+    if make is not tuple:
+        make = functools.partial(_made_set, make)
+    return make if items is None else lambda found: make(items(found))
+
+
+def _made_set(make: Callable[[Iterable[Any]], Any], found: list[Any]) -> Any:
+    try:
+        made = make(found)
+    except TypeError:
+        raise Unreadable("must have no items that are arrays or objects") from None  # they cannot be in a set
+    if len(made) != len(found):  # two ways to write one date
+        raise Unreadable("must not have the same item twice")
+    return made
+
+
+def _one_of(values: Collection[Any]) -> Read:
+    members: dict[tuple[bool, Any], Any] = {}
+    for value in values:
+        written = value.value if isinstance(value, enum.Enum) else value
+        members.setdefault((type(written) is bool, written), value)  # True is not 1 here
+
+    def read(value: Json) -> Any:
+        try:
+            return members[type(value) is bool, value]
+        except KeyError:
+            raise Unreadable("must be one of the values allowed") from None
+
+    return read
+
+
+def _integer(value: Json) -> int:
+    return value if type(value) is int else int(value)  # 1.0 is an integer in JSON Schema
+
+
+def _bytes(text: str) -> bytes:
+    import base64
+
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise Unreadable("must be base64") from None
+
+
+_DATE = r"\d{4}-\d\d-\d\d"
+_TIME = r"([01]\d|2[0-3]):\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)"
+
+
+def _in_form(pattern: str, text: str, example: str, make: Callable[[str], Any]) -> Any:
+    """Python's parsers take much more than the standards do."""
+    import re
+
+    try:
+        if re.fullmatch(pattern, text.upper(), re.ASCII):
+            return make(text.upper())
+    except ValueError:  # the 30th of February
+        pass
+    raise Unreadable(f"must be of the form {example}")
+
+
+def _datetime(text: str) -> Any:
+    import datetime
+
+    return _in_form(f"{_DATE}T{_TIME}", text, "2026-01-31T12:00:00Z", datetime.datetime.fromisoformat)
+
+
+def _date(text: str) -> Any:
+    import datetime
+
+    return _in_form(_DATE, text, "2026-01-31", datetime.date.fromisoformat)
+
+
+def _time(text: str) -> Any:
+    import datetime
+
+    return _in_form(_TIME, text, "12:00:00Z", datetime.time.fromisoformat)
+
+
+def _uuid(text: str) -> Any:
+    import uuid
+
+    return _in_form(r"[0-9A-F]{8}(-[0-9A-F]{4}){3}-[0-9A-F]{12}", text, "8-4-4-4-12 hexadecimal digits", uuid.UUID)
+
+
+_READERS: Mapping[Hint, Read] = {
+    int: _integer,
+    float: float,
+    bytes: _bytes,
+    pathlib.Path: pathlib.Path,
+    pathlib.PurePath: pathlib.PurePath,
+}
+# By name, so that only who writes such a hint has loaded the module.
+_TEXT_READERS: Mapping[str, Read] = {
+    "datetime.datetime": _datetime,
+    "datetime.date": _date,
+    "datetime.time": _time,
+    "uuid.UUID": _uuid,
+}
+
+# Choosing among the alternatives of a union.
+
+_JSON_TYPES = frozenset({NoneType, bool, int, float, str, list, dict})
+_NUMBERS = frozenset({int, float})
+_BY_NAME: Mapping[str, frozenset[type]] = {
+    "null": frozenset({NoneType}),
+    "boolean": frozenset({bool}),
+    "integer": _NUMBERS,
+    "number": _NUMBERS,
+    "string": frozenset({str}),
+    "array": frozenset({list}),
+    "object": frozenset({dict}),
+}
+_BOUNDS = frozenset({"type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf", "pattern"})
+_BOUNDS |= {f"{which}{what}" for which in ("min", "max") for what in ("Length", "Items", "Properties")}
+
+
+def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset[type]:
+    """What `json` makes of the values that a schema of `schema_of` may accept."""
+    root = root or schema
+    if "$ref" in schema:
+        return _json_types(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return frozenset().union(*(_json_types(branch, root) for branch in schema["anyOf"]))
+    if "type" in schema:
+        return _BY_NAME[schema["type"]]
+    if "enum" in schema:
+        found = frozenset(map(type, schema["enum"]))
+        return found | _NUMBERS if found & _NUMBERS else found
+    return _JSON_TYPES
+
+
+class _Choosing(_Reading):
+    """Readers that refuse whatever the schema of their hint does not accept, so that the next one can try.
+
+    They judge by themselves, in step with reading: the schema engine would judge the same members again for each union
+    above them.
+    """
+
+    def of(self, hint: Hint) -> Read:
+        read, json_types = super().of(hint), _json_types(schema_of(hint))
+
+        def checked(value: Json) -> Any:
+            if type(value) not in json_types:
+                raise Unreadable("is of another type")
+            return value if read is None else read(value)
+
+        return checked
+
+    def refusing(self, hint: Hint, read: Read | None) -> Read:
+        return read or _same
+
+    def scalar(self, hint: Hint) -> Read | None:
+        return _exact_integer if hint is int else super().scalar(hint)
+
+    def choice(self, values: Collection[Any]) -> Read | None:
+        return _one_of(values)
+
+    def annotated(self, hint: Hint, inner: Read | None) -> Read | None:
+        bounds = _bounds(schema_of(hint))
+        if bounds == _bounds(schema_of(typing.get_args(hint)[0])):
+            return inner
+        from trio_mcp.core.validation import compile_schema
+
+        compiled = compile_schema(bounds)
+
+        def read(value: Json) -> Any:
+            if compiled.errors(_outline(value)):
+                raise Unreadable("is out of bounds")
+            return value if inner is None else inner(value)
+
+        return read
+
+    def members(self, kind: type, members: list[Member]) -> Read | None:
+        make = super().members(kind, members) or _same
+        names = {each.name for each in members}
+        required = {each.name for each in members if each.required}
+
+        def read(found: JsonObject) -> Any:
+            if not required <= found.keys() <= names:
+                raise Unreadable(f"is no {kind.__name__}")
+            return make(found)
+
+        return read
+
+
+def _exact_integer(value: Json) -> int:
+    if value != value // 1:
+        raise Unreadable("must be an integer")
+    return int(value)
+
+
+def _bounds(schema: JsonObject) -> JsonObject:
+    """What a schema says of a value without looking into it."""
+    said = {keyword: wanted for keyword, wanted in schema.items() if keyword in _BOUNDS}
+    return {**said, "anyOf": [_bounds(branch) for branch in schema["anyOf"]]} if "anyOf" in schema else said
+
+
+def _outline(value: Json) -> Json:
+    """As much of a value as bounds are about."""
+    if isinstance(value, list):
+        return [None] * len(value)
+    return dict.fromkeys(value) if isinstance(value, dict) else value
+
+
+# What the choices inside the one at hand have come to: by value and choice, with the value, so that no other can have
+# its identity.  Without this, unions inside each other would read what is inside them twice as often at every level.
+_Trials: TypeAlias = dict[tuple[int, int], tuple[Json, Any, Unreadable | None]]
+_TRIALS: ContextVar[_Trials | None] = ContextVar("trials", default=None)
+
+
+def _first_of(readers: list[Read]) -> Read:
+    def first(value: Json) -> tuple[Json, Any, Unreadable | None]:
+        for read in readers:
+            try:
+                return value, read(value), None
+            except Unreadable:
+                pass
+        return value, None, Unreadable("is of none of the forms allowed here")
+
+    def remembered(value: Json, trials: _Trials) -> Any:
+        key = (id(value), id(readers))
+        if key not in trials:
+            trials[key] = first(value)
+        _, made, failure = trials[key]
+        if failure is not None:
+            raise Unreadable(failure.why)
+        return made
+
+    def choose(value: Json) -> Any:
+        trials = _TRIALS.get()
+        if trials is not None:
+            return remembered(value, trials)
+        trials = {}
+        token = _TRIALS.set(trials)
+        try:
+            return remembered(value, trials)
+        finally:
+            _TRIALS.reset(token)
+
+    return choose
