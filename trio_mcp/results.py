@@ -327,9 +327,6 @@ class Output:
         return self._compiled
 
 
-_NO_PROMISE = Output()
-
-
 def _promised(hint: Any) -> JsonObject | None:
     alternatives = [each for each in _alternatives(hint) if not _is_result(each)]
     content = [each for each in alternatives if _may_be_content(each)]
@@ -380,6 +377,9 @@ def _is_content(hint: Any) -> bool:
     content = _content()
     is_model = content is not None and isinstance(hint, type) and issubclass(hint, content.Model | content.Unknown)
     return hint is Any or hint is object or is_model
+
+
+_NO_PROMISE = Output()
 
 
 def tool_result(value: Any, output: Output | None, name: str, revision: Revision) -> JsonObject:
