@@ -236,9 +236,9 @@ class Catalog:
                 raise LocalProtocolError(f"{entry} has no argument {argument!r} to complete; it has {has}")
         place = (kind, ref, argument)
         if place in self._completers:
-            what = f"the argument {argument!r}" if argument is not None else "all arguments"
+            what = "every argument" if argument is None else f"the argument {argument!r}"
             raise LocalProtocolError(
-                f"{what} of {ref or 'all prompts and templates'} have a completer already; name what this one is for"
+                f"{what} of {ref or 'every prompt and template'} has a completer already; say what this one is for"
             )
         self._completers[place] = completer
         for catalog in (self, *self._all_above()):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.headers import Mirror
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
     from trio_mcp.core.templates import Matcher
-    from trio_mcp.core.validation import CompiledSchema
 
 __all__ = [
     "completer_of",
@@ -77,7 +76,10 @@ def tool_of(
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
     _check_details(f"the tool {name!r}", details, "ToolAnnotations")
     arguments = arguments_of(function, handler, parameters_schema(function, handler.skip))
-    output = Output(hint_of(function, "return")) if structured else None
+    try:
+        output = Output(hint_of(function, "return")) if structured else None
+    except LocalProtocolError as error:
+        raise LocalProtocolError(f"the tool {name!r}: {error}") from None
 
     def make() -> Tool:
         from trio_mcp.core.models import Tool
@@ -93,30 +95,23 @@ def raw_tool(
 ) -> ToolEntry:
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
     from trio_mcp.core.models import Tool
-    from trio_mcp.core.validation import check_input_schema
+    from trio_mcp.core.validation import InvalidSchema, check_input_schema, compile_schema
     from trio_mcp.results import Output
 
     _check_model(tool, Tool, "ToolAnnotations")
     handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
-    check_input_schema(tool.input_schema)
-    arguments = Arguments(dict(tool.input_schema), compiled=_compiled(tool.input_schema, tool.name, "input"))
-    output = None
-    if tool.output_schema is not None:
-        _compiled(tool.output_schema, tool.name, "output")
-        output = Output(schema=tool.output_schema)
+    try:
+        which = "input"
+        check_input_schema(tool.input_schema)
+        arguments = Arguments(dict(tool.input_schema), compiled=compile_schema(tool.input_schema))
+        which = "output"
+        output = None if tool.output_schema is None else Output(schema=tool.output_schema)
+    except InvalidSchema as error:
+        raise InvalidSchema(error.reason, f"the {which} schema of the tool {tool.name!r}: {error}") from None
     return ToolEntry(
         tool.name, handler, lambda: tool,
         replay=replay, arguments=arguments, output=output, mirrors=_mirrors(tool.name, arguments.schema),
     )  # fmt: skip
-
-
-def _compiled(schema: Any, name: str, which: str) -> CompiledSchema:
-    from trio_mcp.core.validation import InvalidSchema, compile_schema
-
-    try:
-        return compile_schema(schema)
-    except InvalidSchema as error:
-        raise InvalidSchema(error.reason, f"the {which} schema of the tool {name!r}: {error}") from None
 
 
 def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
@@ -135,7 +130,8 @@ def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
 # RFC 3986, appendix A.
 _PLAIN = r"[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2}"
 _PATH = rf"(?:{_PLAIN}|[:@/])*"
-_AUTHORITY = rf"(?:(?:{_PLAIN}|:)*@)?(?:\[[0-9A-Fa-fv:.]+\]|(?:{_PLAIN})*)(?::[0-9]*)?"
+_LITERAL = r"\[(?:[0-9A-Fa-f:.]+|[Vv][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"  # [::1]
+_AUTHORITY = rf"(?:(?:{_PLAIN}|:)*@)?(?:{_LITERAL}|(?:{_PLAIN})*)(?::[0-9]*)?"
 _REST = rf"(?:{_PLAIN}|[:@/?])*"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*:"
 _URI = rf"{_SCHEME}(?://{_AUTHORITY}(?:/{_PATH})?|(?!//){_PATH})(?:\?{_REST})?(?:#{_REST})?"

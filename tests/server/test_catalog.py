@@ -1,0 +1,766 @@
+"""The catalog: found, listed in every revision, changed while clients page through it, and shown by others."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.catalog import (
+    Catalog,
+    Completer,
+    Completing,
+    Entry,
+    completer_of,
+    prompt_of,
+    raw_prompt,
+    raw_resource,
+    raw_template,
+    raw_tool,
+    resource_of,
+    tool_of,
+)
+from trio_mcp.context import Context
+from trio_mcp.core.content import Annotations, Icon, Resource
+from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError
+from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
+from trio_mcp.core.models import (
+    Prompt,
+    PromptArgument,
+    PromptReference,
+    ResourceReference,
+    ResourceTemplate,
+    Tool,
+    ToolAnnotations,
+    ToolExecution,
+)
+from trio_mcp.core.pages import Pager
+from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+
+REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+CTX: Any = object()
+
+
+def tool(name: str) -> Entry:
+    def function(city: str) -> str:
+        return f"{name} {city}"
+
+    return tool_of(function, name=name)
+
+
+def prompt(name: str) -> Entry:
+    def function(code: str, language: str = "python") -> str:
+        return name
+
+    return prompt_of(function, name=name)
+
+
+def resource(uri: str) -> Entry:
+    return resource_of(lambda: uri, uri, name=uri)
+
+
+def template(uri: str) -> Entry:
+    return raw_template(ResourceTemplate("some", uri), lambda ctx, uri, variables: variables)
+
+
+def names(catalog: Catalog, method: str = "tools/list") -> list[str]:
+    items = catalog.list(method, LATEST)[LISTS[method]]
+    return [item.get("uri") or item.get("uriTemplate") or item["name"] for item in items]
+
+
+def filled() -> Catalog:
+    catalog = Catalog()
+    for entry in (tool("add"), prompt("review"), resource("a:b"), template("a://{x}")):
+        catalog.add(entry)
+    return catalog
+
+
+# Finding.
+
+
+@req("tool-18")
+def test_tools_and_prompts_are_found_by_exactly_their_names() -> None:
+    catalog = filled()
+    found = catalog.tool("add")
+    assert found is not None
+    assert found.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    assert catalog.tool("Add") is None
+    catalog.add(tool("Add"))
+    assert catalog.tool("Add") is not catalog.tool("add")
+    review = catalog.prompt("review")
+    assert review is not None
+    assert review.key == "review"
+    assert catalog.prompt("add") is None
+
+
+@req("res-22")
+def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registration() -> None:
+    catalog = Catalog()
+    catalog.add(template("a://x/{rest}"))
+    catalog.add(template("a://{+rest}"))
+    catalog.add(resource("a://x/fixed"))
+    found = {uri: catalog.resource(uri) for uri in ("a://x/fixed", "a://x/y", "a://z", "b://z")}
+    assert found.pop("b://z") is None
+    assert {uri: (each[0].key, each[1]) for uri, each in found.items() if each} == {
+        "a://x/fixed": ("a://x/fixed", {}),
+        "a://x/y": ("a://x/{rest}", {"rest": "y"}),
+        "a://z": ("a://{+rest}", {"rest": "z"}),
+    }
+
+
+@req("res-10")
+@pytest.mark.parametrize("uri", ["a://..", "a://%2e%2e", "a://b%00", "a://%zz", "a://\ud800", "a:", "", "a:B"])
+def test_what_is_no_uri_of_ours_is_not_found(uri: str) -> None:
+    assert filled().resource(uri) is None
+
+
+# Listing.
+
+
+class Official:
+    def __init__(self, folder: Path, revision: Revision) -> None:
+        self.whole = json.loads((folder / "schema" / f"{revision}.json").read_text())
+
+    def check(self, definition: str, instance: JsonObject) -> None:
+        key = "$defs" if "$defs" in self.whole else "definitions"
+        schema = {**self.whole, "$ref": f"#/{key}/{definition}"}
+        jsonschema_rs.validator_for(schema, validate_formats=True).validate(instance)
+
+
+def everything() -> Catalog:
+    """One of each kind with all that it can have, and one with nothing but what it needs."""
+    icons, meta, notes = (
+        [Icon("https://example.com/i.png")],
+        {"com.example/a": 1},
+        Annotations(["user"], 1, "2025-06-18"),
+    )
+
+    def forecast(city: str, days: int = 3) -> dict[str, int]:
+        """The forecast."""
+        return {city: days}
+
+    def review(code: str) -> str:
+        """Review."""
+        return code
+
+    rich: Mapping[str, Any] = {"title": "T", "icons": icons, "meta": meta}
+    execution = ToolExecution("optional")
+    catalog = Catalog()
+    for entry in (
+        tool_of(forecast, annotations=ToolAnnotations("T", True), **rich),
+        raw_tool(Tool("raw", {"type": "object"}, {"type": "array"}, execution=execution, **rich), lambda ctx, it: []),
+        tool("plain"),
+        prompt_of(review, **rich),
+        raw_prompt(Prompt("raw", [PromptArgument("a", required=True, title="A")], **rich), lambda ctx, it: ""),
+        prompt("plain"),
+        resource_of(lambda: "", "a:b", name="n", mime_type="text/plain", size=1, annotations=notes, **rich),
+        raw_resource(Resource("raw", "a:c", "text/plain", 0, notes, **rich), lambda ctx, uri: ""),
+        resource("a:plain"),
+        resource_of(review, "a://{code}", mime_type="text/plain", annotations=notes, **rich),
+        raw_template(ResourceTemplate("raw", "b://{c}", "text/plain", notes, **rich), lambda ctx, uri, variables: ""),
+        template("c://{d}"),
+    ):
+        catalog.add(entry)
+    return catalog
+
+
+@req("tool-16", "tool-36", "tool-37", "res-22", "res-25", "prm-17")
+@REVISION
+@pytest.mark.parametrize("method", LISTS)
+def test_every_list_is_what_each_revision_says(revision: Revision, method: str, shared_schemas: Path) -> None:
+    page = everything().list(method, revision)
+    terms = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if revision is LATEST else {}
+    name = {"resources/templates/list": "ListResourceTemplatesResult"}.get(method)
+    name = name or f"List{method.partition('/')[0].capitalize()}Result"
+    Official(shared_schemas, revision).check(name, {**page, **terms})
+    assert len(page[LISTS[method]]) == 3
+
+
+@req("tool-36", "tool-37")
+@REVISION
+def test_an_output_schema_that_is_no_object_is_listed_where_it_may_be(revision: Revision) -> None:
+    listed = {each["name"]: each for each in everything().list("tools/list", revision)["tools"]}
+    assert ("outputSchema" in listed["forecast"]) == (revision.name >= "2025-06-18")
+    assert ("outputSchema" in listed["raw"]) == (revision is LATEST)
+    assert all(each["inputSchema"]["type"] == "object" for each in listed.values())
+    assert ("execution" in listed["raw"]) == (revision.name == "2025-11-25")
+
+
+def walked(catalog: Catalog, size: int, **more: Any) -> list[list[str]]:
+    pages, pager = [], Pager()
+    while not pager.done:
+        page = catalog.list("tools/list", LATEST, pager.params.get("cursor"), size, **more)
+        pages.append([each["name"] for each in page["tools"]])
+        pager.received(page)
+    return pages
+
+
+@req("tool-25")
+@REVISION
+def test_a_list_is_in_the_order_of_registration_each_time(revision: Revision) -> None:
+    order = [f"t{number}" for number in range(50)]
+    random.shuffle(order)
+    catalog = Catalog()
+    for name in order:
+        catalog.add(tool(name))
+    for _ in range(3):
+        assert [each["name"] for each in catalog.list("tools/list", revision)["tools"]] == order
+    assert [name for page in walked(catalog, 7) for name in page] == order
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "YQ==", 3, [], {}, True])
+@pytest.mark.parametrize("allowed", [None, lambda entry: True])
+def test_a_cursor_that_is_none_of_ours_is_refused(cursor: Any, allowed: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        filled().list("tools/list", LATEST, cursor, 1, allowed)
+    assert caught.value.code == INVALID_PARAMS
+
+
+def test_a_page_is_made_once_for_each_revision_until_the_list_changes() -> None:
+    catalog = Catalog()
+    for name in "abcde":
+        catalog.add(tool(name))
+    first = catalog.list("tools/list", LATEST, None, 2)
+    second = catalog.list("tools/list", LATEST, first["nextCursor"], 2)
+    assert catalog.list("tools/list", LATEST, None, 2) is first
+    assert catalog.list("tools/list", LATEST, first["nextCursor"], 2) is second
+    oldest = REVISIONS["2024-11-05"]
+    assert catalog.list("tools/list", oldest, None, 2) is not first
+    assert catalog.list("tools/list", oldest, None, 2) is catalog.list("tools/list", oldest, None, 2)
+    catalog.add(prompt("other"))
+    assert catalog.list("tools/list", LATEST, None, 2) is first
+    catalog.add(tool("f"))
+    renewed = catalog.list("tools/list", LATEST, None, 2)
+    assert renewed is not first
+    assert renewed["tools"][0] is first["tools"][0]  # items stay as they are
+
+
+def test_cursors_that_a_client_made_up_are_not_kept() -> None:
+    catalog = Catalog()
+    for name in "abcde":
+        catalog.add(tool(name))
+    cursor = catalog.list("tools/list", LATEST, None, 2)["nextCursor"]
+    last = cursor.partition(".")[0]
+    for _ in range(3):
+        made_up = catalog.list("tools/list", LATEST, f"{last}.YWFh", 2)
+        assert made_up is not catalog.list("tools/list", LATEST, f"{last}.YWFh", 2)
+        assert made_up == catalog.list("tools/list", LATEST, cursor, 2)
+    assert len(catalog._pages["tools"]) == 3
+
+
+def test_what_is_not_allowed_is_not_listed_and_changes_no_kept_page() -> None:
+    catalog = Catalog()
+    for name in "abcde":
+        catalog.add(tool(name))
+    assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert walked(catalog, 2, allowed=lambda entry: entry.key not in "bd") == [["a", "c"], ["e"]]
+    assert walked(catalog, 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert catalog.list("tools/list", LATEST, allowed=lambda entry: False) == {"tools": []}
+
+
+@req("page-02", "page-11")
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8))
+def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
+    size: int, changes: list[tuple[bool, int]]
+) -> None:
+    catalog, seen, pager = Catalog(), [], Pager()
+    for number in range(10):
+        catalog.add(tool(f"t{number}"))
+    removed: set[str] = set()
+    added = 0
+    while not pager.done:
+        try:
+            page = catalog.list("tools/list", LATEST, pager.params.get("cursor"), size)
+        except RequestError:  # both of the items that the cursor names are gone
+            assert len(removed) >= 2
+            return
+        seen += [each["name"] for each in page["tools"]]
+        pager.received(page)
+        if changes:
+            add, number = changes.pop()
+            if add:
+                added += 1
+                catalog.add(tool(f"new{added}"))
+            elif f"t{number}" not in removed:
+                removed.add(f"t{number}")
+                catalog.remove_tool(f"t{number}")
+    assert len(set(seen)) == len(seen)
+    assert {f"t{number}" for number in range(10)} - removed <= set(seen)
+
+
+# Changing.
+
+
+@req("tool-19")
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (lambda: tool("add"), "the tool 'add' is there already; give the new one another name"),
+        (lambda: prompt("review"), "the prompt 'review' is there already; give the new one another name"),
+        (lambda: resource("a:b"), "the resource 'a:b' is there already; give the new one another URI"),
+        (lambda: template("a://{x}"), "the resource template 'a://{x}' is there already; give the new one another URI"),
+    ],
+)
+def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> None:
+    catalog = filled()
+    before = {method: names(catalog, method) for method in LISTS}
+    heard: list[Change] = []
+    catalog.on_change.append(heard.append)
+    with pytest.raises(LocalProtocolError) as caught:
+        catalog.add(entry())
+    assert str(caught.value).startswith(why)
+    assert {method: names(catalog, method) for method in LISTS} == before
+    assert heard == []
+
+
+def test_every_change_is_told_after_it_was_made() -> None:
+    catalog, heard = Catalog(), []
+    catalog.on_change.append(lambda change: heard.append((change, [len(names(catalog, method)) for method in LISTS])))
+    for entry in (tool("add"), prompt("review"), resource("a:b"), template("a://{x}")):
+        catalog.add(entry)
+    catalog.remove_template("a://{x}")
+    catalog.remove_resource("a:b")
+    catalog.remove_prompt("review")
+    catalog.remove_tool("add")
+    assert heard == [
+        (TOOLS_CHANGED, [1, 0, 0, 0]),
+        (PROMPTS_CHANGED, [1, 1, 0, 0]),
+        (RESOURCES_CHANGED, [1, 1, 1, 0]),
+        (RESOURCES_CHANGED, [1, 1, 1, 1]),
+        (RESOURCES_CHANGED, [1, 1, 1, 0]),
+        (RESOURCES_CHANGED, [1, 1, 0, 0]),
+        (PROMPTS_CHANGED, [1, 0, 0, 0]),
+        (TOOLS_CHANGED, [0, 0, 0, 0]),
+    ]
+    catalog.add(tool("add"))  # its name is free again
+    assert names(catalog) == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("remove", "why"),
+    [
+        (lambda catalog: catalog.remove_tool("sub"), "there is no tool 'sub' to remove"),
+        (lambda catalog: catalog.remove_prompt("add"), "there is no prompt 'add' to remove"),
+        (lambda catalog: catalog.remove_resource("a://x"), "there is no resource 'a://x' to remove"),
+        (lambda catalog: catalog.remove_template("a:b"), "there is no resource template 'a:b' to remove"),
+    ],
+)
+def test_what_is_not_there_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        remove(filled())
+    assert str(caught.value) == why
+
+
+def test_kinds_are_what_there_ever_was() -> None:
+    catalog = Catalog()
+    assert catalog.kinds == set()
+    catalog.add(template("a://{x}"))
+    assert catalog.kinds == {"resources"}
+    catalog.remove_template("a://{x}")
+    catalog.add(tool("add"))
+    catalog.add_completer(completer_of(lambda value: []))
+    catalog.add(prompt("review"))
+    assert catalog.kinds == {"tools", "prompts", "resources", "completions"}
+
+
+# Completion.
+
+
+def says(*words: str) -> Completer:
+    return completer_of(lambda value: [*words, value])
+
+
+def answer(found: Completing | None, kind: str = "ref/prompt", name: str = "review", argument: str = "code") -> Any:
+    assert found is not None
+    return found.prepare(CTX, kind, name, argument, "x", {"other": "y"})()
+
+
+@req("cmpl-08")
+def test_the_nearest_completer_is_found() -> None:
+    catalog = filled()
+    catalog.add(prompt("explain"))
+    assert catalog.completer("ref/prompt", "review", "code") is None
+    for ref, argument in [
+        (None, None), (None, "language"), ("review", None), ("review", "language"), ("a://{x}", "x"),
+    ]:  # fmt: skip
+        catalog.add_completer(says(f"{ref} {argument}"), ref, argument)
+    found = {
+        (kind, name, argument): answer(catalog.completer(kind, name, argument))[0]
+        for kind, name, argument in [
+            ("ref/prompt", "review", "language"),
+            ("ref/prompt", "review", "code"),
+            ("ref/prompt", "explain", "language"),
+            ("ref/prompt", "explain", "code"),
+            ("ref/resource", "a://{x}", "x"),
+            ("ref/resource", "a://anything", "x"),
+        ]
+    }
+    assert list(found.values()) == [
+        "review language",
+        "review None",
+        "None language",
+        "None None",
+        "a://{x} x",
+        "a://{x} x",
+    ]
+
+
+@req("cmpl-06", "cmpl-08")
+@pytest.mark.parametrize(
+    ("kind", "name", "argument", "why"),
+    [
+        ("ref/prompt", "unknown", "code", "there is no prompt 'unknown'"),
+        ("ref/prompt", "add", "city", "there is no prompt 'add'"),
+        ("ref/prompt", "review", "tone", "the prompt 'review' has no argument 'tone'"),
+        ("ref/resource", "b://{x}", "x", "there is no resource or resource template 'b://{x}'"),
+        ("ref/resource", "review", "code", "there is no resource or resource template 'review'"),
+        ("ref/resource", "a://{x}", "y", "the resource template 'a://{x}' has no argument 'y'"),
+        ("ref/resource", "a:b", "x", "the resource 'a:b' has no argument 'x'"),
+    ],
+)
+def test_what_cannot_be_completed_is_refused(kind: str, name: str, argument: str, why: str) -> None:
+    catalog = filled()
+    catalog.add_completer(says())
+    with pytest.raises(RequestError) as caught:
+        catalog.completer(kind, name, argument)
+    assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, why)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "argument", "ref"),
+    [
+        ("ref/prompt", "review", "code", PromptReference("review")),
+        ("ref/resource", "a://{x}", "x", ResourceReference("a://{x}")),
+        ("ref/resource", "a://what", "x", ResourceReference("a://what")),
+    ],
+)
+def test_a_completer_gets_what_it_asks_for(kind: str, name: str, argument: str, ref: Any) -> None:
+    def everything(ref: Any, argument: str, arguments: Mapping[str, str], value: str, ctx: Context) -> Any:
+        return ref, argument, arguments, value, ctx
+
+    catalog = filled()
+    catalog.add_completer(completer_of(everything))
+    found = catalog.completer(kind, name, argument)
+    assert found is not None
+    assert found.handler.context == "ctx"
+    assert (found.owners, found.entry.takes) == ((), {argument} | ({"language"} if argument == "code" else set()))
+    assert answer(found, kind, name, argument) == (ref, argument, {"other": "y"}, "x", CTX)
+
+
+@pytest.mark.parametrize(
+    ("ref", "argument", "why"),
+    [
+        ("unknown", None, "there is no prompt or URI template 'unknown' to complete; register that first"),
+        ("a:b", None, "there is no prompt or URI template 'a:b' to complete; register that first"),
+        ("review", "x", "the prompt 'review' has no argument 'x' to complete; it has code, language"),
+        ("empty", "x", "the prompt 'empty' has no argument 'x' to complete; it has none"),
+        ("review", "code", "the argument 'code' of review has a completer already; say what this one is for"),
+        (None, None, "every argument of every prompt and template has a completer already"),
+    ],
+)
+def test_a_completer_of_nothing_or_for_the_second_time_is_refused(ref: Any, argument: Any, why: str) -> None:
+    catalog = filled()
+    catalog.add(raw_prompt(Prompt("empty"), lambda ctx, arguments: ""))
+    catalog.add_completer(says("first"), "review", "code")
+    catalog.add_completer(says("any"))
+    with pytest.raises(LocalProtocolError) as caught:
+        catalog.add_completer(says("second"), ref, argument)
+    assert str(caught.value).startswith(why)
+    assert answer(catalog.completer("ref/prompt", "review", "code")) == ["first", "x"]
+
+
+def test_completers_go_with_what_they_complete() -> None:
+    catalog = filled()
+    catalog.add_completer(says("old"), "review", "code")
+    catalog.add_completer(says("old"), "a://{x}")
+    catalog.add_completer(says("any"))
+    catalog.remove_prompt("review")
+    catalog.remove_template("a://{x}")
+    catalog.add(prompt("review"))
+    catalog.add(template("a://{x}"))
+    assert answer(catalog.completer("ref/prompt", "review", "code")) == ["any", "x"]
+    assert answer(catalog.completer("ref/resource", "a://{x}", "x")) == ["any", "x"]
+
+
+# Mounting.
+
+
+def nested() -> tuple[Catalog, Catalog, Catalog]:
+    outer, middle, inner = Catalog(), Catalog(), Catalog()
+    outer.mount(middle, "m_")
+    middle.mount(inner, "i_")
+    return outer, middle, inner
+
+
+def test_all_that_is_mounted_is_shown_under_its_prefix_and_uris_stay() -> None:
+    outer, inner = Catalog(), filled()
+    outer.add(tool("add"))
+    outer.mount(inner, "math.")
+    assert {method: names(outer, method) for method in LISTS} == {
+        "tools/list": ["add", "math.add"],
+        "prompts/list": ["math.review"],
+        "resources/list": ["a:b"],
+        "resources/templates/list": ["a://{x}"],
+    }
+    mounted = outer.tool("math.add")
+    assert mounted is not None
+    assert (mounted.name, mounted.owners, mounted.model.name) == ("math.add", (inner,), "math.add")
+    assert mounted.inner is inner.tool("add")
+    assert mounted.handler is mounted.inner.handler
+    assert mounted.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    review = outer.prompt("math.review")
+    assert review is not None
+    assert review.prepare(CTX, {"code": "x"})() == "review"
+    for uri, variables in (("a:b", {}), ("a://y", {"x": "y"})):
+        found = outer.resource(uri)
+        assert found is not None
+        assert (found[0].owners, found[1]) == ((inner,), variables)
+    assert {method: names(inner, method)[0] for method in LISTS} == dict(
+        zip(LISTS, ["add", "review", "a:b", "a://{x}"], strict=True)
+    )
+    assert outer.kinds == {"tools", "prompts", "resources"}
+
+
+@REVISION
+def test_a_mounted_entry_is_listed_as_it_is_but_for_its_name(revision: Revision) -> None:
+    outer, inner = Catalog(), everything()
+    outer.mount(inner, "x")
+    for method, member in LISTS.items():
+        prefix = "x" if method in ("tools/list", "prompts/list") else ""
+        expected = [{**each, "name": prefix + each["name"]} for each in inner.list(method, revision)[member]]
+        assert outer.list(method, revision)[member] == expected
+
+
+def test_live_changes_go_up_two_levels() -> None:
+    outer, middle, inner = nested()
+    heard: list[tuple[str, Change]] = []
+    for name, catalog in (("outer", outer), ("middle", middle), ("inner", inner)):
+        catalog.on_change.append(lambda change, name=name: heard.append((name, change)))  # type: ignore[misc]
+    inner.add(tool("add"))
+    middle.add(tool("own"))
+    inner.add(template("a://{x}"))
+    assert names(outer) == ["m_i_add", "m_own"]
+    assert names(middle) == ["i_add", "own"]
+    assert names(inner) == ["add"]
+    found = outer.tool("m_i_add")
+    assert found is not None
+    assert found.owners == (middle, inner)
+    assert found.inner.owners == (inner,)
+    assert found.prepare(CTX, {"city": "Oslo"})() == "add Oslo"
+    assert outer.resource("a://y") is not None
+    inner.remove_tool("add")
+    inner.remove_template("a://{x}")
+    assert names(outer) == ["m_own"]
+    assert names(middle) == ["own"]
+    assert outer.resource("a://y") is None
+    all_three = ["inner", "middle", "outer"]
+    assert heard == [
+        *((name, TOOLS_CHANGED) for name in all_three),
+        ("middle", TOOLS_CHANGED),
+        ("outer", TOOLS_CHANGED),
+        *((name, RESOURCES_CHANGED) for name in all_three),
+        *((name, TOOLS_CHANGED) for name in all_three),
+        *((name, RESOURCES_CHANGED) for name in all_three),
+    ]
+    assert outer.kinds == {"tools", "resources"}
+
+
+def test_a_mount_is_told_once_for_each_list() -> None:
+    outer, heard = Catalog(), []
+    outer.on_change.append(heard.append)
+    outer.mount(filled())
+    assert heard == [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED]
+
+
+def test_kept_pages_are_renewed_by_changes_below() -> None:
+    outer, _, inner = nested()
+    assert names(outer) == []
+    inner.add(tool("a"))
+    assert names(outer) == ["m_i_a"]
+    inner.remove_tool("a")
+    assert names(outer) == []
+
+
+def everywhere(*catalogs: Catalog) -> list[Any]:
+    return [(names(catalog, method), sorted(catalog.kinds)) for catalog in catalogs for method in LISTS]
+
+
+@req("tool-19")
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("taken", "new", "why"),
+    [
+        (["m_i_a", "i_a", "a"], tool("a"), "the tool '{}' is there already; give the new one another name (or what it"),
+        (["m_i_p", "i_p", "p"], prompt("p"), "the prompt '{}' is there already"),
+        (["a:b"] * 3, resource("a:b"), "the resource '{}' is there already; give the new one another URI"),
+        (["a://{x}"] * 3, template("a://{x}"), "the resource template '{}' is there already"),
+    ],
+    ids=["tool", "prompt", "resource", "template"],
+)
+def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list[str], new: Entry, why: str) -> None:
+    make = {"tools": tool, "prompts": prompt, "resources": resource, "templates": template}[new.kind]
+    catalogs = outer, _, inner = nested()
+    catalogs[level].add(make(taken[level]))
+    before, heard = everywhere(*catalogs), []
+    for catalog in catalogs:
+        catalog.on_change.append(heard.append)
+    with pytest.raises(LocalProtocolError) as caught:
+        inner.add(new)
+    assert str(caught.value).startswith(why.format(taken[level]))
+    assert everywhere(*catalogs) == before
+    assert heard == []
+    # And a mount of what clashes mounts nothing.
+    other = Catalog()
+    other.add(new)
+    with pytest.raises(LocalProtocolError):
+        inner.mount(other)
+    assert everywhere(*catalogs) == before
+    other.add(tool("later"))
+    assert everywhere(*catalogs) == before
+    assert outer.tool("m_i_later") is None
+
+
+def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
+    outer, middle, inner = nested()
+    inner.add(tool("x" * 124))
+    with pytest.raises(LocalProtocolError, match="cannot be the name of a tool: use 1 to 128"):
+        inner.add(tool("x" * 125))
+    assert [len(names(catalog)) for catalog in (outer, middle, inner)] == [1, 1, 1]
+    inner.add(prompt("x" * 200))
+
+
+def test_one_catalog_in_two_places_of_another() -> None:
+    top, left, right, shared = Catalog(), Catalog(), Catalog(), Catalog()
+    top.mount(left, "l_")
+    top.mount(right, "r_")
+    left.mount(shared)
+    right.mount(shared)
+    shared.add(tool("a"))
+    assert names(top) == ["l_a", "r_a"]
+    with pytest.raises(LocalProtocolError, match=r"^the resource 'a:b' is there already"):
+        shared.add(resource("a:b"))  # its URI would be there twice
+    assert everywhere(left, right, shared)[2] == ([], ["tools"])
+    shared.remove_tool("a")
+    assert names(top) == []
+    elsewhere = Catalog()
+    elsewhere.mount(shared, "x")
+    elsewhere.mount(shared, "y")
+    shared.add(prompt("p"))
+    assert names(elsewhere, "prompts/list") == ["xp", "yp"]
+
+
+@pytest.mark.parametrize(
+    ("mount", "why"),
+    [
+        (lambda outer, middle, inner: inner.mount(inner), "what is mounted would contain itself"),
+        (lambda outer, middle, inner: inner.mount(middle, "x"), "what is mounted would contain itself"),
+        (lambda outer, middle, inner: inner.mount(outer, "x"), "what is mounted would contain itself"),
+        (lambda outer, middle, inner: middle.mount(inner, "i_"), "this is mounted here already, with the prefix 'i_'"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), "a b"), "a prefix has only the characters"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), None), "a prefix has only the characters"),
+        (lambda outer, middle, inner: inner.mount(Catalog(), "x" * 128), "a prefix has only the characters"),
+    ],
+)
+def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        mount(*nested())
+    assert str(caught.value).startswith(why)
+
+
+def test_what_is_mounted_is_removed_where_it_belongs() -> None:
+    outer, _, inner = nested()
+    inner.add(tool("a"))
+    with pytest.raises(
+        LocalProtocolError, match=r"^the tool 'm_i_a' was mounted with what it belongs to; remove it th"
+    ):
+        outer.remove_tool("m_i_a")
+    assert names(outer) == ["m_i_a"]
+
+
+def test_a_part_keeps_nothing_that_it_was_mounted_in() -> None:
+    part = filled()
+    for number in range(3):
+        outer = Catalog()
+        outer.mount(part, f"p{number}_")
+        gone = weakref.ref(outer)
+        del outer
+        gc.collect()
+        assert gone() is None
+    part.add(tool("new"))
+    part.remove_tool("new")
+    assert part._above == []
+
+
+def test_completers_of_a_mounted_catalog_serve_what_is_its_own() -> None:
+    outer, middle, inner = nested()
+    for catalog in (outer, middle, inner):
+        catalog.add(prompt("review"))
+    inner.add_completer(completer_of(lambda ref: ("inner", ref)))
+    assert outer.kinds == middle.kinds == inner.kinds == {"prompts", "completions"}
+
+    def found(name: str) -> tuple[Any, tuple[Catalog, ...]]:
+        completing = outer.completer("ref/prompt", name, "code")
+        assert completing is not None
+        assert completing.entry is outer.prompt(name)
+        return answer(completing, name=name), completing.owners
+
+    assert found("m_i_review") == (("inner", PromptReference("review")), (middle, inner))
+    assert outer.completer("ref/prompt", "review", "code") is None
+    middle.add_completer(completer_of(lambda ref: ("middle", ref)))
+    assert found("m_i_review") == (("inner", PromptReference("review")), (middle, inner))
+    assert found("m_review") == (("middle", PromptReference("review")), (middle,))
+    middle.add_completer(completer_of(lambda ref: ("middle's own", ref)), "i_review")
+    assert found("m_i_review") == (("middle's own", PromptReference("i_review")), (middle,))
+    outer.add_completer(completer_of(lambda ref: ("outer", ref)))
+    assert found("review") == (("outer", PromptReference("review")), ())
+    assert found("m_review") == (("middle", PromptReference("review")), (middle,))
+    outer.add_completer(completer_of(lambda ref: ("outer's own", ref)), "m_i_review", "code")
+    assert found("m_i_review") == (("outer's own", PromptReference("m_i_review")), ())
+
+
+def test_mounting_brings_completions() -> None:
+    outer, inner = Catalog(), Catalog()
+    inner.add_completer(says())
+    outer.mount(inner)
+    assert outer.kinds == {"completions"}
+
+
+# What it costs.
+
+
+def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
+    program = """
+import sys
+from trio_mcp.catalog import Catalog, prompt_of, resource_of, tool_of
+def add(a: int, b: float = 0.5, *, names: list[str] | None = None) -> str: return "sum"
+catalog = Catalog()
+catalog.add(tool_of(add))
+catalog.add(prompt_of(lambda code: code, name="p"))
+assert catalog.tool("add").prepare(None, {"a": 1, "names": ["x"]})() == "sum"
+assert catalog.prompt("p").prepare(None, {"code": "x"})() == "x"
+dear = ["cattrs", "jsonschema_rs", "trio_mcp.core.models", "trio_mcp.core.content", "trio_mcp.core.codec",
+        "trio_mcp.core.validation", "trio_mcp.core.templates", "trio_mcp.core.headers", "trio_mcp.core.pages"]
+print([name for name in dear if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
