@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.schema import _members, _resolved_alone, _substituted, _wrapper, schema_of
+from trio_mcp.core.schema import _members, _resolved_alone, _substituted, _unsupported, _wrapper
 
 __all__ = ["MAKERS", "TEXTS", "Form", "Hint", "Member", "Walk", "compiled", "full_name", "is_typed_dict"]
 
@@ -34,19 +34,17 @@ class Member(NamedTuple):
 class _Later:
     """Stands for the form of a class while that is being made, for the places where it contains itself."""
 
-    def __init__(self, plain: Form) -> None:
+    def __init__(self) -> None:
         self.form: Form | None = None
         self.done = False
-        self._plain = plain
 
     def __call__(self, value: Any) -> Any:
-        return (self.form or self._plain)(value)
+        assert self.form is not None  # what contains this is not plain
+        return self.form(value)
 
 
 class Walk(abc.ABC):
     """One hint in its parts.  A form of None is the plain one, which no hint is needed for."""
-
-    plain: Form
 
     def __init__(self) -> None:
         self.recursive = False
@@ -74,7 +72,9 @@ class Walk(abc.ABC):
     def _simple(self, hint: Hint) -> Form | None:
         if isinstance(hint, typing.NewType):
             return self.of(hint.__supertype__)
-        if isinstance(hint, collections.abc.Hashable) and (hint in _PLAIN or full_name(hint) in TEXTS):
+        if not isinstance(hint, collections.abc.Hashable):  # `[int]` where `list[int]` was meant
+            return self._of_class(hint)
+        if hint in _PLAIN or full_name(hint) in TEXTS:
             return self.scalar(hint)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return self.choice(list(hint))
@@ -85,7 +85,7 @@ class Walk(abc.ABC):
             later = self._known[hint]
             self.recursive = self.recursive or not later.done
             return later.form if later.done else later
-        later = self._known[hint] = _Later(self.plain)
+        later = self._known[hint] = _Later()
         later.form = self._of_class(hint)
         later.done = True
         return later.form
@@ -93,14 +93,13 @@ class Walk(abc.ABC):
     def _of_class(self, hint: Hint) -> Form | None:
         kind = typing.get_origin(hint) or hint
         variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
-        where = f"the hint {hint!r}"
+        where = "the hint"
         if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
             value = _resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), where)
             return self.of(_substituted(value, variables))
         found = _members(kind, where) if isinstance(kind, type) else None
         if found is None:
-            schema_of(hint)  # says why it has none
-            raise AssertionError(hint)
+            raise _unsupported(hint, where)
         return self.members(
             kind, [Member(each.name, _substituted(each.hint, variables), each.required) for each in found]
         )

@@ -104,8 +104,6 @@ def _same(value: Json) -> Any:
 
 
 class _Reading(Walk):
-    plain = staticmethod(_same)
-
     @functools.cached_property
     def _choosing(self) -> _Choosing:
         return _Choosing()
@@ -420,37 +418,33 @@ def _outline(value: Json) -> Json:
 
 # What the choices inside the one at hand have come to: by value and choice, with the value, so that no other can have
 # its identity.  Without this, unions inside each other would read what is inside them twice as often at every level.
-_Trials: TypeAlias = dict[tuple[int, int], tuple[Json, Any, Unreadable | None]]
+_Trials: TypeAlias = dict[tuple[int, int], tuple[Json, Any, bool]]
 _TRIALS: ContextVar[_Trials | None] = ContextVar("trials", default=None)
 
 
 def _first_of(readers: list[Read]) -> Read:
-    def first(value: Json) -> tuple[Json, Any, Unreadable | None]:
+    def attempt(value: Json) -> tuple[Json, Any, bool]:
         for read in readers:
             try:
-                return value, read(value), None
+                return value, read(value), True
             except Unreadable:
                 pass
-        return value, None, Unreadable("is of none of the forms allowed here")
-
-    def remembered(value: Json, trials: _Trials) -> Any:
-        key = (id(value), id(readers))
-        if key not in trials:
-            trials[key] = first(value)
-        _, made, failure = trials[key]
-        if failure is not None:
-            raise Unreadable(failure.why)
-        return made
+        return value, None, False
 
     def choose(value: Json) -> Any:
         trials = _TRIALS.get()
-        if trials is not None:
-            return remembered(value, trials)
-        trials = {}
-        token = _TRIALS.set(trials)
-        try:
-            return remembered(value, trials)
-        finally:
-            _TRIALS.reset(token)
+        if trials is None:
+            token = _TRIALS.set({})
+            try:
+                return choose(value)
+            finally:
+                _TRIALS.reset(token)
+        key = (id(value), id(readers))
+        if key not in trials:
+            trials[key] = attempt(value)
+        _, made, fits = trials[key]
+        if not fits:
+            raise Unreadable("is of none of the forms allowed here")
+        return made
 
     return choose

@@ -63,10 +63,6 @@ def _same(value: Any) -> Json:
 
 
 class _Writing(Walk):
-    @staticmethod
-    def plain(value: Any) -> Json:
-        return _write(value)
-
     def annotated(self, hint: Hint, inner: Write | None) -> Write | None:
         return inner
 

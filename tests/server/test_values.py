@@ -11,11 +11,11 @@ import enum
 import pathlib
 import subprocess
 import sys
-import time
+import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Union
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar, Union
 
 import attrs
 import pytest
@@ -146,6 +146,8 @@ MORE: dict[str, Any] = {
     "Any in a union": Any | int,
     "a mapping of classes or a class": dict[str, Dog] | Dog,
     "PurePath": pathlib.PurePath,
+    "an enum of several kinds or a date": hints.Mixed | datetime.date,
+    "a Literal of several kinds or bytes": Literal["a", None, 1] | bytes | float,
 }
 ALL = {**HINTS, **MORE}
 
@@ -183,6 +185,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 BARE: dict[Any, Any] = {list: list[Any], set: set[str], tuple: tuple[Any, ...], dict: dict[str, Any]}
 MAKERS: dict[Any, Callable[[Any], Any]] = {
     list: list,
+    tuple: tuple,
     collections.abc.Sequence: list,
     set: set,
     collections.abc.MutableSet: set,
@@ -192,53 +195,56 @@ MAKERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def values(hint: Any, depth: int = 3) -> st.SearchStrategy[Any]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin: Any = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is None or (not arguments and hint != tuple[()]):
-        hint = origin or hint
-        if hint in BARE:
-            return values(BARE[hint], depth)
-        if isinstance(hint, typing.NewType):
-            return values(hint.__supertype__, depth)
-        if hint in SCALARS:
-            return SCALARS[hint]
-        if isinstance(hint, type) and issubclass(hint, enum.Enum):
-            return st.sampled_from(hint)
-        return objects(hint, depth)
+        return simple(origin or hint, depth)
     if origin is Annotated:
-        return bounded(hint, depth)
-    if origin in (Union, hints.Union) or str(origin).endswith("UnionType'>"):
-        found = [each for member in arguments if not (each := values(member, depth)).is_empty]
-        return st.one_of(found)
+        compiled = compile_schema(schema_of(hint))
+        return values(arguments[0], depth).filter(lambda value: not compiled.errors(to_json_value(value, hint)))
+    if origin in (Union, types.UnionType):
+        return st.one_of([each for member in arguments if not (each := values(member, depth)).is_empty])
     if origin is Literal:
         return st.sampled_from(arguments)
+    if str(origin).rpartition(".")[2] in ("Required", "NotRequired", "ReadOnly", "Final"):
+        return values(arguments[0], depth)
+    found = containers(origin, arguments, depth)
+    return objects(hint, depth) if found is None else found
+
+
+def simple(hint: Any, depth: int) -> st.SearchStrategy[Any]:
+    if hint in BARE:
+        return values(BARE[hint], depth)
+    if isinstance(hint, typing.NewType):
+        return values(hint.__supertype__, depth)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    return st.sampled_from(hint) if isinstance(hint, type) and issubclass(hint, enum.Enum) else objects(hint, depth)
+
+
+def containers(origin: Any, arguments: Any, depth: int) -> st.SearchStrategy[Any] | None:
     if origin is tuple and arguments[1:] != (...,):
         return st.tuples(*[values(each, depth) for each in arguments])
-    if origin is tuple:
-        return arrays(arguments[0], depth).map(tuple)
     if origin in MAKERS:
         return arrays(arguments[0], depth, unique=MAKERS[origin] in (set, frozenset)).map(MAKERS[origin])
     if origin in (dict, collections.abc.Mapping):
-        return st.dictionaries(values(arguments[0], depth), values(arguments[1], depth), max_size=3)
-    if hints.schema_of and str(origin).rpartition(".")[2] in ("Required", "NotRequired", "ReadOnly", "Final"):
-        return values(arguments[0], depth)
-    return objects(hint, depth)
+        inside = values(arguments[1], depth - 1) if depth else st.nothing()
+        return st.just({}) if inside.is_empty else st.dictionaries(values(arguments[0], depth), inside, max_size=3)
+    return None
 
 
 def arrays(item: Any, depth: int, unique: bool = False) -> st.SearchStrategy[Any]:
-    return st.just([]) if depth == 0 else st.lists(values(item, depth - 1), max_size=3, unique=unique)
+    inside = values(item, depth - 1) if depth else st.nothing()
+    return st.just([]) if inside.is_empty else st.lists(inside, max_size=3, unique=unique)
 
 
-def bounded(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    write = writer_of(hint)
-    compiled = compile_schema(schema_of(hint))
-    extra = {
-        "^a": st.sampled_from(["a", "abc"]),
-        "^b": st.just("be"),
-        "^/srv/": st.just(pathlib.Path("/srv/x")),
-    }
-    pattern = next((each.pattern for each in hint.__metadata__ if isinstance(getattr(each, "pattern", 0), str)), "")
-    found = extra.get(pattern) or values(hint.__origin__, depth) | st.just(6 if hint.__origin__ is int else None)
-    return found.filter(lambda value: not compiled.errors(write(value)))
+BOUNDED: dict[str, st.SearchStrategy[Any]] = {
+    "Annotated bounds": st.sampled_from([2, 4, 6, 8]),
+    "Annotated float bounds": st.floats(0.5, 1, exclude_min=True),
+    "Annotated text": st.from_regex("a[a-z]{0,4}", fullmatch=True),
+    "Annotated by a pattern": st.from_regex("b[a-z]*", fullmatch=True),
+    "bounded path or text": st.from_regex("/srv/[a-z]+", fullmatch=True).map(pathlib.Path) | st.just("/etc"),
+}
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
@@ -267,7 +273,7 @@ def test_what_is_written_fits_the_schema_and_is_read_as_the_same(label: str) -> 
     compiled, read = compile_schema(schema_of(hint)), reader_of(hint)
 
     @settings(max_examples=25, deadline=None)
-    @given(values(hint))
+    @given(BOUNDED[label] if label in BOUNDED else values(hint))
     def check(value: Any) -> None:
         written = to_json_value(value, hint)
         assert compiled.errors(written) == []
@@ -289,7 +295,19 @@ def plain(value: Any) -> bool:
 # Reading.
 
 
-PLAIN: list[Any] = [str, bool, None, Any, object, list, dict, list[str], list[list[bool]], Sequence[str], dict[str, Any]]
+PLAIN: list[Any] = [
+    str,
+    bool,
+    None,
+    Any,
+    object,
+    list,
+    dict,
+    list[str],
+    list[list[bool]],
+    Sequence[str],
+    dict[str, Any],
+]
 PLAIN += [Mapping[str, list[str]], str | None, Literal["a", True, None], Annotated[str, "Text."], list[str | None]]
 PLAIN += [typing.NewType("Name", str), TypedDict("Plain", {"a": str}), str | list[str] | dict[str, str]]
 
@@ -365,6 +383,7 @@ def test_a_value_is_read(hint: Any, json: Any, value: Any) -> None:
 
 
 SECRET = "s3cr3t"
+LETTER = "00000000-0000-0000-0000-00000000000a"
 
 
 @pytest.mark.parametrize(
@@ -391,17 +410,10 @@ SECRET = "s3cr3t"
         (dict[str, bytes], {"a/b~c": SECRET}, "/a~1b~0c", "must be base64"),
         (dict[str, bytes], {"x" * 100: SECRET}, f"/{'x' * 64}…", "must be base64"),
         (dict[uuid.UUID, str], {SECRET: ""}, f"/{SECRET}", "must be of the form 8-4-4-4-12 hexadecimal digits"),
-        (dict[uuid.UUID, str], {f"{ID}": "", "0" * 35 + "1": ""}, "/" + "0" * 35 + "1", "must be of the form"),
-        (
-            dict[uuid.UUID, str],
-            {f"{2**40:08x}-0000-0000-0000-00000000000a"[-36:]: "", f"{2**40:08x}-0000-0000-0000-00000000000A"[-36:]: ""},
-            "",
-            "must not have the same key twice",
-        ),
+        (dict[uuid.UUID, str], {LETTER: "", LETTER.upper(): ""}, "", "must not have the same key twice"),
         (set[datetime.datetime], ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00z"], "", "the same item twice"),
         (set, [[1]], "", "must have no items that are arrays or objects"),
         (set, [1, True], "", "the same item twice"),
-        (Tree, {"value": 1, "children": [{"value": 1, "children": 3}]}, None, ""),
         (Dog, {"kind": "dog", "born": SECRET}, "/born", "must be of the form 2026-01-31"),
         (Event, {"when": SECRET}, "/when", "must be of the form 2026-01-31T12:00:00Z"),
         (Stamps, {"first": SECRET}, "/first", "must be of the form 2026-01-31"),
@@ -415,9 +427,7 @@ SECRET = "s3cr3t"
         (Colour, "green", "", "must be one of the values allowed"),
     ],
 )
-def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: Any, why: str) -> None:
-    if path is None:
-        return
+def test_what_cannot_be_read_says_where_and_why_but_never_what(hint: Any, json: Any, path: str, why: str) -> None:
     read = reader_of(hint)
     assert read is not None
     with pytest.raises(Unreadable) as caught:
@@ -471,13 +481,17 @@ def test_what_is_nested_too_deep_for_python_is_unreadable() -> None:
         read(json)
 
 
-def test_a_message_of_the_greatest_depth_is_read() -> None:
-    json: Any = None
-    for _ in range(120):
-        json = {"inner": json, "when": "long ago"}
-    read = reader_of(ChainA | ChainB)
-    assert read is not None
-    assert read(json).inner.inner.when == "long ago"
+def test_as_deep_as_messages_are_is_not_too_deep() -> None:
+    tree: Any = {"value": 1, "children": []}
+    link: Any = {"pong": None}
+    for _ in range(60):
+        tree = {"value": 1, "children": [tree]}
+        link = {"pong": {"ping": link}}
+    read_tree, read_link = reader_of(Tree), reader_of(hints.Ping)
+    assert read_tree is not None
+    assert read_link is not None
+    assert to_json_value(read_tree(tree)) == tree
+    assert to_json_value(read_link(link)) == link
 
 
 # Arguments.
@@ -527,7 +541,7 @@ class Ratio(float):
     pass
 
 
-class Word(str, enum.Enum):
+class Word(str, enum.Enum):  # noqa: UP042
     A = "a"
 
 
@@ -691,7 +705,7 @@ def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint:
 @pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
 def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
     script = (
-        "import sys, trio_mcp.core.schema, trio_mcp.core.jsonrpc\n"
+        "import contextvars, sys, trio_mcp.core.schema\n"
         "before = set(sys.modules)\n"
         "from trio_mcp.values import reader_of, to_json_value\n"
         f"reader_of({hint}); to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
