@@ -1,0 +1,761 @@
+"""What handlers return, as results of every revision."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import pathlib
+import subprocess
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import jsonschema_rs
+import pytest
+import typing_extensions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.requirements import req
+from trio_mcp.core import codec
+from trio_mcp.core.content import (
+    Annotations,
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    Resource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+    Unknown,
+)
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError
+from trio_mcp.core.jsonrpc import ABSENT
+from trio_mcp.core.models import (
+    CallToolResult,
+    Completion,
+    GetPromptResult,
+    PromptMessage,
+    ReadResourceResult,
+    Tool,
+)
+from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+from trio_mcp.core.validation import InvalidSchema
+from trio_mcp.results import (
+    BadResult,
+    InputRequired,
+    Output,
+    ResourceNotFound,
+    ToolError,
+    audio,
+    completion_result,
+    file,
+    image,
+    prompt_result,
+    resource_result,
+    tool_failure,
+    tool_result,
+)
+
+V2024_11, V2025_03, V2025_06, V2025_11, V2026_07 = REVISIONS.values()
+REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+STRUCTURED = pytest.mark.parametrize("revision", [V2025_06, V2025_11, V2026_07], ids=str)
+PNG, WAV = b"\x89PNG\r\n\x1a\n", b"RIFF....WAVE"
+
+
+class Official:
+    """The official schema of each revision."""
+
+    def __init__(self, folder: Path) -> None:
+        self._whole = {name: json.loads((folder / "schema" / f"{name}.json").read_text()) for name in REVISIONS}
+        # An oversight: its text says that null is a value.
+        self._whole[LATEST.name]["$defs"]["JSONValue"]["anyOf"].append({"type": "null"})
+
+    def check(self, kind: str, revision: Revision, method: str, result: Any) -> Any:
+        """As it leaves: the session adds what every result of its method has."""
+        whole = self._whole[revision.name]
+        key = "$defs" if "$defs" in whole else "definitions"
+        result = {**revision.result_defaults(method), **result}
+        jsonschema_rs.validator_for({**whole, "$ref": f"#/{key}/{kind}"}, validate_formats=True).validate(result)
+        return result
+
+
+@pytest.fixture(scope="session")
+def official(shared_schemas: Path) -> Official:
+    return Official(shared_schemas)
+
+
+@dataclasses.dataclass
+class Forecast:
+    city: str
+    days: list[datetime.date]
+
+
+class Movie(TypedDict):
+    title: str
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Word(str, enum.Enum):  # noqa: UP042
+    A = "a"
+
+
+OSLO = Forecast("Oslo", [datetime.date(2026, 1, 31)])
+OSLO_JSON = {"city": "Oslo", "days": ["2026-01-31"]}
+TEXT = {"type": "text", "text": "hi"}
+IMAGE = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
+NOTE = TextResourceContents("note:1", "hi", mime_type="text/plain")
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": value}]}
+
+
+# Tools: content.
+
+
+CONTENT: list[tuple[Any, list[Any]]] = [
+    (None, []),
+    ("hi", [TEXT]),
+    (Word.A, [{"type": "text", "text": "a"}]),
+    (TextContent("hi"), [TEXT]),
+    (ImageContent(PNG, "image/png"), [IMAGE]),
+    ([ImageContent(PNG, "image/png"), "hi"], [IMAGE, TEXT]),
+    (("hi", TextContent("hi")), [TEXT, TEXT]),
+    ([TextContent("hi"), {"a": 1}, 3], [TEXT, {"type": "text", "text": '{"a": 1}'}, {"type": "text", "text": "3"}]),
+    (
+        EmbeddedResource(NOTE),
+        [{"type": "resource", "resource": {"uri": "note:1", "mimeType": "text/plain", "text": "hi"}}],
+    ),
+    (["a", "b"], [{"type": "text", "text": '["a", "b"]'}]),
+    ([], [{"type": "text", "text": "[]"}]),
+    (3, [{"type": "text", "text": "3"}]),
+    (True, [{"type": "text", "text": "true"}]),
+    ("é\u2028", [{"type": "text", "text": "é\u2028"}]),
+    ({"é": None}, [{"type": "text", "text": '{"é": null}'}]),
+    (OSLO, [{"type": "text", "text": '{"city": "Oslo", "days": ["2026-01-31"]}'}]),
+    (Colour.RED, [{"type": "text", "text": '"red"'}]),
+]
+
+
+@req("tool-05", "tool-39")
+@REVISION
+@pytest.mark.parametrize(("value", "content"), CONTENT)
+def test_what_a_tool_returns_is_its_content(official: Official, revision: Revision, value: Any, content: Any) -> None:
+    for output in (None, Output(), Output(str)):
+        result = tool_result(value, output, "t", revision)
+        assert result == {"content": content}
+        official.check("CallToolResult", revision, "tools/call", result)
+
+
+@req("tool-05")
+@REVISION
+def test_bytes_are_a_resource_inside_the_result(official: Official, revision: Revision) -> None:
+    result = tool_result(b"hi", None, "my tool/é", revision)
+    uri = "tool://my%20tool%2F%C3%A9/result"
+    blob = {"type": "resource", "resource": {"uri": uri, "mimeType": "application/octet-stream", "blob": "aGk="}}
+    assert result == {"content": [blob]}
+    official.check("CallToolResult", revision, "tools/call", result)
+    first, second = tool_result([TextContent("hi"), b"hi"], None, "t", revision)["content"]
+    assert (first, second["resource"]["uri"]) == (TEXT, "tool://t/result/1")
+
+
+@req("tool-11")
+@REVISION
+def test_links_are_content_where_the_revision_has_them(official: Official, revision: Revision) -> None:
+    link = ResourceLink("n", "a:b")
+    if revision in (V2024_11, V2025_03):
+        with pytest.raises(NotInThisRevision):
+            tool_result(link, None, "t", revision)
+    else:
+        result = tool_result([link], None, "t", revision)
+        assert result == {"content": [{"type": "resource_link", "name": "n", "uri": "a:b"}]}
+        official.check("CallToolResult", revision, "tools/call", result)
+
+
+def test_content_of_a_kind_that_is_not_known_is_sent_on() -> None:
+    assert tool_result(Unknown({"type": "new"}), None, "t", LATEST) == {"content": [{"type": "new"}]}
+
+
+@req("tool-39")
+@REVISION
+def test_an_explicit_result_says_itself(official: Official, revision: Revision) -> None:
+    value = CallToolResult([TextContent("hi")], is_error=True, meta={"com.example/a": 1})
+    result = tool_result(value, None, "t", revision)
+    assert result == {
+        "content": [TEXT],
+        "isError": True,
+        "_meta": {"com.example/a": 1},
+        **({"resultType": "complete"} if revision is LATEST else {}),
+    }
+    official.check("CallToolResult", revision, "tools/call", result)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (decimal.Decimal(1), "the result of the tool 't': Decimal has no JSON form here"),
+        ([object()], "object has no JSON form"),
+        (float("nan"), "a float that is not finite"),
+        ({"a": TextContent("x")}, "TextContent is an object of the protocol"),
+        (Tool("n", {"type": "object"}), "Tool is an object of the protocol"),
+        ([TextContent("x"), Tool("n", {"type": "object"})], "Tool is an object of the protocol"),
+        (ImageContent(b"", "png"), r"the mime_type of ImageContent is none, such as image/\.\.\."),
+        (AudioContent(b"", ""), "the mime_type of AudioContent is none"),
+        (EmbeddedResource(TextResourceContents("no uri", "")), "the uri of a resource begins with a scheme"),
+        pytest.param(10**5000, "it cannot be written as JSON", id="a number of 5000 digits"),
+        (CallToolResult([], structured_content={"a": object()}), "object has no JSON form"),
+        (CallToolResult([3]), "int cannot stand where"),  # type: ignore[list-item]
+    ],
+)
+def test_what_cannot_be_sent_is_the_servers_own_fault(value: Any, why: str) -> None:
+    with pytest.raises(BadResult, match=why):
+        tool_result(value, None, "t", LATEST)
+
+
+# Tools: structured content.
+
+
+SCALARS: list[tuple[Any, Any, Any]] = [
+    (Forecast, OSLO, OSLO_JSON),
+    (Forecast | None, None, None),
+    (int, 3, 3),
+    (float | None, 1.5, 1.5),
+    (list[str], ["a"], ["a"]),
+    (list[Forecast], [], []),
+    (dict[str, Any], {"a": None}, {"a": None}),
+    (dict, {}, {}),
+    (Movie, {"title": "x"}, {"title": "x"}),
+    (str | int, "a", "a"),
+    (bytes | int, b"hi", "aGk="),
+    (Path, pathlib.PurePosixPath("/a"), "/a"),
+    (Colour, Colour.RED, "red"),
+    (typing.Literal["a"], "a", "a"),
+    (tuple[int, str], (1, "a"), [1, "a"]),
+]
+
+
+@req("tool-13", "tool-14", "tool-34", "tool-35")
+@REVISION
+@pytest.mark.parametrize(("hint", "value", "structured"), SCALARS)
+def test_data_is_structured_content_beside_its_text(
+    official: Official, revision: Revision, hint: Any, value: Any, structured: Any
+) -> None:
+    output = Output(hint)
+    assert output.schema is not None
+    result = tool_result(value, output, "t", revision)
+    official.check("CallToolResult", revision, "tools/call", result)
+    assert [block["type"] for block in result["content"]] == ["text"]
+    assert json.loads(result["content"][0]["text"]) == structured
+    carried = revision is V2026_07 or (revision in (V2025_06, V2025_11) and isinstance(structured, dict))
+    assert ("structuredContent" in result) is carried
+    assert result.get("structuredContent", structured) == structured
+    # So that it keeps what the list of tools says: tool-36, one whose root is no object is not in it.
+    tool = codec.to_json(Tool("t", {"type": "object"}, output_schema=output.schema), revision)
+    if "outputSchema" in tool:
+        assert "structuredContent" in result
+        jsonschema_rs.validator_for(tool["outputSchema"]).validate(result["structuredContent"])
+
+
+@req("tool-35")
+def test_null_is_a_result_and_absence_is_none() -> None:
+    assert tool_result(None, Output(int | None), "t", LATEST) == {**text("null"), "structuredContent": None}
+    assert tool_result(None, Output(None), "t", LATEST) == {"content": []}
+
+
+def test_a_derived_object_says_no_more_than_was_promised() -> None:
+    @dataclasses.dataclass
+    class More(Forecast):
+        secret: str = "s3cr3t"
+
+    assert tool_result(More("Oslo", []), Output(Forecast), "t", LATEST)["structuredContent"] == {
+        "city": "Oslo",
+        "days": [],
+    }
+
+
+RAW = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@req("tool-14")
+@STRUCTURED
+def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
+    output = Output(schema=RAW)
+    assert output.schema == RAW
+    assert tool_result({"n": 1}, output, "t", revision) == {**text('{"n": 1}'), "structuredContent": {"n": 1}}
+    with pytest.raises(BadResult, match="'t': it is not what the output schema promises: /n must be of type integer"):
+        tool_result({"n": "s3cr3t"}, output, "t", revision)
+    with pytest.raises(InvalidSchema):
+        Output(schema={"type": 3})
+
+
+@req("tool-14")
+@REVISION
+@pytest.mark.parametrize(
+    ("hint", "value", "why"),
+    [
+        (Forecast, {"city": "s3cr3t"}, 'promises: the whole lacks the member "days"'),
+        (Forecast, {"city": 1, "days": 2}, "/city must be of type string; /days must be of type array"),
+        (Forecast, None, "promises: the whole must be of type object"),
+        (int, "s3cr3t", "must be of type integer"),
+        (int, TextContent("s3cr3t"), "TextContent is an object of the protocol, not data"),
+        (Forecast, [TextContent("s3cr3t")], "TextContent is an object of the protocol, not data"),
+        (Forecast, CallToolResult([TextContent("s3cr3t")]), "it has no structured_content"),
+        (Forecast, CallToolResult([], structured_content={"city": "s3cr3t"}), 'lacks the member "days"'),
+    ],
+)
+def test_what_breaks_the_promise_does_not_leave(revision: Revision, hint: Any, value: Any, why: str) -> None:
+    with pytest.raises(BadResult, match=why) as caught:
+        tool_result(value, Output(hint), "t", revision)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@req("tool-13")
+@STRUCTURED
+def test_an_explicit_result_is_checked_and_has_a_text(official: Official, revision: Revision) -> None:
+    output = Output(Forecast)
+    for content in ([], [ImageContent(PNG, "image/png")]):
+        result = tool_result(CallToolResult(content, structured_content=OSLO), output, "t", revision)
+        assert result["structuredContent"] == OSLO_JSON
+        assert json.loads(result["content"][-1]["text"]) == OSLO_JSON
+        assert len(result["content"]) == len(content) + 1
+        official.check("CallToolResult", revision, "tools/call", result)
+    said = CallToolResult([TextContent("hi")], structured_content=OSLO)
+    assert tool_result(said, output, "t", revision)["content"] == [TEXT]
+    assert tool_result(said, None, "t", revision)["structuredContent"] == OSLO_JSON
+
+
+@REVISION
+def test_an_error_keeps_no_promise(revision: Revision) -> None:
+    output = Output(Forecast)
+    assert tool_result(CallToolResult([], is_error=True), output, "t", revision)["isError"] is True
+    result = tool_result(CallToolResult([], structured_content=[1], is_error=True), output, "t", revision)
+    assert result["content"] == [{"type": "text", "text": "[1]"}]
+
+
+# Which hints promise what.
+
+
+Id = typing.NewType("Id", str)
+Blocks = typing_extensions.TypeAliasType("Blocks", TextContent | ImageContent)
+Anything = typing_extensions.TypeAliasType("Anything", Any)
+UNSTRUCTURED: list[Any] = [ABSENT, None, Any, object, str, bytes, str | None, str | bytes, Annotated[str, "Text."], Id]
+UNSTRUCTURED += [TextContent, ImageContent, list[TextContent], Sequence[TextContent | str], tuple[TextContent, ...]]
+UNSTRUCTURED += [TextContent | str | None, list[TextContent] | str, CallToolResult, InputRequired, Blocks, list[Blocks]]
+UNSTRUCTURED += [
+    CallToolResult | InputRequired,
+    str | InputRequired,
+    list,
+    tuple,
+    list[Any],
+    Any | int,
+    typing.NoReturn,
+]
+UNSTRUCTURED += [EmbeddedResource | Unknown, list[str | Any], Anything, Annotated[Blocks | None, 1]]
+
+
+@pytest.mark.parametrize("hint", UNSTRUCTURED, ids=repr)
+def test_hints_of_content_promise_no_data(hint: Any) -> None:
+    assert Output(hint).schema is None
+
+
+@pytest.mark.parametrize(
+    ("hint", "schema"),
+    [
+        (list[str], {"type": "array", "items": {"type": "string"}}),
+        (int | InputRequired, {"type": "integer"}),
+        (int | CallToolResult, {"type": "integer"}),
+        (int | CallToolResult | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (Annotated[int, "How many."], {"type": "integer", "description": "How many."}),
+        (dict, {"type": "object"}),
+        (dict[str, str], {"type": "object", "additionalProperties": {"type": "string"}}),
+        (set[str], {"type": "array", "uniqueItems": True, "items": {"type": "string"}}),
+    ],
+)
+def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
+    assert Output(hint).schema == schema
+
+
+@pytest.mark.parametrize(
+    ("hint", "why"),
+    [
+        (complex, "what it returns: <class 'complex'> has no JSON form here; .*annotate the data that it returns, or"),
+        (typing.Iterator[int], "has no JSON form here; .*give structured=False to have it all as content"),
+        (Forecast | TextContent, "what it returns is content or data, .*; return CallToolResult, or annotate"),
+        (dict[str, int] | list[TextContent], "is content or data"),
+    ],
+)
+def test_a_hint_that_promises_nothing_clear_is_refused_with_what_to_change(hint: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        Output(hint)
+
+
+# Failures.
+
+
+@req("tool-30")
+@REVISION
+def test_a_tool_error_is_a_result(official: Official, revision: Revision) -> None:
+    failed = {**text("no such city"), "isError": True}
+    assert tool_failure("no such city", revision) == failed
+    assert tool_failure(ToolError("no such city"), revision) == failed
+    assert str(ToolError("no such city")) == "no such city"
+    shown = tool_failure(ToolError([TextContent("hi"), ImageContent(PNG, "image/png"), "hi"]), revision)
+    assert shown == {"content": [TEXT, IMAGE, TEXT], "isError": True}
+    for result in (failed, shown):
+        official.check("CallToolResult", revision, "tools/call", result)
+
+
+def test_a_tool_error_of_no_content_is_the_servers_own_fault() -> None:
+    with pytest.raises(BadResult, match="ToolError: int is no content"):
+        tool_failure(ToolError([3]), LATEST)  # type: ignore[list-item]
+    with pytest.raises(NotInThisRevision):
+        tool_failure(ToolError([AudioContent(WAV, "audio/wav")]), V2024_11)
+
+
+@req("res-05")
+@REVISION
+def test_a_resource_that_is_not_found_is_told_with_its_uri(revision: Revision) -> None:
+    error = ResourceNotFound("a:b")
+    assert isinstance(error, RequestError)
+    assert error.data == {"uri": "a:b"}
+    assert revision.error_code(error.code) == (-32602 if revision is LATEST else -32002)
+
+
+def test_questions_are_held() -> None:
+    asked = InputRequired({}, {"step": 1})
+    assert (asked.questions, asked.state) == ({}, {"step": 1})
+    assert InputRequired({}).state is None
+
+
+# Pictures, sound, files.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a b.PNG").write_bytes(PNG)
+    (tmp_path / "a.wav").write_bytes(WAV)
+    (tmp_path / "note.md").write_text("héllo", "utf-8")
+    (tmp_path / "latin.txt").write_bytes("héllo".encode("latin-1"))
+    (tmp_path / "zeros.txt").write_bytes(b"a\0b")
+    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "drawing.svg").write_text("<svg/>")
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    (tmp_path / "what.ever").write_bytes(b"a")
+    (tmp_path / "none").write_bytes(b"a")
+    return tmp_path
+
+
+def test_pictures_and_sound_from_bytes_or_a_path(folder: Path) -> None:
+    seen = Annotations(priority=1)
+    assert image(folder / "a b.PNG", annotations=seen) == ImageContent(PNG, "image/png", annotations=seen)
+    assert image(str(folder / "a b.PNG"), mime_type="image/x-own") == ImageContent(PNG, "image/x-own")
+    assert image(PNG, mime_type="image/png") == ImageContent(PNG, "image/png")
+    assert audio(folder / "a.wav", annotations=seen) == AudioContent(WAV, "audio/x-wav", annotations=seen) or (
+        audio(folder / "a.wav").mime_type == "audio/wav"  # from Python 3.14 on
+    )
+    assert audio(WAV, mime_type="audio/wav; codecs=1") == AudioContent(WAV, "audio/wav; codecs=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "mime_type"),
+    [("a.webp", "image/webp"), ("a.jpeg", "image/jpeg"), ("a.gif", "image/gif"), ("a.svg", "image/svg+xml")],
+)
+def test_the_suffix_tells_the_type_wherever_it_runs(tmp_path: Path, name: str, mime_type: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert image(tmp_path / name).mime_type == mime_type
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda folder: image(PNG), "nobody knows the type of a file of bytes; give mime_type"),
+        (lambda folder: image(folder / "none"), "the type of a file with the suffix ''; give mime_type"),
+        (lambda folder: file(folder / "what.ever"), "the type of a file with the suffix '.ever'; give mime_type"),
+        (lambda folder: image(folder / "a.wav"), r"is no type of image; give mime_type='image/...', or use file\(\)"),
+        (lambda folder: audio(PNG, mime_type="image/png"), "image/png is no type of audio"),
+        (lambda folder: image(PNG, mime_type="png"), "'png' is no MIME type, such as image/png"),
+        (lambda folder: image(PNG, mime_type="image/p ng"), "'image/p ng' is no MIME type"),
+        (lambda folder: file(b"a", mime_type="text/plain"), "give the uri of a file that is made of bytes"),
+    ],
+)
+def test_helpers_say_what_is_missing(folder: Path, make: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        make(folder)
+
+
+def test_a_file_that_is_not_there_is_the_usual_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        image(tmp_path / "a.png")
+
+
+@req("res-23")
+@pytest.mark.parametrize(
+    ("name", "mime_type", "content"),
+    [
+        ("note.md", "text/markdown", "héllo"),
+        ("data.json", "application/json", "{}"),
+        ("drawing.svg", "image/svg+xml", "<svg/>"),
+        ("latin.txt", "text/plain", b"h\xe9llo"),
+        ("zeros.txt", "text/plain", b"a\0b"),
+        ("a.zip", "application/zip", b"PK"),
+        ("a b.PNG", "image/png", PNG),
+    ],
+)
+def test_a_file_is_text_only_if_it_really_is(folder: Path, name: str, mime_type: str, content: str | bytes) -> None:
+    uri = (folder / name).as_uri()
+    assert " " not in uri
+    wanted: Any = TextResourceContents if isinstance(content, str) else BlobResourceContents
+    assert file(folder / name) == EmbeddedResource(wanted(uri, content, mime_type=mime_type))
+
+
+@req("res-23")
+def test_bytes_with_a_uri_are_a_file_too() -> None:
+    assert file(b"hi", uri="note:1", mime_type="text/plain; charset=utf-8") == EmbeddedResource(
+        TextResourceContents("note:1", "hi", mime_type="text/plain; charset=utf-8")
+    )
+    assert file(b"hi", uri="a:b", mime_type="application/x-own").resource == BlobResourceContents(
+        "a:b", b"hi", mime_type="application/x-own"
+    )
+
+
+# Prompts.
+
+
+HI = {"role": "user", "content": TEXT}
+PROMPTS: list[tuple[Any, list[Any]]] = [
+    ("hi", [HI]),
+    (Word.A, [{"role": "user", "content": {"type": "text", "text": "a"}}]),
+    (TextContent("hi"), [HI]),
+    (PromptMessage("assistant", TextContent("hi")), [{"role": "assistant", "content": TEXT}]),
+    (["hi", PromptMessage("assistant", TextContent("hi"))], [HI, {"role": "assistant", "content": TEXT}]),
+    (("hi", ImageContent(PNG, "image/png")), [HI, {"role": "user", "content": IMAGE}]),
+    ([], []),
+]
+
+
+@req("prm-17")
+@REVISION
+@pytest.mark.parametrize(("value", "messages"), PROMPTS)
+def test_what_a_prompt_returns_is_its_messages(
+    official: Official, revision: Revision, value: Any, messages: list[Any]
+) -> None:
+    assert prompt_result(value, None, revision) == {"messages": messages}
+    result = prompt_result(value, "What it is.", revision)
+    assert result == {"messages": messages, "description": "What it is."}
+    official.check("GetPromptResult", revision, "prompts/get", result)
+
+
+@REVISION
+def test_an_explicit_prompt_result_says_itself(official: Official, revision: Revision) -> None:
+    value = GetPromptResult([PromptMessage("user", TextContent("hi"))], "Its own.", meta={"com.example/a": 1})
+    result = prompt_result(value, "Of the prompt.", revision)
+    assert result["description"] == "Its own."
+    assert result["messages"] == [HI]
+    assert result["_meta"] == {"com.example/a": 1}
+    official.check("GetPromptResult", revision, "prompts/get", result)
+    assert "description" not in prompt_result(GetPromptResult([]), "Of the prompt.", revision)
+
+
+@req("prm-16")
+@pytest.mark.parametrize("revision", [V2025_06, V2025_11, V2026_07], ids=str)
+def test_a_prompt_may_link_to_resources(official: Official, revision: Revision) -> None:
+    result = prompt_result(ResourceLink("n", "a:b"), None, revision)
+    assert result["messages"][0]["content"] == {"type": "resource_link", "name": "n", "uri": "a:b"}
+    official.check("GetPromptResult", revision, "prompts/get", result)
+
+
+@req("prm-05", "prm-06")
+@REVISION
+@pytest.mark.parametrize("wrap", [lambda block: block, lambda block: GetPromptResult([PromptMessage("user", block)])])
+def test_pictures_and_sound_in_prompts_are_base64_with_a_valid_type(
+    official: Official, revision: Revision, wrap: Any
+) -> None:
+    picture, sound = image(PNG, mime_type="image/png"), audio(WAV, mime_type="audio/wav")
+    result = prompt_result(wrap(picture), None, revision)
+    assert result["messages"][0]["content"] == IMAGE
+    official.check("GetPromptResult", revision, "prompts/get", result)
+    if revision is V2024_11:
+        with pytest.raises(NotInThisRevision):
+            prompt_result(wrap(sound), None, revision)
+    else:
+        result = prompt_result(wrap(sound), None, revision)
+        assert result["messages"][0]["content"] == {
+            "type": "audio",
+            "data": "UklGRi4uLi5XQVZF",
+            "mimeType": "audio/wav",
+        }
+        official.check("GetPromptResult", revision, "prompts/get", result)
+    for bad in (ImageContent(PNG, "png"), ImageContent(PNG, "image/"), AudioContent(WAV, "a b/c")):
+        with pytest.raises((BadResult, NotInThisRevision)):
+            prompt_result(wrap(bad), None, revision)
+
+
+@req("prm-07")
+@REVISION
+@pytest.mark.parametrize(
+    ("contents", "written"),
+    [
+        (TextResourceContents("note:1", "hi"), {"uri": "note:1", "mimeType": "text/plain", "text": "hi"}),
+        (NOTE, {"uri": "note:1", "mimeType": "text/plain", "text": "hi"}),
+        (BlobResourceContents("a:b", b"hi"), {"uri": "a:b", "mimeType": "application/octet-stream", "blob": "aGk="}),
+        (
+            BlobResourceContents("a:b", PNG, mime_type="image/png"),
+            {"uri": "a:b", "mimeType": "image/png", "blob": "iVBORw0KGgo="},
+        ),
+    ],
+)
+def test_a_resource_in_a_prompt_has_a_uri_a_type_and_a_content(
+    official: Official, revision: Revision, contents: Any, written: Any
+) -> None:
+    result = prompt_result(EmbeddedResource(contents), None, revision)
+    assert result["messages"] == [{"role": "user", "content": {"type": "resource", "resource": written}}]
+    official.check("GetPromptResult", revision, "prompts/get", result)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (None, "the result of the prompt: NoneType is no message; return text, content or PromptMessage"),
+        (3, "int is no message"),
+        ([{"role": "user"}], "dict is no message"),
+        (Resource("n", "a:b"), "Resource is no message"),
+        (PromptMessage("system", TextContent("a")), "the role of a message is user or assistant"),  # type: ignore
+        (PromptMessage("user", [TextContent("a")]), "cannot stand where|list is no content"),  # type: ignore
+        (EmbeddedResource(TextResourceContents("/no/scheme", "")), "the uri of a resource begins with a scheme"),
+    ],
+)
+def test_what_is_no_prompt_is_the_servers_own_fault(value: Any, why: str) -> None:
+    with pytest.raises(BadResult, match=why):
+        prompt_result(value, None, LATEST)
+
+
+# Resources.
+
+
+def contents(**members: Any) -> dict[str, Any]:
+    return {"contents": [{"uri": "a:b", **members}]}
+
+
+@req("res-12", "res-23")
+@REVISION
+@pytest.mark.parametrize(
+    ("value", "mime_type", "result"),
+    [
+        ("hi", None, contents(mimeType="text/plain", text="hi")),
+        ("hi", "text/markdown", contents(mimeType="text/markdown", text="hi")),
+        (Word.A, None, contents(mimeType="text/plain", text="a")),
+        (b"hi", None, contents(mimeType="application/octet-stream", blob="aGk=")),
+        (b"hi", "image/png", contents(mimeType="image/png", blob="aGk=")),
+        ({"a": 1}, None, contents(mimeType="application/json", text='{"a": 1}')),
+        ([], None, contents(mimeType="application/json", text="[]")),
+        ([1, "é"], "application/x+json", contents(mimeType="application/x+json", text='[1, "é"]')),
+        (OSLO, None, contents(mimeType="application/json", text='{"city": "Oslo", "days": ["2026-01-31"]}')),
+        (TextResourceContents("c:d", "hi"), "x/y", {"contents": [{"uri": "c:d", "text": "hi"}]}),
+        (BlobResourceContents("c:d", b"hi"), None, {"contents": [{"uri": "c:d", "blob": "aGk="}]}),
+    ],
+)
+def test_what_a_resource_returns_is_its_contents(
+    official: Official, revision: Revision, value: Any, mime_type: str | None, result: Any
+) -> None:
+    assert resource_result(value, "a:b", mime_type, revision) == result
+    official.check("ReadResourceResult", revision, "resources/read", result)
+
+
+@req("res-17")
+@REVISION
+@pytest.mark.parametrize("make", [list, tuple, ReadResourceResult])
+def test_a_resource_may_have_several_contents_also_of_other_uris(
+    official: Official, revision: Revision, make: Any
+) -> None:
+    value = make([NOTE, BlobResourceContents("c:d", b"hi")])
+    result = resource_result(value, "a:b", None, revision)
+    assert result["contents"] == [
+        {"uri": "note:1", "mimeType": "text/plain", "text": "hi"},
+        {"uri": "c:d", "blob": "aGk="},
+    ]
+    official.check("ReadResourceResult", revision, "resources/read", result)
+
+
+def test_an_explicit_resource_result_keeps_its_hints() -> None:
+    result = resource_result(ReadResourceResult([NOTE], ttl_ms=5, cache_scope="public"), "a:b", None, LATEST)
+    assert (result["ttlMs"], result["cacheScope"]) == (5, "public")
+
+
+@req("res-09")
+@REVISION
+@pytest.mark.parametrize("value", [ReadResourceResult([]), None])
+def test_what_is_not_there_is_never_answered_with_nothing(revision: Revision, value: Any) -> None:
+    with pytest.raises(BadResult, match=r"the result of the resource 'a:b': .* raise ResourceNotFound where there"):
+        resource_result(value, "a:b", None, revision)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ([NOTE, "hi"], "it mixes contents with something else; make all of it contents"),
+        (TextContent("a"), "TextContent is an object of the protocol"),
+        (decimal.Decimal(1), "Decimal has no JSON form"),
+    ],
+)
+def test_what_is_no_resource_is_the_servers_own_fault(value: Any, why: str) -> None:
+    with pytest.raises(BadResult, match=why):
+        resource_result(value, "a:b", None, LATEST)
+
+
+# Completions.
+
+
+@req("cmpl-01", "cmpl-07")
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=3), max_size=250), st.sampled_from([list, tuple]))
+def test_completions_keep_their_order_and_only_the_first_hundred_are_told(values: list[str], make: Any) -> None:
+    completion = completion_result(make(values))["completion"]
+    assert completion == {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}
+
+
+@req("cmpl-07")
+@REVISION
+def test_a_completion_is_valid_in_every_revision(official: Official, revision: Revision) -> None:
+    for value in ([], ["a"] * 101, (Word.A, "b"), Completion(["a"], total=3, has_more=True), Completion(["a"])):
+        official.check("CompleteResult", revision, "completion/complete", completion_result(value))
+    assert completion_result((Word.A, "b"))["completion"]["values"] == ["a", "b"]
+    assert completion_result(Completion(["a"], total=3, has_more=True)) == {
+        "completion": {"values": ["a"], "total": 3, "hasMore": True}
+    }
+
+
+@pytest.mark.parametrize("value", [None, "abc", [1], {"a"}, {"a": 1}, iter("abc")])
+def test_what_is_no_list_of_texts_is_no_completion(value: Any) -> None:
+    with pytest.raises(BadResult, match="is no list of texts, and no Completion"):
+        completion_result(value)
+
+
+# Costs.
+
+
+def test_who_returns_text_needs_no_models() -> None:
+    script = (
+        "import sys\n"
+        "from trio_mcp.core.revisions import LATEST\n"
+        "import trio_mcp.core.schema\n"
+        "from trio_mcp.results import *\n"
+        "output = Output(str)\n"
+        "tool_result('a', output, 't', LATEST), tool_result(None, output, 't', LATEST), tool_failure('a', LATEST)\n"
+        "tool_result({'a': 1}, None, 't', LATEST), tool_result(['a'], None, 't', LATEST)\n"
+        "prompt_result('a', None, LATEST), resource_result('a', 'a:b', None, LATEST), completion_result(['a'])\n"
+        "Output(int), Output(list[str]), Output(str | InputRequired)\n"
+        "print([name for name in ('trio_mcp.core.content', 'trio_mcp.core.models', 'trio_mcp.core.codec', 'cattrs',\n"
+        "    'jsonschema_rs', 'mimetypes', 'dataclasses') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
