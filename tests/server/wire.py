@@ -1,0 +1,810 @@
+"""A client that writes its JSON by hand, the same for every revision.
+
+It shares nothing with the code under test but the names of `_meta` keys.  One test body runs in all revisions:
+
+    @everywhere
+    async def test_a_tool_asks(revision: str, autojump_clock: MockClock) -> None:
+        async with connected(server, revision) as wire:
+            wire.answers["elicitation/create"] = lambda params: {"action": "accept", "content": {"size": 3}}
+            result = await wire.call("tools/call", {"name": "order"}, progress="p")
+            assert [params["progress"] for method, params in wire.notes if method == PROGRESS] == [1, 2]
+
+What the server says is checked while it comes; what breaks a rule ends the test with `Broken`:
+
+- every line is one JSON object (in 2025-03-26 perhaps an array of them), in UTF-8, without a key twice, NaN or a bare
+  carriage return; the last one is whole;
+- a message is a request, a notification or a response, and against the official schema of the revision, where that is
+  beside the checkout, what it says it is (`check=False` turns that off, for a test that sends what has no schema);
+- a response is to a request that waits for one; progress is for a request that waits, and rises;
+- the modern revision has no requests by the server, logs only for a request that asked for them, and change notices
+  only on a subscription, tagged, after its acknowledgement, of a kind that it asked for and was promised.
+
+Whatever waits for the server here gives up (`Stuck`) when nothing can happen any more under a mock clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import json
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jsonschema_rs
+import pytest
+import trio
+
+from tests.server.checkpoints import patiently, running_tasks, unwrapped, where_all_stand
+from trio_mcp.core.revisions import (
+    META_CLIENT_CAPABILITIES,
+    META_CLIENT_INFO,
+    META_LOG_LEVEL,
+    META_SERVER_INFO,
+    META_SUBSCRIPTION_ID,
+    META_VERSION,
+)
+
+__all__ = [
+    "ACKNOWLEDGED",
+    "CANCELLED",
+    "CAPABILITIES",
+    "MESSAGE",
+    "PROGRESS",
+    "REVISION_NAMES",
+    "Broken",
+    "Subscription",
+    "Wire",
+    "WireError",
+    "connected",
+    "everywhere",
+    "legacy",
+    "modern",
+    "since",
+    "speaking",
+    "until",
+]
+
+T = TypeVar("T")
+Object = dict[str, Any]
+Answer = Callable[[Object], Any]  # the result or an exception, or an awaitable of it
+
+REVISION_NAMES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
+LATEST = REVISION_NAMES[-1]
+
+everywhere = pytest.mark.parametrize("revision", REVISION_NAMES)
+legacy = pytest.mark.parametrize("revision", REVISION_NAMES[:-1])
+modern = pytest.mark.parametrize("revision", REVISION_NAMES[-1:])
+
+
+def since(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("revision", REVISION_NAMES[REVISION_NAMES.index(name) :])
+
+
+def until(name: str) -> pytest.MarkDecorator:
+    """The revisions up to this one, which is the last."""
+    return pytest.mark.parametrize("revision", REVISION_NAMES[: REVISION_NAMES.index(name) + 1])
+
+
+CLIENT_INFO = {"name": "wire", "version": "1"}
+_FULL = {
+    "roots": {"listChanged": True},
+    "sampling": {"context": {}, "tools": {}},
+    "elicitation": {"form": {}, "url": {}},
+}
+CAPABILITIES: Mapping[str, Object] = {
+    "2024-11-05": {"roots": {"listChanged": True}, "sampling": {}},
+    "2025-03-26": {"roots": {"listChanged": True}, "sampling": {}},
+    "2025-06-18": {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {}},
+    "2025-11-25": _FULL,
+    "2026-07-28": {**_FULL, "roots": {}},
+}
+"""What a client that can do everything declares."""
+
+PROGRESS, MESSAGE, CANCELLED = "notifications/progress", "notifications/message", "notifications/cancelled"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_LISTEN = "subscriptions/listen"
+_CHANGES = {
+    "notifications/tools/list_changed": ("tools", "toolsListChanged"),
+    "notifications/prompts/list_changed": ("prompts", "promptsListChanged"),
+    "notifications/resources/list_changed": ("resources", "resourcesListChanged"),
+    "notifications/resources/updated": ("updated", "resourceSubscriptions"),
+}
+_FIELDS = dict(_CHANGES.values())
+_MAX_ROUNDS = 100
+
+
+class Broken(AssertionError):
+    """The server broke a rule of the protocol."""
+
+
+class WireError(Exception):
+    """An error response; also what an answer to a question of the server's may be."""
+
+    def __init__(self, code: int, message: str = "", data: Any = None) -> None:
+        super().__init__(code, message, data)
+        self.code, self.message, self.data = code, message, data
+
+
+def _rule(kept: object, what: str, about: object) -> None:
+    if not kept:
+        raise Broken(f"{what}: {str(about)[:1000]}")
+
+
+# JSON, strictly.
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Object:
+    made = dict(pairs)
+    _rule(len(made) == len(pairs), "a key twice", [key for key, _ in pairs])
+    return made
+
+
+def _constant(name: str) -> None:
+    raise Broken(f"{name} is no JSON")
+
+
+def _parse(line: bytes) -> Any:
+    _rule(b"\r" not in line, "a carriage return in a line", line)
+    try:
+        return json.loads(line.decode(), object_pairs_hook=_object, parse_constant=_constant)
+    except ValueError as error:
+        raise Broken(f"a line that is no JSON ({error}): {line[:1000]!r}") from None
+
+
+def _key(id: Any) -> str:
+    """What an id is found by: 1, "1" and true are three."""
+    return json.dumps(id)
+
+
+# The official schemas.
+
+_FOLDER = Path(__file__).parents[3] / "shared" / "spec" / "schema"
+_RESULTS = {
+    "initialize": "InitializeResult",
+    "ping": "EmptyResult",
+    "server/discover": "DiscoverResult",
+    "tools/list": "ListToolsResult",
+    "tools/call": "CallToolResult",
+    "prompts/list": "ListPromptsResult",
+    "prompts/get": "GetPromptResult",
+    "resources/list": "ListResourcesResult",
+    "resources/templates/list": "ListResourceTemplatesResult",
+    "resources/read": "ReadResourceResult",
+    "completion/complete": "CompleteResult",
+    "resources/subscribe": "EmptyResult",
+    "resources/unsubscribe": "EmptyResult",
+    "logging/setLevel": "EmptyResult",
+    _LISTEN: "SubscriptionsListenResult",
+}
+
+
+class _Schema:
+    """The schema of one revision."""
+
+    def __init__(self, revision: str) -> None:
+        self._whole = json.loads((_FOLDER / f"{revision}.json").read_text())
+        self._place = "$defs" if "$defs" in self._whole else "definitions"
+        self.definitions = self._whole[self._place]
+        if "JSONValue" in self.definitions:  # an oversight: null is JSON
+            self.definitions["JSONValue"]["anyOf"].append({"type": "null"})
+        self._validators: dict[str, Any] = {}
+
+    def check(self, name: str, value: Any) -> None:
+        if name not in self._validators:
+            schema = {**self._whole, "$ref": f"#/{self._place}/{name}"}
+            self._validators[name] = jsonschema_rs.validator_for(schema, validate_formats=True)
+        # Of a union only the error of the whole would be told; the one of the right member says more.
+        error = next(iter(self._validators[name].iter_errors(value)), None)
+        if error is not None:
+            raise Broken(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
+
+    def notification(self, message: Object) -> None:
+        self.check(self._named(message["method"], "Notification"), message)
+
+    def request(self, message: Object) -> None:
+        self.check(self._named(message["method"], "Request"), message)
+
+    @functools.cached_property
+    def _names(self) -> Mapping[tuple[str, str], str]:
+        found = {}
+        for name, definition in self.definitions.items():
+            method = definition.get("properties", {}).get("method", {}).get("const")
+            for kind in ("Notification", "Request"):
+                if method and name.endswith(kind):
+                    found[method, kind] = name
+        return found
+
+    def _named(self, method: str, kind: str) -> str:
+        name = self._names.get((method, kind), "")
+        union = [each["$ref"].rsplit("/", 1)[1] for each in self.definitions[f"Server{kind}"]["anyOf"]]
+        _rule(name in union, f"nothing that a server sends in this revision as a {kind.lower()}", method)
+        return name
+
+    def result(self, method: str, result: Object) -> None:
+        if result.get("resultType") == "input_required":
+            self.check("InputRequiredResult", result)
+        elif method in _RESULTS:
+            self.check(_RESULTS[method], result)
+
+    def error(self, message: Object) -> None:
+        if message.get("id", 0) is None:
+            message = {**message, "id": 0}  # the texts before 2025-11-25 have null where the schema has nothing
+        self.check(next(name for name in ("JSONRPCError", "JSONRPCErrorResponse") if name in self.definitions), message)
+
+
+@functools.cache
+def _schema(revision: str) -> _Schema | None:
+    return _Schema(revision) if _FOLDER.is_dir() else None
+
+
+# The client.
+
+
+class _Sent:
+    """A request of ours."""
+
+    def __init__(self, id: Any, method: str, params: Object) -> None:
+        self.id = id
+        self.method = method
+        meta = params.get("_meta")
+        self.meta: Object = meta if isinstance(meta, dict) else {}  # a test may send anything
+        self.asked: Object = params.get("notifications", {})
+        self.agreed: Object | None = None  # of a subscription
+        self.progress: float | None = None
+        self.response: Object | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.response is None
+
+    def covers(self, params: Object, field: str) -> bool:
+        promised = (self.agreed or {}).get(field)
+        # "the server may send for sub-resources": whether one is, only the scheme can tell
+        return bool(promised) if field == "resourceSubscriptions" else promised is True
+
+
+class Subscription:
+    """What the client listens to.  `agreed` holds what the server promised: names of lists, and URIs."""
+
+    def __init__(self, wire: Wire, id: Any, agreed: Iterable[str], uris: Iterable[str]) -> None:
+        self._wire = wire
+        self.id = id
+        self.agreed = frozenset(agreed)
+        self.uris = tuple(uris)
+
+    async def end(self) -> None:
+        """Legacy: unsubscribes from the URIs; list changes go on coming.  Modern: cancels the subscription."""
+        if self._wire.modern:
+            await self._wire.cancel(self.id)
+        else:
+            for uri in self.uris:
+                await self._wire.call("resources/unsubscribe", {"uri": uri})
+
+
+class Wire:
+    """A client; see the head of this file.  `run` must run beside whatever uses it: see `speaking` and `connected`.
+
+    `capabilities`: those the client declares, by default all there are.  `log_level`: set from the start, in the
+    legacy era by `logging/setLevel`.  `meta`: goes into the `_meta` of each request.  `answers`: by method, what is
+    answered to the server's questions.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        revision: str,
+        *,
+        capabilities: Object | None = None,
+        log_level: str | None = None,
+        meta: Object | None = None,
+        answers: Mapping[str, Answer] | None = None,
+        check: bool = True,
+    ) -> None:
+        self.stream = stream
+        self.revision = revision
+        self.modern = revision == LATEST
+        self.capabilities = CAPABILITIES[revision] if capabilities is None else capabilities
+        self.log_level = log_level
+        self.meta: Object = dict(meta or {})
+        self.answers: dict[str, Answer] = dict(answers or {})
+        self.opening: Object = {}  # the result of initialize
+        self.lines: list[bytes] = []
+        self.messages: list[Object] = []
+        self.notes: list[tuple[str, Object]] = []
+        self.asked: list[tuple[str, Object]] = []  # the server's questions, in either era
+        self.unaddressed: list[Object] = []  # errors that could not name a request
+        self.ended = trio.Event()  # the server has closed its side
+        self.rest = b""  # the line that is not at its end
+        self._schema = _schema(revision) if check else None
+        self._sent: dict[str, _Sent] = {}
+        self._ids = 0
+        self._taken: Counter[str] = Counter()
+        self._changes: deque[tuple[str, str | None]] = deque()
+        self._wanted: set[str] = set()  # the kinds of changes that were subscribed to
+        self._answering: dict[str, trio.CancelScope] = {}
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._outbox, self._to_write = trio.open_memory_channel[bytes](float("inf"))
+        self._nursery: trio.Nursery | None = None
+        self._receiving = trio.CancelScope()
+        self._may_read = trio.Event()
+        self._may_read.set()
+
+    # Requests.
+
+    async def call(
+        self,
+        method: str,
+        params: Object | None = None,
+        *,
+        id: Any = None,
+        progress: Any = None,
+        meta: Object | None = None,
+        rounds: bool = True,
+    ) -> Object:
+        """The result; raises `WireError` for an error.
+
+        In the modern revision questions are answered from `answers` and the request is repeated under a new id, until
+        it has a result of its own; not with `rounds=False`.  `progress` is a token.  Cancelling this only stops
+        waiting: the server is told by `cancel`.
+        """
+        params = dict(params or {})
+        result = await self._call(method, params, id=id, progress=progress, meta=meta)
+        for _ in range(_MAX_ROUNDS):
+            if not rounds or result.get("resultType") != "input_required":
+                return result
+            again = dict(params)
+            if "inputRequests" in result:
+                asked = result["inputRequests"].items()
+                again["inputResponses"] = {key: await self._answer_round(question) for key, question in asked}
+            if "requestState" in result:
+                again["requestState"] = result["requestState"]
+            result = await self._call(method, again, progress=progress, meta=meta)
+        raise Broken(f"{method} asks for ever")
+
+    async def _call(self, method: str, params: Object, **how: Any) -> Object:
+        message = await self.exchange(method, params, **how)
+        if "error" in message:
+            error = message["error"]
+            raise WireError(error["code"], error["message"], error.get("data"))
+        result: Object = message["result"]
+        return result
+
+    async def exchange(self, method: str, params: Object | None = None, **how: Any) -> Object:
+        """The response as it came, after one request."""
+        return await self.response(await self.start(method, params, **how))
+
+    async def start(
+        self,
+        method: str,
+        params: Object | None = None,
+        *,
+        id: Any = None,
+        progress: Any = None,
+        meta: Object | None = None,
+    ) -> Any:
+        """Send a request, and return its id."""
+        message = self.request(method, params, id=id, progress=progress, meta=meta)
+        await self.send(message)
+        return message["id"]
+
+    def request(
+        self,
+        method: str,
+        params: Object | None = None,
+        *,
+        id: Any = None,
+        progress: Any = None,
+        meta: Object | None = None,
+    ) -> Object:
+        """A request as it would be sent, such as for a batch."""
+        if id is None:
+            self._ids += 1
+            id = self._ids
+        params = dict(params or {})
+        whole = {**(self._terms() if self.modern else {}), **self.meta, **params.get("_meta", {}), **(meta or {})}
+        if progress is not None:
+            whole["progressToken"] = progress
+        if whole:
+            params["_meta"] = whole
+        return {"jsonrpc": "2.0", "id": id, "method": method, **({"params": params} if params else {})}
+
+    def _terms(self) -> Object:
+        terms = {
+            META_VERSION: self.revision,
+            META_CLIENT_INFO: CLIENT_INFO,
+            META_CLIENT_CAPABILITIES: self.capabilities,
+        }
+        return terms if self.log_level is None else {**terms, META_LOG_LEVEL: self.log_level}
+
+    async def response(self, id: Any) -> Object:
+        """The response to the request with this id."""
+        return await self._until(lambda: self._sent[_key(id)].response, f"the response to {id!r}")
+
+    def answered(self, id: Any) -> bool:
+        return self._sent[_key(id)].response is not None
+
+    async def cancel(self, id: Any, reason: str | None = None) -> None:
+        await self.notify(CANCELLED, {"requestId": id, **({} if reason is None else {"reason": reason})})
+
+    async def notify(self, method: str, params: Object | None = None) -> None:
+        await self.send({"jsonrpc": "2.0", "method": method, **({"params": params} if params is not None else {})})
+
+    # Sending.
+
+    async def send(self, message: Object | list[Object]) -> None:
+        """Send a message or a batch of them, whatever it is.  It is on its way when this returns, not there."""
+        self.post(message)
+        await trio.lowlevel.checkpoint()
+
+    def post(self, message: Object | list[Object]) -> None:
+        """As `send`, from anywhere."""
+        for each in message if isinstance(message, list) else [message]:
+            if "method" in each and "id" in each:
+                params = each.get("params")
+                self._sent[_key(each["id"])] = _Sent(each["id"], each["method"], params if type(params) is dict else {})
+        self.post_bytes(json.dumps(message, ensure_ascii=False).encode() + b"\n")
+
+    def post_bytes(self, data: bytes) -> None:
+        self._outbox.send_nowait(data)
+
+    def expect(self, id: Any, method: str) -> None:
+        """A request was sent with `post_bytes`."""
+        self._sent[_key(id)] = _Sent(id, method, {})
+
+    async def close(self) -> None:
+        """Send the end of the stream, after all that was sent before, and wait until the server has ended its own."""
+        self._outbox.close()
+        await patiently(self.ended.wait, "the end of the server's side")
+
+    # Notifications.
+
+    async def note(self, method: str) -> Object:
+        """The params of the next notification of this kind: of each in turn, from the first."""
+
+        def found() -> Object | None:
+            those = [params for name, params in self.notes if name == method]
+            return those[self._taken[method]] if len(those) > self._taken[method] else None
+
+        params = await self._until(found, method)
+        self._taken[method] += 1
+        return params
+
+    def noted(self, method: str) -> list[Object]:
+        """The params of all notifications of this kind so far."""
+        return [params for name, params in self.notes if name == method]
+
+    async def subscribe(
+        self, *, tools: bool = False, prompts: bool = False, resources: bool = False, uris: Iterable[str] = ()
+    ) -> Subscription:
+        """Listen to changes; see `changed`.  Raises `WireError` if the server refuses."""
+        uris = tuple(uris)
+        lists = [name for name, on in [("tools", tools), ("prompts", prompts), ("resources", resources)] if on]
+        self._wanted |= {*lists, *(["updated"] if uris else [])}
+        if not self.modern:
+            for uri in uris:
+                await self.call("resources/subscribe", {"uri": uri})
+            declared = self.opening["capabilities"]
+            told = [name for name in lists if (declared.get(name) or {}).get("listChanged")]
+            return Subscription(self, None, (*told, *uris), uris)
+        filter: Object = {_FIELDS[name]: True for name in lists}
+        if uris:
+            filter["resourceSubscriptions"] = list(uris)
+        id = await self.start(_LISTEN, {"notifications": filter})
+        sent = self._sent[_key(id)]
+        await self._until(lambda: sent.agreed if sent.open else sent.response, "the acknowledgement")
+        if sent.response is not None:
+            error = sent.response.get("error", {})
+            raise WireError(error.get("code", 0), error.get("message", "ended at once"), error.get("data"))
+        agreed = sent.agreed or {}
+        told = [name for name in lists if agreed.get(_FIELDS[name])]
+        return Subscription(self, id, (*told, *agreed.get("resourceSubscriptions", ())), uris)
+
+    async def changed(self) -> tuple[str, str | None]:
+        """The next change that was subscribed to: ("tools", None) and so on for the lists, ("updated", uri)."""
+        await self._until(lambda: self._changes or None, "a change")
+        return self._changes.popleft()
+
+    # What differs between the eras, and need not in a test.
+
+    async def about(self) -> Object:
+        """What the server is: capabilities, serverInfo, and perhaps instructions."""
+        if not self.modern:
+            return self.opening
+        result = await self.call("server/discover")
+        return {**result, "serverInfo": result.get("_meta", {}).get(META_SERVER_INFO)}
+
+    async def set_level(self, level: str) -> None:
+        """From now on logs of this level and above; in the modern era for the requests that follow."""
+        self.log_level = level
+        if not self.modern:
+            await self.call("logging/setLevel", {"level": level})
+
+    async def open(self) -> None:
+        """The handshake, where there is one."""
+        if self.modern:
+            return
+        params = {"protocolVersion": self.revision, "capabilities": self.capabilities, "clientInfo": CLIENT_INFO}
+        self.opening = await self.call("initialize", params)
+        _rule(self.opening["protocolVersion"] == self.revision, f"not {self.revision}", self.opening)
+        await self.notify("notifications/initialized")
+        if self.log_level is not None:
+            await self.set_level(self.log_level)
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[None]:
+        """The client reads nothing meanwhile.  Only a stream that holds little makes the server notice."""
+        self._may_read = trio.Event()
+        self._receiving.cancel()
+        try:
+            yield
+        finally:
+            self._may_read.set()
+
+    # The loops.
+
+    async def run(self) -> None:
+        """Read and write until the server closes its side."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._write, name="the client writes")
+            await self._read()
+            self.ended.set()
+            self._arrival.unpark_all()
+            self._nursery.cancel_scope.cancel()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # what came before is still read
+            async for data in self._to_write:
+                await self.stream.send_all(data)
+            if isinstance(self.stream, trio.abc.HalfCloseableStream):
+                await self.stream.send_eof()
+            else:
+                await self.stream.aclose()
+
+    async def _read(self) -> None:
+        while True:
+            await self._may_read.wait()
+            data: bytes | None = None
+            try:
+                with trio.CancelScope() as self._receiving:
+                    data = bytes(await self.stream.receive_some())
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if data == b"":
+                _rule(not self.rest, "half a line at the end", self.rest)
+                return
+            *lines, self.rest = (self.rest + (data or b"")).split(b"\n")
+            for line in lines:
+                self.lines.append(line)
+                self._hear(_parse(line))
+                self._arrival.unpark_all()
+
+    async def _until(self, found: Callable[[], T | None], what: str) -> T:
+        async def wait() -> T:
+            while True:
+                value = found()
+                if value is not None:
+                    return value
+                _rule(not self.ended.is_set(), f"the server ended before {what}", self.messages[-3:])
+                await self._arrival.park()
+
+        await trio.lowlevel.checkpoint()
+        return await patiently(wait, what)
+
+    # Hearing.
+
+    def _hear(self, value: Any) -> None:
+        if isinstance(value, list):
+            _rule(self.revision == "2025-03-26" and value, "an array", value)
+        for message in value if isinstance(value, list) else [value]:
+            _rule(isinstance(message, dict) and message.get("jsonrpc") == "2.0", "no message", message)
+            self.messages.append(message)
+            has = message.keys() - {"jsonrpc"}
+            if "method" in has and "id" in has and has <= {"id", "method", "params"}:
+                self._hear_request(message)
+            elif "method" in has and has <= {"method", "params"}:
+                self._hear_note(message)
+            elif has == {"id", "result"} or has in ({"id", "error"}, {"error"}):
+                self._hear_response(message)
+            else:
+                raise Broken(f"neither a request nor a notification nor a response: {message}")
+
+    def _hear_response(self, message: Object) -> None:
+        if self._schema is not None and "error" in message:
+            self._schema.error(message)
+        if message.get("id") is None:
+            _rule("error" in message, "a result without an id", message)
+            self.unaddressed.append(message)
+            return
+        sent = self._sent.get(_key(message["id"]))
+        if sent is None or not sent.open:
+            raise Broken(f"a response to nothing that waits for one: {message}")
+        if self._schema is not None and "result" in message:
+            self._schema.result(sent.method, message["result"])
+        if sent.method == _LISTEN and "result" in message:
+            tag = message["result"].get("_meta", {}).get(META_SUBSCRIPTION_ID)
+            _rule(_key(tag) == _key(sent.id), "the end of a subscription without its id", message)
+        sent.response = message
+
+    def _hear_note(self, message: Object) -> None:
+        method, params = message["method"], message.get("params", {})
+        if self._schema is not None:
+            self._schema.notification(message)
+        if method == PROGRESS:
+            self._hear_progress(params)
+        elif method == MESSAGE and self.modern:
+            heard = [sent for sent in self._sent.values() if sent.open and META_LOG_LEVEL in sent.meta]
+            _rule(heard, "a log message that no request asked for", params)
+        elif method == ACKNOWLEDGED:
+            self._hear_acknowledged(params)
+        elif method in _CHANGES:
+            self._hear_change(method, params)
+        elif method == CANCELLED and not self.modern and _key(params.get("requestId")) in self._answering:
+            self._answering[_key(params["requestId"])].cancel()
+        self.notes.append((method, params))
+
+    def _hear_progress(self, params: Object) -> None:
+        token = _key(params["progressToken"])
+        of = [sent for sent in self._sent.values() if sent.open and _key(sent.meta.get("progressToken")) == token]
+        _rule(of, "progress of nothing that runs", params)
+        before = of[-1].progress
+        _rule(before is None or params["progress"] > before, f"progress that does not rise from {before}", params)
+        of[-1].progress = params["progress"]
+
+    def _listen_of(self, params: Object) -> _Sent:
+        id = params.get("_meta", {}).get(META_SUBSCRIPTION_ID)
+        sent = self._sent.get(_key(id))
+        if sent is None or sent.method != _LISTEN or not sent.open:
+            raise Broken(f"on no subscription: {params}")
+        return sent
+
+    def _hear_acknowledged(self, params: Object) -> None:
+        sent = self._listen_of(params)
+        _rule(sent.agreed is None, "acknowledged twice", params)
+        agreed = sent.agreed = params["notifications"]
+        for field, value in agreed.items():
+            asked = sent.asked.get(field)
+            kept = set(value) <= set(asked or ()) if isinstance(value, list) else value == asked
+            _rule(kept, f"promised what was not asked for ({sent.asked})", params)
+
+    def _hear_change(self, method: str, params: Object) -> None:
+        name, field = _CHANGES[method]
+        if self.modern:
+            sent = self._listen_of(params)
+            _rule(sent.agreed is not None, "a change before the acknowledgement", params)
+            _rule(sent.covers(params, field), f"not promised ({sent.agreed})", (method, params))
+        else:
+            _rule(META_SUBSCRIPTION_ID not in params.get("_meta", {}), "no such thing in this revision", params)
+        if name in self._wanted:  # legacy: list changes come unasked
+            self._changes.append((name, params.get("uri")))
+
+    # Questions of the server.
+
+    def _hear_request(self, message: Object) -> None:
+        _rule(not self.modern, "a request by the server", message)
+        _rule(_key(message["id"]) not in self._answering, "an id that is in use", message)
+        if self._schema is not None:
+            self._schema.request(message)
+        assert self._nursery is not None
+        self._answering[_key(message["id"])] = trio.CancelScope()
+        self._nursery.start_soon(self._reply, message, name=f"the client answers {message['method']}")
+
+    async def _reply(self, message: Object) -> None:
+        id, method = message["id"], message["method"]
+        with self._answering[_key(id)]:
+            if method == "ping":
+                outcome: Any = {}
+            else:
+                outcome = await self._outcome(method, message.get("params", {}))
+            if isinstance(outcome, Exception):
+                error = outcome if isinstance(outcome, WireError) else WireError(-32603, str(outcome))
+                data = {} if error.data is None else {"data": error.data}
+                outcome = {"error": {"code": error.code, "message": error.message, **data}}
+            else:
+                outcome = {"result": outcome}
+            with contextlib.suppress(trio.ClosedResourceError):  # the test has ended the stream meanwhile
+                await self.send({"jsonrpc": "2.0", "id": id, **outcome})
+        del self._answering[_key(id)]
+
+    async def _answer_round(self, question: Object) -> Object:
+        """An answer to put into the next request.  There is no way to answer with an error: that leaves `call`."""
+        outcome = await self._outcome(question["method"], question.get("params", {}))
+        if isinstance(outcome, Exception):
+            raise outcome
+        answer: Object = outcome
+        return answer
+
+    async def _outcome(self, method: str, params: Object) -> Any:
+        self.asked.append((method, params))
+        assert method in self.answers, f"the test has no answer to {method}: {params}"
+        try:
+            outcome = self.answers[method](params)
+            return await outcome if inspect.isawaitable(outcome) else outcome
+        except WireError as error:
+            return error
+
+
+# Connections.
+
+Serve = Callable[..., Awaitable[object]]
+_served_here: contextvars.ContextVar[object] = contextvars.ContextVar("served_here", default=None)
+
+
+@contextlib.asynccontextmanager
+async def speaking(
+    stream: trio.abc.Stream, revision: str, *, opened: bool = True, **options: Any
+) -> AsyncIterator[Wire]:
+    """A client over a stream that leads to a server, such as a process; `options` are those of `Wire`.
+
+    With `opened=False` there is no handshake.  At the end of the block the stream is ended from this side, and the
+    server has to end it from its own.  What the block raises leaves it as it is.
+    """
+    wire = Wire(stream, revision, **options)
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.run, name="the client")
+            if opened:
+                await wire.open()
+            yield wire
+            await wire.close()
+    await stream.aclose()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    server: Any,
+    revision: str,
+    *,
+    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = trio.testing.memory_stream_pair,
+    serve: Serve | None = None,
+    tap: Any = None,
+    drain: trio.Event | None = None,
+    **options: Any,
+) -> AsyncIterator[Wire]:
+    """A client of `server`, which is served over memory; `options` are those of `speaking`.
+
+    `streams` makes the client's end and the server's, such as `checkpoints.narrow`.  At the end the client ends the
+    stream, and `serve_stream` has to return and to leave no task behind but handlers that wait for a retry in a run
+    of the server that goes on.
+    """
+    if serve is None:
+        from trio_mcp.driver import serve_stream
+
+        serve = serve_stream
+    run: Serve = serve
+    how = {name: value for name, value in [("tap", tap), ("drain", drain)] if value is not None}
+    ours, theirs = streams()
+    here, done = object(), trio.Event()
+    system = _system_tasks()
+
+    async def serving() -> None:
+        _served_here.set(here)  # inherited by every task that is started from here, wherever
+        await run(server, theirs, **how)
+        done.set()
+        await theirs.aclose()
+
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serving, name="the server")
+            async with speaking(ours, revision, **options) as wire:
+                yield wire
+            await patiently(done.wait, "the server to return")
+    left = await _left(lambda: {task for task in running_tasks() if task.context.get(_served_here) is here})
+    waiting = server.statistics().parked if hasattr(server, "statistics") else 0
+    left = left if len(left) > waiting else set()
+    left |= await _left(lambda: _system_tasks() - system)
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+
+
+def _system_tasks() -> set[trio.lowlevel.Task]:
+    root = trio.lowlevel.current_root_task()
+    return {task for task in running_tasks() if task.parent_nursery and task.parent_nursery.parent_task is root}
+
+
+async def _left(tasks: Callable[[], set[trio.lowlevel.Task]]) -> set[trio.lowlevel.Task]:
+    if tasks():
+        await trio.testing.wait_all_tasks_blocked()  # some may be about to end
+    return tasks()
