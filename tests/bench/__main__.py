@@ -1,4 +1,4 @@
-"""What the core adds to bare JSON: `python -m tests.bench`.
+"""What the core adds to bare JSON, and what a server costs to start: `python -m tests.bench`.
 
 Each row is measured beside its own baseline, in rounds that take turns, and printed as a ratio: absolute times say more
 about the machine than about the code.  The ratio is that of the best rounds, which noise can only make worse; the
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from tests.bench import start
 from trio_mcp.core.jsonrpc import Limits, LineFramer, decode, encode
 from trio_mcp.core.session import Call, Offer, ServerSession
 from trio_mcp.core.state import Link
@@ -121,6 +122,7 @@ def rows() -> Iterator[tuple[str, str, float, tuple[float, float, float]]]:
     yield "session built for one modern request", "json.loads", 10.0, ratios(*one_message_peers(), rounds=9)
     # Linear means 2; quadratic would mean 4.
     yield "a 10 MiB line byte by byte", "a 5 MiB line", 3.0, ratios(byte_by_byte(10), byte_by_byte(5), rounds=3)
+    yield from start.rows()
 
 
 def main() -> int:

@@ -1425,3 +1425,13 @@ def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
     assert [level for level in LOG_LEVELS if terms.wants_log(level)] == ["error", "critical", "alert", "emergency"]
     with pytest.raises(LocalProtocolError, match="no log level"):
         terms.wants_log("loud")
+
+
+def test_what_waits_to_be_handed_out_can_be_counted() -> None:
+    peer = Peer(CLIENT)
+    assert peer.queued == 0
+    peer.request("tools/call", PARAMS)
+    peer.notify("notifications/initialized")
+    assert peer.queued == 2
+    peer.outgoing()
+    assert peer.queued == 0
