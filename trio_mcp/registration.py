@@ -80,12 +80,8 @@ def tool_of(
         output = Output(hint_of(function, "return")) if structured else None
     except LocalProtocolError as error:
         raise LocalProtocolError(f"the tool {name!r}: {error}") from None
-
-    def make() -> Tool:
-        from trio_mcp.core.models import Tool
-
-        return Tool(name, arguments.schema, output_schema=None if output is None else output.schema, **details)
-
+    promised = None if output is None else output.schema
+    make = _later("Tool", name, arguments.schema, output_schema=promised, **details)
     mirrors = _mirrors(name, arguments.schema)
     return ToolEntry(name, handler, make, replay=replay, arguments=arguments, output=output, mirrors=mirrors)
 
@@ -179,14 +175,9 @@ def resource_of(
             raise LocalProtocolError(f"the resources of {uri!r} have no size in common; drop size={size}")
         matcher = _matcher(uri)
         _check_variables(function, matcher, arguments.schema)
-
-        def make_template() -> ResourceTemplate:
-            from trio_mcp.core.models import ResourceTemplate
-
-            return ResourceTemplate(name, uri, **details)
-
+        make = _later("ResourceTemplate", name, uri, **details)
         return TemplateEntry(
-            matcher, handler, make_template, replay=replay, mime_type=mime_type, cache=cache, arguments=arguments
+            matcher, handler, make, replay=replay, mime_type=mime_type, cache=cache, arguments=arguments
         )
     _check_uri(uri)
     for parameter in arguments.schema["properties"]:
@@ -194,12 +185,7 @@ def resource_of(
             f"parameter {parameter!r} of {name_of(function)} has no place in {uri!r}; write {{{parameter}}} into that, "
             "or drop the parameter"
         )
-
-    def make() -> Resource:
-        from trio_mcp.core.content import Resource
-
-        return Resource(name, uri, size=size, **details)
-
+    make = _later("Resource", name, uri, size=size, **details)
     return ResourceEntry(uri, handler, make, replay=replay, mime_type=mime_type, cache=cache)
 
 
@@ -303,11 +289,11 @@ def prompt_of(
         from trio_mcp.core.models import Prompt, PromptArgument
 
         required = arguments.schema.get("required", ())
-        taken = [
+        takes = [
             PromptArgument(each, said.get("description"), each in required, title=said.get("title"))
             for each, said in arguments.schema["properties"].items()
         ]
-        return Prompt(name, taken or None, **details)
+        return Prompt(name, takes or None, **details)
 
     return PromptEntry(name, handler, make, replay=replay, arguments=arguments, description=description)
 
@@ -420,6 +406,17 @@ def _check_model(model: Any, wanted: type[Described], annotations: str = "Annota
     names = ("title", "description", "icons", "meta", "annotations", "mime_type", "size")
     details = {name: getattr(model, name, None) for name in names}
     _check_details(f"the {wanted.__name__} {model.name!r}", details, annotations)
+
+
+def _later(name: str, *arguments: Any, **details: Any) -> Callable[[], Any]:
+    """Makes a model, when it is asked for."""
+
+    def make() -> Any:
+        from trio_mcp.core import models
+
+        return getattr(models, name)(*arguments, **details)
+
+    return make
 
 
 def _described(function: _Function, description: str | None) -> str | None:

@@ -379,7 +379,7 @@ def test_a_context_by_position_only_is_refused() -> None:
 
 
 def test_what_a_partial_has_bound_is_no_argument() -> None:
-    def query(database: str, city: str, ctx: Any = None) -> Any:
+    def query(database: str, city: str, ctx=None) -> Any:  # type: ignore[no-untyped-def]
         return database, city, ctx
 
     handler = typed(functools.partial(functools.partial(query, database="main"), ctx=3))
