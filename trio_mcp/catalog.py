@@ -69,6 +69,8 @@ class Catalog:
 
     `kinds`: which capabilities it has a use for, of "tools", "prompts", "resources" and "completions".  It only grows,
     since clients that were told of one go on asking.  `on_change`: called after each change with what has changed.
+
+    For one thread: it is not to be changed in a handler's worker thread, but from there in the event loop.
     """
 
     def __init__(self) -> None:

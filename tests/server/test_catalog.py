@@ -195,7 +195,7 @@ def test_every_list_is_what_each_revision_says(revision: Revision, method: str, 
     assert len(page[LISTS[method]]) == 3
 
 
-@req("tool-36", "tool-37")
+@req("tool-36", "tool-37", "tool-38")
 @REVISION
 def test_an_output_schema_that_is_no_object_is_listed_where_it_may_be(revision: Revision) -> None:
     listed = {each["name"]: each for each in everything().list("tools/list", revision)["tools"]}
@@ -225,6 +225,19 @@ def test_a_list_is_in_the_order_of_registration_each_time(revision: Revision) ->
     for _ in range(3):
         assert [each["name"] for each in catalog.list("tools/list", revision)["tools"]] == order
     assert [name for page in walked(catalog, 7) for name in page] == order
+
+
+@req("page-11")
+@REVISION
+@pytest.mark.parametrize("method", LISTS)
+def test_every_list_is_cut_into_pages(revision: Revision, method: str) -> None:
+    catalog = everything()
+    whole, pages, pager = catalog.list(method, revision)[LISTS[method]], [], Pager()
+    while not pager.done:
+        page = catalog.list(method, revision, pager.params.get("cursor"), 2)
+        pages.append(page[LISTS[method]])
+        pager.received(page)
+    assert pages == [whole[:2], whole[2:]]
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "YQ==", 3, [], {}, True])
@@ -333,6 +346,7 @@ def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> No
     assert heard == []
 
 
+@req("prm-18", "res-26")
 def test_every_change_is_told_after_it_was_made() -> None:
     catalog, heard = Catalog(), []
     catalog.on_change.append(lambda change: heard.append((change, [len(names(catalog, method)) for method in LISTS])))
@@ -667,6 +681,89 @@ def test_one_catalog_in_two_places_of_another() -> None:
     elsewhere.mount(shared, "y")
     shared.add(prompt("p"))
     assert names(elsewhere, "prompts/list") == ["xp", "yp"]
+
+
+class World:
+    """Some catalogs, and beside them what each should show, worked out anew from what was done."""
+
+    def __init__(self) -> None:
+        self.catalogs = [Catalog() for _ in range(4)]
+        self.own: list[tuple[int, str, str]] = []  # catalog, kind, key
+        self.mounts: list[tuple[int, int, str]] = []  # outer, inner, prefix
+
+    def shown(self, at: int) -> list[tuple[str, str]]:
+        shown = [(kind, key) for catalog, kind, key in self.own if catalog == at]
+        for outer, inner, prefix in self.mounts:
+            if outer == at:
+                shown += [(kind, prefix + key if kind == "tools" else key) for kind, key in self.shown(inner)]
+        return shown
+
+    def sound(self) -> bool:
+        """Whether nothing contains itself, and nothing is shown twice anywhere."""
+        if len(set(self.mounts)) < len(self.mounts) or any(at in self.below(at) for at in range(4)):
+            return False
+        return all(len(shown) == len(set(shown)) for shown in map(self.shown, range(4)))
+
+    def below(self, at: int) -> set[int]:
+        found: set[int] = set()
+        waiting = [at]
+        while waiting:
+            outer = waiting.pop()
+            new = {inner for each, inner, _ in self.mounts if each == outer} - found
+            found |= new
+            waiting += new
+        return found
+
+    def do(self, deed: str, at: int, *rest: Any) -> None:
+        catalog = self.catalogs[at]
+        if deed == "mount":
+            catalog.mount(self.catalogs[rest[0]], rest[1])
+        elif deed == "add":
+            catalog.add(tool(rest[1]) if rest[0] == "tools" else resource(f"{rest[1]}:"))
+        else:
+            catalog.remove_tool(rest[1]) if rest[0] == "tools" else catalog.remove_resource(f"{rest[1]}:")
+
+    def note(self, deed: str, *what: Any) -> bool:
+        """Make a note of it, if it is possible."""
+        own, mounts = list(self.own), list(self.mounts)
+        if deed == "mount":
+            self.mounts.append(what)  # type: ignore[arg-type]
+        elif deed == "add":
+            self.own.append(what)  # type: ignore[arg-type]
+        else:
+            self.own = [each for each in own if each != what]
+        if (deed != "remove" or what in own) and self.sound():
+            return True
+        self.own, self.mounts = own, mounts
+        return False
+
+    def check(self) -> None:
+        for at, catalog in enumerate(self.catalogs):
+            tools, resources = names(catalog), names(catalog, "resources/list")
+            expected = self.shown(at)
+            assert sorted(tools) == sorted(key for kind, key in expected if kind == "tools")
+            assert sorted(resources) == sorted(f"{key}:" for kind, key in expected if kind == "resources")
+
+
+CATALOG, KIND = st.integers(0, 3), st.just("tools") | st.just("resources")
+DEEDS = st.lists(
+    st.tuples(st.just("add") | st.just("remove"), CATALOG, KIND, st.sampled_from(["a", "b", "xa"]))
+    | st.tuples(st.just("mount"), CATALOG, CATALOG, st.sampled_from(["", "x", "y"])),
+    max_size=14,
+)
+
+
+@settings(max_examples=200)
+@given(DEEDS)
+def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_has_changed(deeds: Any) -> None:
+    world = World()
+    for deed in deeds:
+        if world.note(*deed):
+            world.do(*deed)
+        else:
+            with pytest.raises(LocalProtocolError):
+                world.do(*deed)
+        world.check()
 
 
 @pytest.mark.parametrize(
