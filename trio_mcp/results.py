@@ -12,9 +12,9 @@
 Structured content leaves only after it was judged by the output schema; what breaks it, or cannot be written at all, is
 the server's own fault, `BadResult`.  What the revision does not know at all is `NotInThisRevision`.
 
-What surprises: a list of nothing but text is data, `["a", "b"]`, and no content.  A tool with an output schema has its
-JSON as text even where that is a string, in quotes, for clients that read only one of the two can choose.  An empty
-list of a resource is data as well (`[]`), and no missing resource: for that there is `ResourceNotFound`.
+What surprises: a list of nothing but text is data, `["a", "b"]`, and no content.  A tool with an output schema has the
+JSON as its text even where that is a string, in quotes: both say the same.  An empty list that a resource returns is
+data as well, `[]`, and no missing resource: for that there is `ResourceNotFound`.
 
 The models cost 20 ms to import, and jsonschema_rs as much: who returns text never needs them.  So they are imported
 where they are used, and whether a value is a model is asked only where some model has been made.

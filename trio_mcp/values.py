@@ -57,9 +57,7 @@ class Unreadable(ValueError):
     def within(self, step: str | int) -> Unreadable:
         shown = str(step).replace("~", "~0").replace("/", "~1")
         shown = shown if len(shown) <= _NAME_SHOWN else shown[:_NAME_SHOWN] + "…"
-        found = Unreadable(self.why, f"/{shown}{self.path}")
-        found.__cause__ = self.__cause__
-        return found
+        return Unreadable(self.why, f"/{shown}{self.path}")
 
 
 def reader_of(hint: Hint) -> Read | None:

@@ -120,9 +120,12 @@ class _Writing(Walk):
 
 def _python_type(hint: Hint) -> type | None:
     """The class of the values of `hint`, where it has one."""
-    while isinstance(hint, typing.NewType) or typing.get_origin(hint) is typing.Annotated:
-        hint = hint.__supertype__ if isinstance(hint, typing.NewType) else hint.__origin__
-    kind = typing.get_origin(hint) or hint
+    if isinstance(hint, typing.NewType):
+        return _python_type(hint.__supertype__)
+    origin: Any = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _python_type(hint.__origin__)
+    kind: Any = origin or hint
     if not isinstance(kind, type):  # None, which is written as it is; an alias, which may be anything
         return None
     return dict if is_typed_dict(kind) else kind
@@ -146,7 +149,8 @@ def _write_date(value: Any) -> Json:
 
 
 def _write(value: Any) -> Json:
-    return (_EXACT.get(type(value)) or _writer_of_class(type(value)))(value)
+    kind: Any = type(value)
+    return (_EXACT.get(kind) or _writer_of_class(kind))(value)
 
 
 def _write_float(value: float) -> float:

@@ -422,7 +422,6 @@ def test_a_tool_error_of_no_content_is_the_servers_own_fault() -> None:
         tool_failure(ToolError([AudioContent(WAV, "audio/wav")]), V2024_11)
 
 
-@req("res-05")
 @REVISION
 def test_a_resource_that_is_not_found_is_told_with_its_uri(revision: Revision) -> None:
     error = ResourceNotFound("a:b")
@@ -617,9 +616,10 @@ def test_pictures_and_sound_in_prompts_are_base64_with_a_valid_type(
 def test_a_resource_in_a_prompt_has_a_uri_a_type_and_a_content(
     official: Official, revision: Revision, contents: Any, written: Any
 ) -> None:
-    result = prompt_result(EmbeddedResource(contents), None, revision)
-    assert result["messages"] == [{"role": "user", "content": {"type": "resource", "resource": written}}]
-    official.check("GetPromptResult", revision, "prompts/get", result)
+    for value in (EmbeddedResource(contents), GetPromptResult([PromptMessage("user", EmbeddedResource(contents))])):
+        result = prompt_result(value, None, revision)
+        assert result["messages"] == [{"role": "user", "content": {"type": "resource", "resource": written}}]
+        official.check("GetPromptResult", revision, "prompts/get", result)
 
 
 @pytest.mark.parametrize(

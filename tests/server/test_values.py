@@ -48,6 +48,34 @@ class Derived(Base):
 
 
 @dataclasses.dataclass(frozen=True)
+class Outer(Base):
+    inner: Base
+
+
+class One(TypedDict):
+    a: int
+
+
+class Two(TypedDict):
+    a: int
+    b: bytes
+
+
+class TextAndNumber(TypedDict):
+    b: str
+    a: int
+
+
+class Bytes(TypedDict):
+    b: bytes
+
+
+class Three(TypedDict):
+    a: int
+    c: typing.NotRequired[bytes]
+
+
+@dataclasses.dataclass(frozen=True)
 class Dog:
     kind: Literal["dog"]
     born: datetime.date
@@ -326,6 +354,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Literal[True, 1], True, True),
         (Literal[True, 1], 1, 1),
         (Literal[Colour.RED, "blue"], "red", Colour.RED),
+        (Literal[Colour.RED, "red"], "red", Colour.RED),
         (Level, 2.0, Level.HIGH),
         (list[int], [1.0, 2], [1, 2]),
         (int | str, 1.0, 1),
@@ -360,6 +389,10 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Literal["a"] | bytes, "YQ==", b"a"),
         (Even | Base | dict[str, int], {"number": 3}, {"number": 3}),
         (Colour | Literal["green"], "green", "green"),
+        (Literal[1, "a"] | bytes | bool, 1.0, 1),
+        (One | Two, {"a": 1, "b": "YQ=="}, {"a": 1, "b": b"a"}),
+        (Two | Three, {"a": 1, "c": "YQ=="}, {"a": 1, "c": b"a"}),
+        (TextAndNumber | Bytes, {"b": "YQ=="}, {"b": b"a"}),
         (list[int] | list[float], [1, 2.5], [1.0, 2.5]),
         (list[int] | set[bytes], ["YQ=="], {b"a"}),
         (list[bool] | list[Level], [2], [Level.HIGH]),
@@ -369,6 +402,7 @@ def test_json_that_is_the_value_needs_no_reader(hint: Any) -> None:
         (Annotated[pathlib.Path, Field(pattern="^/srv/")] | str, "/srv/a", pathlib.Path("/srv/a")),
         (Annotated[list[Base], Field(min_length=2)] | list[Derived], [{"a": 1}], [Derived(1)]),
         (Annotated[dict[str, Base], Field(min_length=2)] | dict[str, Derived], {"b": {"a": 1}}, {"b": Derived(1)}),
+        (Annotated[dict[str, Base], Field(min_length=1)] | dict[str, Derived], {"b": {"a": 1}}, {"b": Base(1)}),
         (Annotated[int | bytes, Field(ge=3)] | Level, 2, Level.HIGH),
         (Annotated[bytes, "Bytes."] | str, "!", "!"),
         (Node, {"left": {"value": "2026-01-31"}}, Branch(Leaf(datetime.date(2026, 1, 31)))),
@@ -609,6 +643,7 @@ def test_a_value_is_written_by_its_type(value: Any, json: Any) -> None:
         (Base | None, None, None),
         (Base | Derived, Derived(1, "x"), {"a": 1, "secret": "x"}),
         (Base | str, Derived(1, "x"), {"a": 1}),
+        (Base | Outer, Outer(1, Derived(1, "x")), {"a": 1, "inner": {"a": 1}}),
         (Annotated[typing.NewType("Id", Base) | int, "Text."], Derived(1, "x"), {"a": 1}),  # type: ignore[valid-newtype]
         (Annotated[typing.NewType("Id", Annotated[Base, 1]), 2] | int, Derived(1, "x"), {"a": 1}),  # type: ignore
         (TypedDict("Held", {"base": Base, "n": int}), {"base": Derived(1, "x"), "n": 1}, {"base": {"a": 1}, "n": 1}),
