@@ -589,7 +589,7 @@ def test_types_follow_the_form() -> None:
     assert_type(ListRoots().read({"roots": []}), Roots)
 
 
-@pytest.mark.parametrize("action", [None, "", "accepted", "ACCEPT", 1, ["accept"], {}])
+@pytest.mark.parametrize("action", [None, "", "accepted", "ACCEPT", "Decline", 1, ["accept"], {}])
 def test_an_answer_says_which_of_the_three_it_is(action: Any) -> None:
     for question in (Elicit("?", bool), ElicitUrl("?", "https://a")):
         for answer in ({"action": action}, {}):
