@@ -14,9 +14,10 @@ in every run, and `only=n` runs the one that failed.
 
     assert cancel_everywhere(scenario, watch="tools/call") > 10
 
-`watch` is a part of a task's name, or a predicate.  A task's own steps show every place where it can be interrupted
-*between* two deeds; `watch=anything` counts the steps of all tasks, and so interrupts it also while it waits, such as
-in the middle of a `send_all` that the peer reads byte by byte.
+`watch` is a part of a task's name (that of the one which runs the scenario is "the scenario"), or a predicate.  The
+steps of a task show every place where it can be interrupted *between* two deeds; `watch=anything` counts the steps of
+all tasks, and so interrupts it also while it waits, such as in the middle of a `send_all` that the peer reads byte by
+byte.
 
 After each run: no task is left that was not there before, no file descriptor, no busy thread; and what the peer's end
 of every pair from `attempt.streams` was sent consists of whole lines of JSON.  Whatever else must hold (the link still
@@ -51,6 +52,7 @@ __all__ = [
     "PipeEnd",
     "Stuck",
     "anything",
+    "awaiting_threads",
     "busy_threads",
     "cancel_everywhere",
     "narrow",
@@ -58,6 +60,7 @@ __all__ = [
     "patiently",
     "pipe_pair",
     "running_tasks",
+    "stuck",
     "unwrapped",
     "where_all_stand",
     "wide",
@@ -94,15 +97,25 @@ def running_tasks() -> set[Task]:
 
 
 def busy_threads() -> set[str]:
-    """The names of the threads that do something.  Trio keeps idle ones for later, under a name of their own."""
+    """The names of the threads that do something: not Trio's idle workers, which it keeps, nor daemons of others."""
     main = threading.main_thread()
     return {thread.name for thread in threading.enumerate() if thread is not main and _works(thread)}
 
 
 def _works(thread: threading.Thread) -> bool:
-    # Others may have daemons of their own, such as the timer of a test; Trio's workers, which are daemons too, are
-    # called "<function> from <task>" while they work.
-    return not thread.daemon or " from " in thread.name
+    worker = getattr(getattr(thread, "_target", None), "__self__", None)
+    if isinstance(worker, trio._core._thread_cache.WorkerThread):
+        return worker not in trio._core._thread_cache.THREAD_CACHE._idle_workers
+    return not thread.daemon
+
+
+def awaiting_threads() -> bool:
+    """Whether some task waits for a thread."""
+    return any(
+        frame.f_code.co_name == "to_thread_run_sync"
+        for task in running_tasks()
+        for frame, _ in task.iter_await_frames()
+    )
 
 
 def open_fds() -> set[tuple[int, str]]:
@@ -129,14 +142,26 @@ def _stands(task: Task) -> str:
     return " > ".join(own[-4:]) or "(not started, or inside Trio)"
 
 
+def stuck(why: str) -> Stuck:
+    """The error that ends a run in which all wait for ever.  From now on no shield keeps anybody from being cancelled:
+    otherwise the test would hang instead of failing."""
+    error = Stuck(f"{why}; the tasks:\n{where_all_stand()}")
+    for task in running_tasks():
+        status: Any = task._cancel_status
+        while status is not None:
+            status._scope.shield = False
+            status = status._parent
+    return error
+
+
 async def patiently(wait: Callable[[], Awaitable[T]], what: str) -> T:
     """What `wait` returns; `Stuck` instead of waiting for ever.  It may be called again, so it must have no effects."""
     while True:
         with trio.move_on_after(PATIENCE):
             return await wait()
         # A mock clock jumps also while a thread works, for it knows only tasks.
-        if not busy_threads():
-            raise Stuck(f"waited in vain for {what}; the tasks:\n{where_all_stand()}")
+        if not awaiting_threads():
+            raise stuck(f"waited in vain for {what}")
 
 
 @contextlib.contextmanager
@@ -390,11 +415,18 @@ def _run(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt, seed:
     fds, threads = open_fds(), busy_threads()
     with _ordered(seed), unwrapped():
         trio.run(_guarded, scenario, attempt, clock=MockClock(autojump_threshold=0), instruments=[attempt])
-    _gone("threads", lambda: busy_threads() - threads)
-    _gone("file descriptors", lambda: open_fds() - fds)
+    # A worker thread hands over its result just before it is idle: the only thing here that happens in real time.
+    until = time.monotonic() + 5
+    while busy_threads() - threads and time.monotonic() < until:
+        time.sleep(0.001)
+    if left := busy_threads() - threads:
+        raise Leak(f"threads were left: {sorted(left)}")
+    if more := open_fds() - fds:
+        raise Leak(f"file descriptors were left: {sorted(more)}")
 
 
 async def _guarded(scenario: Callable[[Attempt], Awaitable[None]], attempt: Attempt) -> None:
+    trio.lowlevel.current_task().name = "the scenario"
     before = running_tasks()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_watchdog, name="the watchdog")
@@ -410,17 +442,8 @@ async def _watchdog() -> None:
     days = 0
     while days < 30:  # a scenario may sleep, though not for a month
         await trio.sleep(PATIENCE)
-        days = 0 if busy_threads() else days + 1
-    raise Stuck(f"the scenario does not end; the tasks:\n{where_all_stand()}")
-
-
-def _gone(what: str, left: Callable[[], set[T]]) -> None:
-    # A worker thread hands over its result just before it is idle: the only thing here that happens in real time.
-    until = time.monotonic() + 5
-    while left() and time.monotonic() < until:
-        time.sleep(0.001)
-    if still := left():
-        raise Leak(f"{what} were left: {sorted(map(str, still))}")
+        days = 0 if awaiting_threads() else days + 1
+    raise stuck("the scenario does not end")
 
 
 @contextlib.contextmanager

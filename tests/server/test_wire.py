@@ -1,0 +1,738 @@
+"""The tools of the other tests: that they pass what is right, and fail where they must.
+
+Most servers here are stand-ins that know just enough to be wrong in one way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, check_half_closeable_stream, lockstep_stream_pair, memory_stream_pair
+
+from tests.server.checkpoints import (
+    PATIENCE,
+    Attempt,
+    Leak,
+    PipeEnd,
+    Stuck,
+    anything,
+    busy_threads,
+    cancel_everywhere,
+    narrow,
+    pipe_pair,
+    unwrapped,
+    wide,
+)
+from tests.server.wire import (
+    CANCELLED,
+    LATEST,
+    MESSAGE,
+    PROGRESS,
+    REVISION_NAMES,
+    Broken,
+    Wire,
+    WireError,
+    connected,
+    everywhere,
+    legacy,
+    modern,
+    since,
+    until,
+)
+from trio_mcp.context import Context
+from trio_mcp.core.content import TextContent
+from trio_mcp.server import Server
+
+Say = Callable[[Any], bytes]
+Ask = Callable[[Any, Any], Awaitable[None]]
+
+
+# Stand-ins.
+
+
+async def lines_of(stream: trio.abc.Stream) -> AsyncGenerator[Any, None]:
+    rest = b""
+    while data := bytes(await stream.receive_some()):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+def line(**message: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+
+
+def result(id: Any, **members: Any) -> bytes:
+    return line(id=id, result=members)
+
+
+def handshake(message: Any) -> bytes:
+    info = {"name": "small", "version": "1"}
+    return result(message["id"], protocolVersion=message["params"]["protocolVersion"], capabilities={}, serverInfo=info)
+
+
+def saying(say: Say) -> Any:
+    """Serves one client: it says what `say` makes of each request but the opening."""
+
+    async def serve(_: Any, stream: trio.abc.Stream) -> None:
+        async with contextlib.aclosing(lines_of(stream)) as messages:
+            async for message in messages:
+                if message["method"] == "initialize":
+                    await stream.send_all(handshake(message))
+                elif "id" in message:
+                    await stream.send_all(say(message["id"]))
+
+    return serve
+
+
+TEXT = {"content": [{"type": "text", "text": "hi"}]}
+
+
+# The client, and a server that is right.
+
+
+def shop(**options: Any) -> Server:
+    server = Server("shop", version="1", instructions="Be kind.", offers=["prompts"], **options)
+
+    @server.tool
+    async def order(ctx: Context, what: str) -> str:
+        """Order something."""
+        await ctx.progress(1, 2)
+        await ctx.log("info", "asking")
+        answer = await ctx.sample(f"How many {what}?", max_tokens=5)
+        assert isinstance(answer.content, TextContent)
+        await ctx.progress(2, 2)
+        return f"{answer.content.text} {what}"
+
+    @server.tool
+    async def wait() -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    @server.resource("stock://apples")
+    def apples() -> str:
+        return "7"
+
+    return server
+
+
+def sampled(text: str) -> Callable[[Any], Any]:
+    return lambda params: {"role": "assistant", "model": "m", "content": {"type": "text", "text": text}}
+
+
+@pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, wide, narrow])
+@everywhere
+async def test_one_body_runs_in_every_revision(
+    revision: str, streams: Callable[[], Any], autojump_clock: MockClock
+) -> None:
+    server = shop()
+    async with connected(server, revision, streams=streams, log_level="info") as wire:
+        about = await wire.about()
+        assert (about["serverInfo"]["name"], about["instructions"]) == ("shop", "Be kind.")
+        assert [tool["name"] for tool in (await wire.call("tools/list"))["tools"]] == ["order", "wait"]
+
+        wire.answers["sampling/createMessage"] = sampled("three")
+        found = await wire.call("tools/call", {"name": "order", "arguments": {"what": "pears"}}, progress="p")
+        assert found["content"] == [{"type": "text", "text": "three pears"}]
+        assert [params["progress"] for params in wire.noted(PROGRESS)] == [1, 2]
+        assert (await wire.note(MESSAGE))["data"] == "asking"
+        [(method, params)] = wire.asked
+        assert method == "sampling/createMessage"
+        assert params["messages"][0]["content"] == {"type": "text", "text": "How many pears?"}
+
+        with pytest.raises(WireError) as caught:
+            await wire.call("tools/call", {"name": "steal"})
+        assert caught.value.code == -32602
+
+
+@everywhere
+async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
+    server = shop()
+    async with connected(server, revision) as wire:
+        listening = await wire.subscribe(tools=True, uris=["stock://apples"])
+        assert listening.agreed == {"tools", "stock://apples"}
+        server.changed("tools", "prompts")
+        server.updated("stock://apples")
+        assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "stock://apples")}
+        server.updated("stock://apples")
+        assert await wire.changed() == ("updated", "stock://apples")
+        await listening.end()
+        await trio.testing.wait_all_tasks_blocked()
+        server.updated("stock://apples")
+        before = len(wire.notes)
+        await trio.sleep(1)
+        assert len(wire.notes) == before
+
+
+@everywhere
+async def test_a_call_can_be_left_and_cancelled(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+        id = await wire.start("tools/call", {"name": "wait"}, id="mine")
+        with trio.move_on_after(5) as scope:
+            await wire.response(id)
+        assert scope.cancelled_caught
+        await wire.cancel(id, "enough")
+        await trio.sleep(1)
+        assert not wire.answered("mine")
+        assert (await wire.call("tools/list"))["tools"]
+
+
+@everywhere
+async def test_the_log_level_may_change(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision, answers={"sampling/createMessage": sampled("1")}) as wire:
+        await wire.set_level("error")
+        await wire.call("tools/call", {"name": "order", "arguments": {"what": "figs"}})
+        assert not wire.noted(MESSAGE)
+        await wire.set_level("debug")
+        await wire.call("tools/call", {"name": "order", "arguments": {"what": "figs"}})
+        assert len(wire.noted(MESSAGE)) == 1
+
+
+@everywhere
+async def test_a_question_may_be_answered_with_an_error(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+        wire.answers["sampling/createMessage"] = lambda params: WireError(-1, "no")
+        order = {"name": "order", "arguments": {"what": "figs"}}
+        if revision == LATEST:  # there is no such thing there: the call is left
+            with pytest.raises(WireError, match="no"):
+                await wire.call("tools/call", order)
+        else:
+            message = await wire.exchange("tools/call", order)
+            assert "error" in message or message["result"]["isError"]
+
+
+@modern
+async def test_rounds_may_be_run_by_hand(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+        order = {"name": "order", "arguments": {"what": "figs"}}
+        first = await wire.call("tools/call", order, rounds=False)
+        assert (first["resultType"], len(first["inputRequests"])) == ("input_required", 1)
+        answers = {key: sampled("2")({}) for key in first["inputRequests"]}
+        again = {**order, "inputResponses": answers, "requestState": first["requestState"]}
+        assert (await wire.call("tools/call", again))["content"][0]["text"] == "2 figs"
+
+
+@modern
+async def test_a_handler_that_waits_may_outlive_its_connection_in_a_run_that_goes_on(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = shop()
+    async with server.running():
+        async with connected(server, revision) as wire:
+            await wire.call("tools/call", {"name": "order", "arguments": {"what": "figs"}}, rounds=False)
+        assert server.statistics().parked == 1
+
+
+@legacy
+async def test_a_question_that_the_server_takes_back_is_not_answered(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+
+        async def think(params: Any) -> None:
+            await trio.sleep_forever()
+
+        wire.answers["sampling/createMessage"] = think
+        id = await wire.start("tools/call", {"name": "order", "arguments": {"what": "figs"}})
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(wire.asked) == 1
+        await wire.cancel(id)
+        await wire.note(CANCELLED)
+        # Were it still being answered, the end of the stream would have to wait for it.
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26"])
+async def test_batches_go_both_ways(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+        batch = [wire.request("ping"), wire.request("tools/list")]
+        await wire.send(batch)
+        assert (await wire.response(batch[0]["id"]))["result"] == {}
+        assert (await wire.response(batch[1]["id"]))["result"]["tools"]
+        assert wire.lines[-1].startswith(b"[")
+
+
+@everywhere
+async def test_an_error_that_names_no_request_is_kept(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision) as wire:
+        wire.post_bytes(b"{\n")
+        assert (await wire.call("tools/list"))["tools"]
+        assert [message["error"]["code"] for message in wire.unaddressed] == [-32700]
+
+
+async def test_a_client_may_stop_reading(autojump_clock: MockClock) -> None:
+    async with connected(shop(), "2025-11-25", streams=narrow) as wire:
+        heard = len(wire.lines)
+        with wire.deaf():
+            id = await wire.start("ping")
+            await trio.sleep(10)
+            assert (len(wire.lines), wire.answered(id)) == (heard, False)
+        assert (await wire.response(id))["result"] == {}
+
+
+async def test_what_a_test_raises_leaves_the_connection_as_it_is(autojump_clock: MockClock) -> None:
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as caught:
+        async with connected(shop(), LATEST):
+            raise mine
+    assert caught.value is mine
+
+
+def test_the_revisions_of_a_test_may_be_chosen() -> None:
+    chosen = [mark.args[1] for mark in (since("2025-11-25"), until("2025-03-26"), legacy, modern, everywhere)]
+    names = REVISION_NAMES
+    assert chosen == [names[3:], names[:2], names[:4], names[4:], names]
+
+
+# Servers that are wrong.
+
+ACK = {"method": "notifications/subscriptions/acknowledged"}
+TAG = {"_meta": {"io.modelcontextprotocol/subscriptionId": 1}}
+DONE = {"resultType": "complete", **TEXT}
+
+
+def note(method: str, **params: Any) -> bytes:
+    return line(method=f"notifications/{method}", params=params)
+
+
+ANY = "2025-11-25"
+WRONG: list[tuple[str, str, str, Say]] = [
+    ("nonsense", ANY, "no JSON", lambda id: b"hello\n"),
+    ("an empty line", ANY, "no JSON", lambda id: b"\n"),
+    ("bytes that are no UTF-8", ANY, "no JSON", lambda id: b'"\xff"\n'),
+    ("a newline within a message", ANY, "no JSON", lambda id: result(id, **TEXT).replace(b", ", b",\n", 1)),
+    ("a carriage return", ANY, "carriage return", lambda id: result(id, **TEXT).replace(b"\n", b"\r\n")),
+    ("NaN", ANY, "NaN is no JSON", lambda id: result(id, **TEXT, x=float("nan"))),
+    ("a key twice", ANY, "a key twice", lambda id: result(id, **TEXT).replace(b'"id"', b'"id": 1, "id"')),
+    ("no object", ANY, "no message", lambda id: b"7\n"),
+    ("another version", ANY, "no message", lambda id: result(id, **TEXT).replace(b'"2.0"', b'"1.0"')),
+    ("an array", ANY, "an array", lambda id: b"[" + result(id, **TEXT).strip() + b"]\n"),
+    ("an empty array", "2025-03-26", "an array", lambda id: b"[]\n"),
+    ("both outcomes", ANY, "neither", lambda id: line(id=id, result={}, error={"code": 1, "message": ""})),
+    ("two answers", ANY, "nothing that waits", lambda id: result(id, **TEXT) * 2),
+    ("an answer to nobody", ANY, "nothing that waits", lambda id: result(99, **TEXT)),
+    ("an answer to an id of another type", ANY, "nothing that waits", lambda id: result(str(id), **TEXT)),
+    ("a result without an id", ANY, "neither", lambda id: line(result={})),
+    ("a result with null for an id", ANY, "without an id", lambda id: result(None)),
+    ("a result that is none", ANY, "no CallToolResult", lambda id: result(id, content="hi")),
+    ("an error that is none", ANY, "no JSONRPCErrorResponse", lambda id: line(id=id, error={"code": "x"})),
+    ("an old error that is none", "2024-11-05", "no JSONRPCError,", lambda id: line(id=id, error={"code": "x"})),
+    ("a modern result without its type", LATEST, "no CallToolResult", lambda id: result(id, **TEXT)),
+    ("a modern request", LATEST, "a request by the server", lambda id: line(id=1, method="ping")),
+    ("a request of another revision", "2025-03-26", "nothing that", lambda id: line(id=1, method="elicitation/create")),
+    ("a bad request", ANY, "no CreateMessageRequest", lambda id: line(id=1, method="sampling/createMessage")),
+    ("an unknown notification", ANY, "nothing that a server sends", lambda id: note("weather", sun=1)),
+    ("a bad notification", ANY, "no LoggingMessage", lambda id: note("message", level="loud", data=1)),
+    ("a client's notification", ANY, "nothing that a server sends", lambda id: note("initialized")),
+    ("progress of nothing", ANY, "nothing that runs", lambda id: note("progress", progressToken="q", progress=1)),
+    ("progress at the same place", ANY, "rise", lambda id: 2 * note("progress", progressToken="p", progress=1)),
+    (
+        "progress after the end",
+        ANY,
+        "nothing that runs",
+        lambda id: result(id, **TEXT) + note("progress", progressToken="p", progress=1),
+    ),
+    ("a modern log unasked", LATEST, "no request asked", lambda id: note("message", level="info", data=1)),
+    ("a change on no subscription", LATEST, "on no sub", lambda id: note("tools/list_changed")),
+    ("a change tagged with a call", LATEST, "on no sub", lambda id: note("tools/list_changed", **TAG)),
+    ("an acknowledgement of nothing", LATEST, "on no sub", lambda id: line(**ACK, params={**TAG, "notifications": {}})),
+    ("a tag in an old revision", ANY, "no such thing", lambda id: note("tools/list_changed", **TAG)),
+]
+
+
+@pytest.mark.parametrize(("revision", "why", "say"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+async def test_what_breaks_a_rule_is_found(
+    revision: str, why: str, say: Say, shared_schemas: Any, autojump_clock: MockClock
+) -> None:
+    async def talk() -> None:
+        async with connected(None, revision, serve=saying(say)) as wire:
+            await wire.exchange("tools/call", {"name": "x"}, progress="p")
+            await trio.sleep(1)
+
+    with pytest.raises(Broken, match=why):
+        await talk()
+
+
+LISTENING: list[tuple[str, str, Say]] = [
+    ("a change before the acknowledgement", "before the ack", lambda id: note("tools/list_changed", **TAG)),
+    (
+        "more than was asked for",
+        "not asked for",
+        lambda id: line(**ACK, params={**TAG, "notifications": {"toolsListChanged": True, "promptsListChanged": True}}),
+    ),
+    (
+        "another resource",
+        "not asked for",
+        lambda id: line(**ACK, params={**TAG, "notifications": {"resourceSubscriptions": ["x://b"]}}),
+    ),
+    (
+        "what was not promised",
+        "not promised",
+        lambda id: line(**ACK, params={**TAG, "notifications": {}}) + note("tools/list_changed", **TAG),
+    ),
+    ("two acknowledgements", "twice", lambda id: 2 * line(**ACK, params={**TAG, "notifications": {}})),
+    ("an end without its id", "without its id", lambda id: result(id, resultType="complete", _meta={"x": 1})),
+]
+
+
+@pytest.mark.parametrize(("why", "say"), [row[1:] for row in LISTENING], ids=[row[0] for row in LISTENING])
+async def test_what_breaks_a_rule_of_subscriptions_is_found(why: str, say: Say, autojump_clock: MockClock) -> None:
+    async def talk() -> None:
+        async with connected(None, LATEST, serve=saying(say), check=False) as wire:
+            await wire.subscribe(tools=True, uris=["x://a"])
+            await trio.sleep(1)
+
+    with pytest.raises(Broken, match=why):
+        await talk()
+
+
+async def test_a_refused_subscription_raises(autojump_clock: MockClock) -> None:
+    refuse: Say = lambda id: line(id=id, error={"code": -32603, "message": "full"})  # noqa: E731
+    async with connected(None, LATEST, serve=saying(refuse)) as wire:
+        with pytest.raises(WireError, match="full"):
+            await wire.subscribe(tools=True)
+
+
+async def test_half_a_line_at_the_end_is_found(autojump_clock: MockClock) -> None:
+    with pytest.raises(Broken, match="half a line"):
+        async with connected(None, LATEST, serve=saying(lambda id: result(id, **DONE) + b'{"jsonr')) as wire:
+            await wire.call("tools/call", {"name": "x"})
+
+
+async def test_questions_without_end_are_found(autojump_clock: MockClock) -> None:
+    more: Say = lambda id: result(id, resultType="input_required", requestState="s")  # noqa: E731
+    async with connected(None, LATEST, serve=saying(more)) as wire:
+        with pytest.raises(Broken, match="asks for ever"):
+            await wire.call("tools/call", {"name": "x"})
+
+
+async def test_a_wait_in_vain_ends(autojump_clock: MockClock) -> None:
+    async with connected(None, LATEST, serve=saying(lambda id: b"")) as wire:
+        with pytest.raises(Stuck, match=r"in vain for the response to 1(.|\n)*the server: "):
+            await wire.call("tools/call", {"name": "x"})
+        with pytest.raises(Stuck, match="notifications/progress"):
+            await wire.note(PROGRESS)
+
+
+async def test_a_wait_is_not_in_vain_while_a_thread_works(autojump_clock: MockClock) -> None:
+    release = threading.Event()
+
+    async def serve(_: Any, stream: trio.abc.Stream) -> None:
+        message = json.loads(await stream.receive_some())
+        await trio.to_thread.run_sync(release.wait, 10)
+        await stream.send_all(result(message["id"], **DONE))
+
+    async def let_go() -> None:
+        for _ in range(3):
+            await trio.sleep(PATIENCE)
+        release.set()
+
+    async with connected(None, LATEST, serve=serve) as wire, trio.open_nursery() as nursery:
+        nursery.start_soon(let_go)
+        assert await wire.call("tools/call", {"name": "x"}) == DONE
+
+
+async def test_waiting_for_a_server_that_has_gone_ends_at_once(autojump_clock: MockClock) -> None:
+    async def serve(_: Any, stream: trio.abc.Stream) -> None:
+        await stream.receive_some()
+
+    async with connected(None, LATEST, serve=serve) as wire:
+        with pytest.raises(Broken, match="ended before the response"):
+            await wire.call("tools/call", {"name": "x"})
+        assert wire.ended.is_set()
+        assert trio.current_time() == pytest.approx(0, abs=1)
+
+
+async def test_a_server_that_does_not_return_is_found(autojump_clock: MockClock) -> None:
+    async def serve(_: Any, stream: trio.abc.HalfCloseableStream) -> None:
+        assert await stream.receive_some() == b""
+        await stream.send_eof()
+        await trio.sleep_forever()
+
+    with pytest.raises(Stuck, match="the server to return"):
+        async with connected(None, LATEST, serve=serve):
+            pass
+
+
+@pytest.mark.parametrize("system", [True, False])
+async def test_a_task_that_outlives_its_connection_is_found(system: bool, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as outer:
+
+        async def serve(_: Any, stream: trio.abc.Stream) -> None:
+            if system:
+                scopes.append(await started(trio.lowlevel.spawn_system_task))
+            else:
+                outer.start_soon(trio.sleep_forever)
+            assert await stream.receive_some() == b""
+
+        async def started(spawn: Callable[..., Any]) -> trio.CancelScope:
+            scope = trio.CancelScope()
+
+            async def sleep() -> None:
+                with scope:
+                    await trio.sleep_forever()
+
+            spawn(sleep, name="a task that nobody owns")
+            return scope
+
+        scopes: list[trio.CancelScope] = []
+        with pytest.raises(AssertionError, match="tasks were left"):
+            async with connected(None, LATEST, serve=serve):
+                outer.start_soon(trio.sleep_forever, name="a task of the test, which is its own business")
+        for scope in scopes:
+            scope.cancel()
+        outer.cancel_scope.cancel()
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("capacity", [70_000, float("inf")])
+async def test_the_pipes_are_streams_as_trio_has_them(capacity: float) -> None:
+    async def make() -> tuple[PipeEnd, PipeEnd]:
+        return pipe_pair(capacity)
+
+    async def clogged() -> tuple[PipeEnd, PipeEnd]:
+        left, right = narrow()
+        await left.send_all(b"x")
+        await right.send_all(b"x")
+        return left, right
+
+    await check_half_closeable_stream(make, clogged)
+
+
+async def test_a_cancelled_send_leaves_what_had_room(autojump_clock: MockClock) -> None:
+    left, right = pipe_pair(3)
+    with trio.move_on_after(1) as scope:
+        await left.send_all(b"abcde")
+    assert scope.cancelled_caught
+    await left.send_eof()
+    assert (await right.receive_some(), await right.receive_some()) == (b"abc", b"")
+    assert right.heard == b"abc"
+
+
+# Cancelling everywhere.
+
+Echo = Callable[[trio.abc.Stream, bytes], Awaitable[None]]
+
+
+async def shielded(stream: trio.abc.Stream, data: bytes) -> None:
+    """Finishes the line that it has begun."""
+    await trio.lowlevel.checkpoint()
+    with trio.CancelScope(shield=True):
+        await stream.send_all(data)
+
+
+async def careless(stream: trio.abc.Stream, data: bytes) -> None:
+    await stream.send_all(data)
+
+
+async def with_a_task(stream: trio.abc.Stream, data: bytes) -> None:
+    try:
+        await shielded(stream, data)
+    except trio.Cancelled:
+        trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a task that nobody owns")
+        raise
+
+
+pipes: list[int] = []
+
+
+async def with_a_file(stream: trio.abc.Stream, data: bytes) -> None:
+    ends = os.pipe()
+    try:
+        await shielded(stream, data)
+    except trio.Cancelled:
+        pipes.extend(ends)
+        raise
+    for fd in ends:
+        os.close(fd)
+
+
+def scenario_of(write: Echo, streams: Callable[[], Any]) -> Callable[[Attempt], Awaitable[None]]:
+    """A server whose writing is cancelled, and which ends the stream then."""
+
+    async def scenario(attempt: Attempt) -> None:
+        async def serve(_: Any, stream: trio.abc.Stream) -> None:
+            with attempt.window():
+                async with contextlib.aclosing(lines_of(stream)) as messages:
+                    async for message in messages:
+                        await write(stream, result(message["id"], **DONE))
+
+        peer, ours = attempt.streams(streams)()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_and_close, serve, ours, name="small server")
+            nursery.start_soon(read_to_the_end, peer)
+            with contextlib.suppress(trio.BrokenResourceError):
+                await peer.send_all(line(id=1, method="tools/call"))
+                await peer.send_all(line(id=2, method="tools/call"))
+                await peer.send_eof()
+
+    return scenario
+
+
+async def read_to_the_end(stream: trio.abc.Stream) -> None:
+    while await stream.receive_some():
+        pass
+
+
+async def serve_and_close(serve: Any, stream: trio.abc.Stream) -> None:
+    await serve(None, stream)
+    with trio.CancelScope(shield=True):
+        await stream.aclose()
+
+
+@pytest.mark.parametrize("watch", ["small server", anything], ids=["its own steps", "all steps"])
+@pytest.mark.parametrize("streams", [wide, lambda: pipe_pair(16)], ids=["wide", "narrow"])
+def test_a_server_that_finishes_its_lines_passes(streams: Callable[[], Any], watch: Any) -> None:
+    heard: set[int] = set()
+    scenario = scenario_of(shielded, streams)
+    steps = cancel_everywhere(scenario, watch=watch, after=lambda a: heard.add(a.ends[0].heard.count(b"\n")))
+    assert steps > 4
+    assert heard == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [(careless, "a part of a line"), (with_a_task, "tasks were left"), (with_a_file, "file descriptors were left")],
+)
+def test_what_a_cancellation_leaves_behind_is_found(write: Echo, why: str) -> None:
+    if write is with_a_file and not os.path.isdir("/proc/self/fd"):
+        pytest.skip("the system does not tell which files are open")
+    with pytest.raises(Leak, match=why) as caught:
+        cancel_everywhere(scenario_of(write, lambda: pipe_pair(16)), watch=anything)
+    assert re.match(r"with the deed at step \d+, .*: .*test_wire.py:\d+ ", caught.value.__notes__[0])
+    while pipes:
+        os.close(pipes.pop())
+
+
+def test_a_cut_line_may_be_allowed() -> None:
+    assert cancel_everywhere(scenario_of(careless, lambda: pipe_pair(16)), watch=anything, may_cut=True) > 20
+
+
+def test_a_line_that_is_no_message_is_found() -> None:
+    async def babble(stream: trio.abc.Stream, data: bytes) -> None:
+        await shielded(stream, b"hello\n")
+
+    with pytest.raises(json.JSONDecodeError):
+        cancel_everywhere(scenario_of(babble, wide), watch="small server")
+
+
+def test_a_thread_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    offset = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(offset)))  # it gives threads some real seconds to end
+
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window():
+            await trio.to_thread.run_sync(release.wait, 60, abandon_on_cancel=True)
+
+    with pytest.raises(Leak, match="threads were left"):
+        cancel_everywhere(scenario, watch=anything, only=1)
+    monkeypatch.undo()
+    release.set()
+    while busy_threads():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("shield", [False, True])
+def test_a_scenario_that_does_not_end_is_found(shield: bool) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window():
+            await trio.lowlevel.checkpoint()
+        with trio.CancelScope(shield=shield):
+            await trio.sleep_forever()
+
+    with pytest.raises(Stuck, match="does not end"):
+        cancel_everywhere(scenario, watch=anything)
+
+
+def test_a_check_of_the_scenario_s_own_is_heard() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window():
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+        assert attempt.n != 2, "it did not go well"
+
+    with pytest.raises(AssertionError, match="it did not go well") as caught:
+        cancel_everywhere(scenario, watch="the scenario")
+    assert caught.value.__notes__[0].startswith("with the deed at step 2, the scenario: ")
+
+
+@pytest.mark.parametrize(
+    ("watch", "why"), [("nobody", "no step of nobody"), (anything, "opened no window")], ids=["a name", "no window"]
+)
+def test_a_harness_that_tries_nothing_says_so(watch: Any, why: str) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        if watch == "nobody":
+            with attempt.window():
+                await trio.lowlevel.checkpoint()
+
+    with pytest.raises(AssertionError, match=why):
+        cancel_everywhere(scenario, watch=watch)
+
+
+def test_a_scenario_has_an_end() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window():
+            for _ in range(10):
+                await trio.lowlevel.checkpoint()
+
+    with pytest.raises(AssertionError, match="not at an end after 5"):
+        cancel_everywhere(scenario, watch=anything, most=5)
+    assert cancel_everywhere(scenario, watch=anything, most=5, only=3) == 1
+
+
+def test_another_deed_may_be_done() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        send, receive = trio.open_memory_channel[int](1)
+        with attempt.window(lambda: send.send_nowait(attempt.n)), trio.move_on_after(10):
+            assert await receive.receive() == attempt.n
+            await trio.lowlevel.checkpoint()
+        assert not attempt.scope.cancel_called
+
+    assert cancel_everywhere(scenario, watch=anything) > 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_deed_that_fails_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window(lambda: [][0] if attempt.n else None):
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+
+    with pytest.raises(AssertionError, match="the deed failed"):
+        cancel_everywhere(scenario, watch=anything)
+    assert "IndexError" in caplog.text
+
+
+def test_steps_are_the_same_in_every_run() -> None:
+    places: list[list[str]] = []
+    for _ in range(2):
+        places.append([])
+        cancel_everywhere(
+            scenario_of(shielded, lambda: pipe_pair(32)), watch=anything, after=lambda a: places[-1].append(a.where)
+        )
+    assert places[0] == places[1]
+    assert len(set(places[0])) > 4
+
+
+def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:
+    mine = KeyError()
+    with pytest.raises(KeyError) as caught, unwrapped():
+        raise ExceptionGroup("outer", [ExceptionGroup("inner", [mine])])
+    assert caught.value is mine
+    with pytest.raises(ExceptionGroup), unwrapped():
+        raise ExceptionGroup("two", [mine, KeyError()])
+
+
+def test_a_wire_says_what_a_client_can_do() -> None:
+    stream, _ = narrow()
+    assert Wire(stream, "2024-11-05").capabilities.keys() == {"roots", "sampling"}
+    assert Wire(stream, LATEST, capabilities={}).capabilities == {}
