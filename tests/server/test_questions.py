@@ -177,6 +177,7 @@ ONE_OF_EACH: list[tuple[Inquiry[Any], str]] = [
 ]
 
 
+@req("elic-47")
 @EVERY
 @pytest.mark.parametrize(("question", "since"), ONE_OF_EACH, ids=["form", "url", "sample", "roots"])
 def test_a_question_is_asked_where_it_exists_and_refused_elsewhere(
@@ -651,7 +652,7 @@ def test_ids_of_pages_are_unique_and_cannot_be_guessed() -> None:
     assert min(map(len, ids)) >= 20  # 128 bits and more
 
 
-@req("elic-21", "elic-22")
+@req("elic-21")
 def test_completion_names_the_question_that_it_completes(shared_schemas: Path) -> None:
     first, second = ElicitUrl("?", "https://a.example"), ElicitUrl("?", "https://a.example")
     params = first.completed_params()
