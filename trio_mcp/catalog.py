@@ -104,14 +104,19 @@ class Catalog:
                 return template, variables
         return None
 
-    def completer(self, kind: str, name: str, argument: str) -> Completing | None:
+    def completer(
+        self, kind: str, name: str, argument: str, allowed: Callable[[Any], bool] | None = None
+    ) -> Completing | None:
         """What completes an argument of what is named by a "ref/prompt" or "ref/resource".
 
         One for this argument goes before one for all arguments of this prompt or template, that before those for all;
         of the latter, those of a mounted catalog go first for what is its own.  Raises RequestError for a reference to
-        nothing and for an argument that is not there (cmpl-06).
+        nothing, to what `allowed` leaves out, and for an argument that is not there (cmpl-06).
         """
         entry = self._completed(kind, name)
+        if entry is None or (allowed is not None and not allowed(entry)):
+            what = "prompt" if kind == "ref/prompt" else "resource or resource template"
+            raise RequestError(INVALID_PARAMS, f"there is no {what} {shown(name)}")
         if argument not in entry.takes:
             raise RequestError(INVALID_PARAMS, f"{entry} has no argument {shown(argument)}")
         levels: list[tuple[Catalog, Entry]] = [(self, entry)]
@@ -126,20 +131,15 @@ class Catalog:
                 return Completing(found, entry, levels[at][1].key, entry.owners[:at])
         return None
 
-    def _completed(self, kind: str, name: str) -> Entry:
+    def _completed(self, kind: str, name: str) -> Entry | None:
         """cmpl-08: a prompt by its name, or a template by itself or by a URI that it stands for."""
         if kind == "ref/prompt":
-            prompt: Entry | None = self._tables["prompts"].get(name)
-            if prompt is None:
-                raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}")
-            return prompt
+            return self.prompt(name)
         template: Entry | None = self._tables["templates"].get(name)
         if template is not None:
             return template
         found = self.resource(name)
-        if found is None:
-            raise RequestError(INVALID_PARAMS, f"there is no resource or resource template {shown(name)}")
-        return found[0]
+        return None if found is None else found[0]
 
     # Listing.
 

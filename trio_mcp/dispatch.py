@@ -13,6 +13,9 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 | anything else | isError, generic; traceback to the log | -32603, generic; traceback to the log |
 
 KeyboardInterrupt and cancellation are nobody's failure and pass through.
+
+What a mounted server has, that server serves, as if it were alone: the request goes on to it under the name that it
+knows, through its middleware and its filter, with its lifespan.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
+    BadResult,
     InputRequired,
     ResourceNotFound,
     ToolError,
@@ -66,6 +70,7 @@ __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
 CallNext: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
+Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
 
 _log = logging.getLogger("trio_mcp")
@@ -103,9 +108,21 @@ class Dispatcher:
 
     async def __call__(self, ctx: Context) -> JsonObject:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
-        ctx.lifespan = self._lifespans.get(self._features.catalog)
-        serve = functools.partial(self._METHODS[ctx.method], self, ctx)
-        return await _through(self._features.middleware, ctx, ctx.request, serve)
+        return await self._served_by(self._features, self._METHODS[ctx.method], ctx, ctx.request)
+
+    async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+        """As this server, the running one or one that is mounted in it, serves a request."""
+        outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(at.catalog)
+        call_next: CallNext = functools.partial(serve, self, at, ctx)
+        for middleware in reversed(at.middleware):
+            call_next = functools.partial(_pass, middleware, ctx, call_next)
+        try:
+            result = await call_next(request)
+        finally:
+            ctx.lifespan = outer
+        if not isinstance(result, dict):
+            raise LocalProtocolError(f"a middleware returned {type(result).__name__}, and no result")
+        return result
 
     def failure(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
@@ -114,7 +131,10 @@ class Dispatcher:
         if isinstance(error, RequestError):
             return error
         if tool and isinstance(error, ToolError):
-            return tool_failure(error, ctx.terms.revision)
+            try:
+                return tool_failure(error, ctx.terms.revision)
+            except (BadResult, NotInThisRevision) as unwritable:
+                error = unwritable
         if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
@@ -129,97 +149,92 @@ class Dispatcher:
 
     # Lists.
 
-    async def _list(self, ctx: Context, request: Request) -> JsonObject:
+    async def _list(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         cursor = request.params.get("cursor")
-        allowed = functools.partial(self._allows, ctx) if self._filters else None
+        allowed = functools.partial(self._allows, at, ctx) if self._filters else None
         revision, method = ctx.terms.revision, request.method
-        page = self._features.catalog.list(method, revision, cursor, self._features.page_size, allowed)
-        hints = self._features.cache.get(method)
+        page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
+        hints = at.cache.get(method)
         return {**page, **hints.members()} if hints is not None and method in revision.cacheable else page
 
     @functools.cached_property
     def _filters(self) -> bool:
         return any(each.filter is not None for each in (self._features, *self._parts.values()))
 
-    def _allows(self, ctx: Context, entry: Entry) -> bool:
+    def _allows(self, at: Features, ctx: Context, entry: Entry) -> bool:
         """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
-        features = (self._features, *(self._parts[owner] for owner in entry.owners))
-        return all(each.filter is None or each.filter(ctx.principal, entry.model) for each in features)
+        if at.filter is not None and not at.filter(ctx.principal, entry.model):
+            return False
+        return not entry.owners or self._allows(self._parts[entry.owners[0]], ctx, entry.inner)
 
     # Calls.
 
-    async def _call_tool(self, ctx: Context, request: Request) -> JsonObject:
+    async def _call_tool(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params, Json)
-        entry, revision = self._features.catalog.tool(name), ctx.terms.revision
-        if entry is None or not self._allows(ctx, entry):
+        entry, revision = at.catalog.tool(name), ctx.terms.revision
+        if entry is None or not self._allows(at, ctx, entry):
             # tool-31: no tool, so no tool result.
             raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
+        if entry.owners:
+            return await self._under(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:
             if revision.invalid_arguments_are_results:  # tool-33: so that the model can mend them
                 return tool_failure(str(bad), revision)
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
-        return await self._handled(
-            ctx, request, entry, call, lambda value: tool_result(value, entry.output, name, revision)
-        )
+        return await self._handled(ctx, entry, call, lambda value: tool_result(value, entry.output, name, revision))
 
-    async def _get_prompt(self, ctx: Context, request: Request) -> JsonObject:
+    async def _get_prompt(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params, str)
-        entry = self._features.catalog.prompt(name)
-        if entry is None or not self._allows(ctx, entry):  # prm-08
+        entry, revision = at.catalog.prompt(name), ctx.terms.revision
+        if entry is None or not self._allows(at, ctx, entry):  # prm-08
             raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
+        if entry.owners:
+            return await self._under(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
         try:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:  # prm-08, prm-09
             raise RequestError(INVALID_PARAMS, str(bad)) from None
-        return await self._handled(
-            ctx, request, entry, call, lambda value: prompt_result(value, entry.description, ctx.terms.revision)
-        )
+        return await self._handled(ctx, entry, call, lambda value: prompt_result(value, entry.description, revision))
 
-    async def _read_resource(self, ctx: Context, request: Request) -> JsonObject:
-        uri = request.params.get("uri")
+    async def _read_resource(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+        uri, revision = request.params.get("uri"), ctx.terms.revision
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
-        found = self._features.catalog.resource(uri)
-        if found is None or not self._allows(ctx, found[0]):
+        found = at.catalog.resource(uri)
+        if found is None or not self._allows(at, ctx, found[0]):
             raise ResourceNotFound(uri)
         entry, variables = found
-        revision = ctx.terms.revision
+        if entry.owners:
+            return await self._under(entry, Dispatcher._read_resource, ctx, request)
         try:
             call = entry.prepare(ctx, uri, variables)
         except BadArguments:  # res-10: not one of the resources that the template stands for
             raise ResourceNotFound(uri) from None
         result = await self._handled(
-            ctx, request, entry, call, lambda value: resource_result(value, uri, entry.mime_type, revision)
+            ctx, entry, call, lambda value: resource_result(value, uri, entry.mime_type, revision)
         )
         complete = result.get("resultType", "complete") == "complete"
         if entry.cache is not None and complete and request.method in revision.cacheable:
             return {**entry.cache.members(), **result}
         return result
 
+    async def _under(self, entry: Entry, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+        """As the mounted server serves it that `entry` belongs to."""
+        return await self._served_by(self._parts[entry.owners[0]], serve, ctx, request)
+
     async def _handled(
-        self, ctx: Context, request: Request, entry: Entry, call: Callable[[], Any], finish: Callable[[Any], JsonObject]
+        self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[[Any], JsonObject]
     ) -> JsonObject:
-        """Run the handler of an entry, through the middleware of the servers it was mounted with."""
+        """Run a handler until it returns something else than questions."""
         ctx.replay = entry.replay
         if ctx.elsewhere is not None and not entry.replay:
             raise ctx.elsewhere
-        serve: CallNext = functools.partial(self._rounds, ctx, entry.handler, call, finish)
-        for owner in reversed(entry.owners):
-            serve = functools.partial(_through, self._parts[owner].middleware, ctx, serve=serve)
-        if entry.owners:
-            ctx.lifespan = self._lifespans.get(entry.owners[-1])
-        return await serve(request)
-
-    async def _rounds(
-        self, ctx: Context, handler: Handler, call: Callable[[], Any], finish: Callable[[Any], JsonObject], _: Request
-    ) -> JsonObject:
-        """Run a handler until it returns something else than questions."""
         modern = not ctx.terms.revision.handshake
         for _round in range(MAX_ROUNDS):
             try:
-                value = await self._run(handler, call)
+                value = await self._run(entry.handler, call)
             except RequestError as error:
                 if not modern or error.code != URL_ELICITATION_REQUIRED:
                     raise
@@ -242,34 +257,44 @@ class Dispatcher:
 
     # Completion.
 
-    async def _complete(self, ctx: Context, request: Request) -> JsonObject:
+    async def _complete(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         kind, name, argument, value, arguments = _completion_params(request.params)
-        found = self._features.catalog.completer(kind, name, argument)
-        if found is None or not self._allows(ctx, found.entry):  # cmpl-04
+        # cmpl-04: access to suggestions is that to what they are for.
+        found = at.catalog.completer(kind, name, argument, functools.partial(self._allows, at, ctx))
+        if found is None:
             return completion_result([])
-        call = found.prepare(ctx, kind, name, argument, value, arguments)
         if found.owners:
-            ctx.lifespan = self._lifespans.get(found.owners[-1])
-        return completion_result(await self._run(found.handler, call))
+            if kind == "ref/prompt":  # URIs stay as they are
+                ref = {**request.params["ref"], "name": found.entry.inner.key}
+                request = Request(request.id, request.method, {**request.params, "ref": ref})
+            return await self._under(found.entry, Dispatcher._complete, ctx, request)
+        return completion_result(
+            await self._run(found.handler, found.prepare(ctx, kind, name, argument, value, arguments))
+        )
 
     # Legacy subscriptions; the modern ones are no requests that anything runs for.
 
-    async def _subscribe(self, ctx: Context, request: Request) -> JsonObject:
+    async def _subscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         uri = request.params.get("uri")
-        found = self._features.catalog.resource(uri) if isinstance(uri, str) else None
-        if found is not None and not self._allows(ctx, found[0]):
-            raise ResourceNotFound(str(uri))
+        if isinstance(uri, str) and not self.may_hear(ctx, uri):
+            raise ResourceNotFound(uri)
         return self._publisher.listeners.subscribe(_session_of(ctx), request.params)
 
-    async def _unsubscribe(self, ctx: Context, request: Request) -> JsonObject:
+    async def _unsubscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         return self._publisher.listeners.unsubscribe(_session_of(ctx), request.params)
 
     def may_hear(self, ctx: Context, uri: str) -> bool:
-        """Whether updates of this resource may be told to who asks for them."""
-        found = self._features.catalog.resource(uri)
-        return found is None or self._allows(ctx, found[0])
+        """Whether updates of this resource may be told to who asks for them.
 
-    _METHODS: ClassVar[Mapping[str, Callable[[Any, Context, Request], Awaitable[JsonObject]]]] = {
+        A resource may be waited for that is not there yet.  But not where the filter would then have a say: nobody
+        would ask it again, and what is hidden must not be told from what is not there.
+        """
+        if not self._filters:
+            return True
+        found = self._features.catalog.resource(uri)
+        return found is not None and self._allows(self._features, ctx, found[0])
+
+    _METHODS: ClassVar[Mapping[str, Serve]] = {
         **dict.fromkeys(("tools/list", "prompts/list", "resources/list", "resources/templates/list"), _list),
         "tools/call": _call_tool,
         "prompts/get": _get_prompt,
@@ -280,14 +305,13 @@ class Dispatcher:
     }
 
 
-async def _through(middleware: Sequence[Middleware], ctx: Context, request: Request, serve: CallNext) -> JsonObject:
-    for each in reversed(middleware):
-        serve = functools.partial(_pass, each, ctx, serve)
-    return await serve(request)
-
-
 async def _pass(middleware: Middleware, ctx: Context, call_next: CallNext, request: Request) -> JsonObject:
     return await middleware(ctx, request, call_next)
+
+
+def _renamed(request: Request, entry: Entry) -> Request:
+    """The request as the mounted server knows it."""
+    return Request(request.id, request.method, {**request.params, "name": entry.inner.key})
 
 
 def _session_of(ctx: Context) -> Key:

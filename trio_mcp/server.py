@@ -7,6 +7,7 @@ any time, also while it runs, and it may run several times at once, since all th
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -62,13 +63,14 @@ class Server:
     `lifespan(server)` is an async context manager, entered once for each run; what it yields is `ctx.lifespan`.
     `middleware` wraps every request that a handler, a list or a completion answers: `async def (ctx, request,
     call_next)`, the first one outermost.  `filter(principal, item)` says what exists for whom: it is asked for every
-    tool, prompt, resource and template that is listed, called or read.  `offers` names what the server will have later
-    though it has none at the start ("tools", "prompts", "resources", "completions"): clients are told once.
+    tool, prompt, resource and template that is listed, called, read, completed or listened to.  `offers` names what the
+    server will have later though it has none at the start ("tools", "prompts", "resources", "completions"): clients are
+    told once.
 
     `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
     `burst` the seconds for which changes are gathered before clients are told; `threads` how many plain functions run
-    at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds of a call: give
-    the same to every replica; by default they are made at random.
+    at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds of a call:
+    give the same to every replica; by default they are made at random.
 
     Raises `LocalProtocolError` for what cannot be declared.
     """
@@ -93,28 +95,31 @@ class Server:
         threads: int = 40,
         limits: Limits | None = None,
         state_keys: Sequence[bytes] | None = None,
-        revisions: Sequence[Revision] = tuple(REVISIONS.values()),
+        revisions: Collection[str] = tuple(REVISIONS),
     ) -> None:
+        _check_numbers(page_size, burst, threads)
+        _check_hooks(lifespan, middleware, filter)
+        _check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
         self.middleware: Sequence[Middleware] = tuple(middleware)
         self.filter = filter
         self.page_size = page_size
-        self.cache: Mapping[str, CacheHints] = cache or {}
+        self.cache: Mapping[str, CacheHints] = dict(cache or {})
         self._info = _info(name, version, title, description, website_url, icons)
-        self._instructions = instructions
-        self._revisions = tuple(revisions)
+        self._instructions = _text("instructions", instructions)
+        self._revisions = _revisions(revisions)
         self._burst = burst
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
         self._keys = state_keys if state_keys is not None else [secrets.token_bytes(32)]
-        self._offers = frozenset(offers)
+        self._offers = _offers(offers)
         self._offer: Offer | None = None
         self._declared: frozenset[str] = frozenset()
         self._mounted: list[Server] = []
-        self._runs: set[Run] = set()
+        self._runs: set[Run] = set()  # its own, and those of the servers that it is mounted in
         self._shared: Run | None = None
-        _check(page_size, self.cache, self._offers)
+        self._sharing = False
         self.catalog.on_change.append(self._publish)
         self.offer()  # what cannot be declared is told now, not to the first client
 
@@ -137,7 +142,7 @@ class Server:
         abandon: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
-    def tool(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def tool(self, function: Any = None, **options: Any) -> Any:
         """Make a tool of a function; it stays what it was.
 
         Its parameters become the input schema, its docstring the description, its return hint the output schema
@@ -224,7 +229,7 @@ class Server:
         abandon: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
-    def prompt(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def prompt(self, function: Any = None, **options: Any) -> Any:
         """Make a prompt of a function whose parameters are text; what it returns are the messages."""
         return self._decorate(registration.prompt_of, function, options)
 
@@ -304,7 +309,8 @@ class Server:
         return self._offer
 
     def statistics(self) -> Statistics:
-        """How many connections, requests, waiting handlers and listeners there are, over all runs."""
+        """How many connections, requests, waiting handlers and listeners there are, over all runs.  A mounted server
+        takes part in those of the server that it is mounted in."""
         each = [run.statistics() for run in self._runs]
         return Statistics(
             sum(run.connections for run in each),
@@ -323,13 +329,17 @@ class Server:
 
         What the block raises leaves it unchanged.
         """
-        if self._shared is not None:
+        if self._sharing:
             raise LocalProtocolError(f"{self._info['name']} is running already")
-        async with self._run() as self._shared:
-            try:
-                yield
-            finally:
-                self._shared = None
+        self._sharing = True
+        try:
+            async with self._run() as self._shared:
+                try:
+                    yield
+                finally:
+                    self._shared = None
+        finally:
+            self._sharing = False
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[Run]:
@@ -353,11 +363,13 @@ class Server:
                 self, parts, lifespans, nursery,
                 offer=self.offer, limits=self._limits, window=self._burst, keys=self._keys, threads=self._threads,
             )  # fmt: skip
-            self._runs.add(run)
+            for part in (self, *parts.values()):
+                part._runs.add(run)
             try:
                 yield run
             finally:
-                self._runs.discard(run)
+                for part in (self, *parts.values()):
+                    part._runs.discard(run)
 
     def _parts(self) -> Iterator[Server]:
         for mounted in self._mounted:
@@ -374,6 +386,15 @@ class Server:
         run(self)
 
 
+# What a server is made of.
+
+
+def _text(what: str, text: str | None) -> str | None:
+    if text is not None and not isinstance(text, str):
+        raise LocalProtocolError(f"the {what} of a server is text, not {type(text).__name__}")
+    return text
+
+
 def _info(
     name: str,
     version: str,
@@ -383,22 +404,57 @@ def _info(
     icons: Sequence[Icon] | None,
 ) -> JsonObject:
     given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
-    info: JsonObject = {key: value for key, value in given.items() if value is not None}
+    info: JsonObject = {key: text for key, value in given.items() if (text := _text(key, value)) is not None}
     if icons is not None:
         from trio_mcp.core.codec import to_json
+        from trio_mcp.core.content import Icon
         from trio_mcp.core.revisions import LATEST
 
+        if not all(isinstance(icon, Icon) for icon in icons):
+            raise LocalProtocolError("the icons of a server must be a list of Icon objects")
         info["icons"] = [to_json(icon, LATEST) for icon in icons]
     return info
 
 
-def _check(page_size: int | None, cache: Mapping[str, CacheHints], offers: Collection[str]) -> None:
-    if page_size is not None and (type(page_size) is not int or page_size < 1):
-        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
-    lists = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
-    for method in cache:
-        if method not in lists:
-            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(lists)}")
-    for name in offers:
+def _revisions(names: Collection[str]) -> list[Revision]:
+    for name in names:
+        if name not in REVISIONS:
+            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+    return [REVISIONS[name] for name in names]
+
+
+def _offers(names: Collection[str]) -> frozenset[str]:
+    for name in names:
         if name not in _CAPABILITIES:
             raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(_CAPABILITIES)}")
+    return frozenset(names)
+
+
+def _check_numbers(page_size: int | None, burst: float, threads: int) -> None:
+    if page_size is not None and (type(page_size) is not int or page_size < 1):
+        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
+    if type(burst) not in (int, float) or not 0 <= burst < math.inf:
+        raise LocalProtocolError(f"burst is a number of seconds, 0 or more; not {burst!r}")
+    if type(threads) is not int or threads < 1:
+        raise LocalProtocolError(f"threads is a number of threads, 1 or more; not {threads!r}")
+
+
+def _check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
+    if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
+        raise LocalProtocolError("middleware is a list of functions, async def (ctx, request, call_next)")
+    for name, hook in (("lifespan", lifespan), ("filter", filter)):
+        if hook is not None and not callable(hook):
+            raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
+
+
+def _check_cache(cache: Mapping[str, CacheHints]) -> None:
+    if not cache:
+        return
+    from trio_mcp.core.cache import CacheHints
+
+    lists = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+    for method, hints in cache.items():
+        if method not in lists:
+            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(lists)}")
+        if not isinstance(hints, CacheHints):
+            raise LocalProtocolError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")
