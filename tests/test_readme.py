@@ -6,23 +6,64 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.server.wire import Object, connected, everywhere
+from trio_mcp import Server
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_code_blocks_run_one_after_another() -> None:
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    """What the code blocks define, run one after another."""
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    exec(compile("\n".join(blocks), "README.md", "exec"), {})
+    assert len(blocks) == 5
+    names: dict[str, Any] = {"__name__": "weather"}
+    exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
+    return names
+
+
+@everywhere
+async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
+    server = said["server"]
+    assert isinstance(server, Server)
+    async with connected(server, revision, capabilities={"elicitation": {"form": {}}}) as wire:
+        forecast = await wire.call("tools/call", {"name": "forecast", "arguments": {"city": "Oslo", "days": 2}})
+        assert '"degrees"' in forecast["content"][0]["text"]
+        unknown = await wire.call("tools/call", {"name": "forecast", "arguments": {"city": "Ur"}})
+        assert unknown["isError"]
+        note = await wire.call("resources/read", {"uri": "notes://Rome"})
+        assert note["contents"][0]["text"] == "Nothing is known about Rome."
+        prompt = await wire.call("prompts/get", {"name": "compare", "arguments": {"first": "Oslo", "second": "Rome"}})
+        assert prompt["messages"][0]["content"]["text"].endswith("degrees C.")
+
+        def large(params: Object) -> Object:
+            return {"action": "accept", "content": {"size": "large"}}
+
+        wire.answers["elicitation/create"] = large
+        ordered = await wire.call("tools/call", {"name": "order"})
+        asked = revision >= "2025-06-18"
+        assert ordered["content"][0]["text"] == "One large, at once." if asked else ordered["isError"]
+
+
+async def test_the_program_serves(said: dict[str, Any]) -> None:
+    with trio.move_on_after(0.1) as scope:
+        await said["serve"](0)
+    assert scope.cancelled_caught
 
 
 def test_the_demo_runs() -> None:
     (script,) = re.findall(r"^<!-- demo -->\n```sh\n.* \.venv/bin/python (\S+)\n```", README, re.MULTILINE)
     shown = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout.count("the client has: Hello, Trio!") == 2
-    assert "agreed on 2025-11-25" in shown.stdout
-    assert "agreed on 2026-07-28" in shown.stdout
+    assert shown.stderr == ""
+    assert shown.stdout.count('[{"type":"text","text":"Hello, Trio!"}]') == 2
+    assert shown.stdout.count("ends with status 0") == 2
 
 
 def test_the_map_names_every_module_of_the_core() -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from trio_mcp.core.schema import Field
     from trio_mcp.driver import serve_stream
+    from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
         Accepted,
         Declined,
@@ -65,13 +66,13 @@ if TYPE_CHECKING:
     from trio_mcp.stdio import serve_stdio
 
 __all__ = [
-    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallToolResult",
-    "Completion", "Context", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "Field",
-    "GetPromptResult", "Icon", "ImageContent", "InputRequired", "Limits", "ListRoots", "LocalProtocolError",
-    "McpError", "NotDeclared", "NotInThisRevision", "Prompt", "PromptMessage", "ReadResourceResult",
-    "RemoteProtocolError", "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceTemplate",
-    "Root", "Sample", "SamplingMessage", "Server", "SessionClosed", "TextContent", "TextResourceContents", "Tool",
-    "ToolAnnotations", "ToolError", "UrlElicitationRequired", "audio", "file", "image", "serve_stdio",
+    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallToolResult", "Completion",
+    "Context", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "Field", "GetPromptResult", "Icon",
+    "ImageContent", "InputRequired", "Limits", "ListRoots", "LocalProtocolError", "McpError", "NotDeclared",
+    "NotInThisRevision", "PathRefused", "Prompt", "PromptMessage", "ReadResourceResult", "RemoteProtocolError",
+    "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceTemplate", "Root", "Roots", "Sample",
+    "SamplingMessage", "Server", "SessionClosed", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations",
+    "ToolError", "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio",
     "serve_stream",
 ]  # fmt: skip
 
@@ -87,6 +88,7 @@ _HOMES = {
     "ReadResourceResult ResourceTemplate Root SamplingMessage Tool ToolAnnotations",
     "trio_mcp.core.schema": "Field",
     "trio_mcp.driver": "serve_stream",
+    "trio_mcp.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl ListRoots Sample UrlElicitationRequired",
     "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
     "trio_mcp.server": "Server",
