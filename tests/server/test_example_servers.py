@@ -160,6 +160,13 @@ async def test_what_is_wrong_with_a_query_is_for_the_model_to_read(
     assert files_of(database.parent) == before
 
 
+async def test_the_database_could_not_be_written_even_if_queries_might(database: Path) -> None:
+    module = module_of("sqlite_explorer.py")
+    module.only_reading = lambda *about: sqlite3.SQLITE_OK
+    async with connected(module.explorer(database), REVISION_NAMES[-1]) as wire:
+        assert "readonly database" in await failure_of(wire, "query", sql="DELETE FROM notes")
+
+
 async def test_a_query_without_end_is_interrupted(database: Path) -> None:
     module = module_of("sqlite_explorer.py")
     module.SECONDS = 0.0
