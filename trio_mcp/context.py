@@ -10,13 +10,15 @@ Who is behind a request, its headers and its metadata are those of the request, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, RequestError
+from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Json, JsonObject, Request
+from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import ServerSession
 from trio_mcp.core.terms import NOTHING, Terms
 
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
+    from trio_mcp.parking import Place
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Accepted, Declined, Dismissed, ElicitUrl, Inquiry
 
-__all__ = ["Context", "Link"]
+__all__ = ["ClientError", "Context", "Link"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
+_COMPLETED = "notifications/elicitation/complete"
 
 
 class Link(Protocol):
@@ -50,6 +54,21 @@ class Link(Protocol):
     async def roots(self, ctx: Context) -> Roots: ...
 
 
+class ClientError(RequestError):
+    """The client answered a question with an error.
+
+    Raised where it was asked.  Other than a `RequestError` that a handler makes, it is no answer to the call: in the
+    client's hands its code would say something of that.
+    """
+
+    def __init__(self, method: str, code: int, message: str, data: Any) -> None:
+        super().__init__(code, message, data)
+        self.method = method
+
+    def __str__(self) -> str:
+        return f"the client answered {self.method} with an error: {shown(self.message)} ({self.code})"
+
+
 class Context:
     """The call at hand, as its handler sees it.
 
@@ -58,14 +77,17 @@ class Context:
     """
 
     __slots__ = (
-        "_asked", "_link", "_scope", "answers", "elsewhere", "lifespan", "recorded", "replay", "request", "rounds",
-        "state", "terms",
+        "_keys", "_link", "_place", "_scope", "_waits", "answers", "asked", "elsewhere", "kept_roots", "lifespan",
+        "recorded", "replay", "request", "rounds", "state", "terms",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms) -> None:
         self._link: Link | None = link
+        self._place: Place | None = None
         self._scope = trio.CancelScope()
-        self._asked: set[str] = set()
+        # Of those who wait for the client.  No sets and lists here: most calls ask nothing.
+        self._waits: tuple[trio.CancelScope, ...] = ()
+        self._keys: frozenset[str] = frozenset()
         self.request = request
         """The request at hand, as it came."""
         self.terms = terms
@@ -77,10 +99,12 @@ class Context:
         self.state: Json = None
         """What that `InputRequired` carried."""
         # For the machinery of questions.
+        self.asked: tuple[Inquiry[Any], ...] = ()
         self.rounds = 0
         self.elsewhere: RequestError | None = None  # the refusal, unless the handler replays
         self.replay = False
-        self.recorded: dict[str, JsonObject] = {}
+        self.recorded: Mapping[str, JsonObject] = NOTHING  # what it asked and got, before it was run again
+        self.kept_roots: Roots | None = None
 
     # What is known about the request.
 
@@ -157,13 +181,20 @@ class Context:
         await self._link.tell(self)
 
     async def completed(self, question: ElicitUrl) -> bool:
-        """Tell the client that what a URL was visited for is done; False where clients are not told (but in 2025-11-25
-        they always find out by trying again)."""
-        link = self._open("notifications/elicitation/complete")
-        told = self.revision == "2025-11-25" and link.session.notify(
-            "notifications/elicitation/complete", question.completed_params()
-        )
-        await link.tell(self)
+        """Tell the client that what a URL was visited for is done.
+
+        The one method that may be called after the handler has ended: the page is often done much later.  False where
+        clients are not told (but in 2025-11-25 they always find out by trying again), or when this one has gone.
+        Raises `LocalProtocolError` for a page that this call sent nobody to.
+        """
+        if not any(question is each for each in self.asked):  # elic-22
+            raise LocalProtocolError("no client was sent to that page by this call; tell by the context that asked")
+        link, told = self._link, False
+        if link is None or self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
+            await trio.lowlevel.checkpoint()
+        else:
+            told = link.session.notify(_COMPLETED, question.completed_params())
+            await link.tell(self)
         return told
 
     # What can be asked.  All of these raise NotInThisRevision and NotDeclared for a client that cannot be asked,
@@ -194,18 +225,23 @@ class Context:
         return await self._ask_one("sample", Sample(messages, max_tokens=max_tokens, **options))
 
     async def roots(self) -> Roots:
-        """The directories that the client exposes.  They are asked for again when the client says they have changed."""
-        return await self._open("roots/list").roots(self)
+        """The directories that the client exposes.
+
+        It is asked once in a call; or, if it tells of changes, once and then after each of them.
+        """
+        if self.kept_roots is not None:
+            await trio.lowlevel.checkpoint()
+            return self.kept_roots
+        return await (await self._opened("roots/list")).roots(self)
 
     async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
         """Ask several things at once; the answers have the same names.
 
         In a tool with `replay=True` the names and their order are what recorded answers are found by.
         """
+        link = await self._opened("a question")
         keys = {self._key(name): name for name in questions}
-        asked = {key: questions[name] for key, name in keys.items()}
-        self._check(asked)
-        answers = await self._open("a question").ask(self, asked)
+        answers = await link.ask(self, {key: questions[name] for key, name in keys.items()})
         return {name: answers[key] for key, name in keys.items()}
 
     async def _ask_one(self, name: str, question: Inquiry[T]) -> T:
@@ -215,19 +251,16 @@ class Context:
     def _key(self, name: str) -> str:
         """A key that this call has not used yet, and the next run of the same handler will use at the same place."""
         key, number = name, 1
-        while key in self._asked:
+        while key in self._keys:
             number += 1
             key = f"{name}-{number}"
-        self._asked.add(key)
+        self._keys |= {key}
         return key
 
-    def _check(self, questions: Mapping[str, Inquiry[Any]]) -> None:
-        for question in questions.values():
-            for needed in question.needs(self.terms.revision):  # samp-13, and whatever else no table of methods knows
-                if not self.terms.declares(*needed):
-                    raise NotDeclared(question.method, "client", needed)
-
-    def _open(self, what: str) -> Link:
+    async def _opened(self, what: str) -> Link:
+        """The connection, when there is somebody to ask."""
+        if self._place is not None and self._place.left:
+            await self._place.resumed.wait()
         if self._link is None:
             raise LocalProtocolError(
                 f"{what} was not sent: a question of this call waits for its answer; ask several by ctx.ask(a=…, b=…)"
@@ -240,13 +273,41 @@ class Context:
     def link(self) -> Link | None:
         return self._link
 
-    def let_go(self) -> None:
+    @property
+    def place(self) -> Place | None:
+        """Where the call waits for its next request."""
+        return self._place
+
+    def let_go(self, place: Place) -> None:
         """The request was answered with a question: nobody listens until the next one comes."""
-        self._link = None
+        self._link, self._place = None, place
 
     def go_on(self, link: Link, request: Request, terms: Terms) -> None:
-        self._link, self.request, self.terms = link, request, terms
+        self._link, self._place, self.request, self.terms = link, None, request, terms
 
     @property
     def scope(self) -> trio.CancelScope:
+        """What the handler runs in; to be cancelled by `cancel`."""
         return self._scope
+
+    def cancel(self, reason: str) -> None:
+        self._scope.cancel(reason=reason)
+        self.over()
+
+    def over(self) -> None:
+        """The call has ended, or is about to: nobody waits for the client any more, not even where a cancellation
+        does not come: under a shield, or for a worker thread that was left behind."""
+        for scope in self._waits:
+            scope.cancel(reason="the call has ended")
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for the client in here.  Raises SessionClosed when the call ends, where it is not cancelled with it."""
+        with trio.CancelScope() as scope:
+            self._waits += (scope,)
+            try:
+                yield
+            finally:
+                self._waits = tuple(each for each in self._waits if each is not scope)
+        if scope.cancelled_caught:
+            raise SessionClosed("the call has ended before the client answered")

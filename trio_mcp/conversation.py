@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 
-from trio_mcp.context import Context
+from trio_mcp.context import ClientError, Context
 from trio_mcp.core.errors import INTERNAL_ERROR, LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
+from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.parking import Place, Retry
+from trio_mcp.parking import Place, read_answer, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
 
@@ -41,6 +42,7 @@ __all__ = ["Conversation", "Wire"]
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
+_ROOTS_CHANGED = "notifications/roots/list_changed"
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -74,9 +76,12 @@ class _Asked:
             return outcome.result
         if isinstance(outcome, Refused):
             error = outcome.error
-            raise RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+            data = None if error.data is ABSENT else error.data
+            raise ClientError(outcome.method, error.code, error.message, data)
         if isinstance(outcome, Garbled):
             raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
+        # With the client went the call, and its cancellation says so best; only under a shield it is not heard.
+        await trio.lowlevel.checkpoint_if_cancelled()
         raise SessionClosed("the client went away before it answered")
 
 
@@ -134,7 +139,7 @@ class Conversation:
             declared = self.session.declared(event.terms.revision)
             self._run.publisher.listeners.add_session(Key(self, None), declared)
         elif isinstance(event, Notice):
-            if event.notification.method == "notifications/roots/list_changed":
+            if event.notification.method == _ROOTS_CHANGED:
                 self._roots, self._roots_changes = None, self._roots_changes + 1
         else:
             _log.debug("%s", event)
@@ -151,7 +156,7 @@ class Conversation:
     def _cancel(self, event: RequestCancelled) -> None:
         ctx = self._contexts.get(event.id)
         if ctx is not None:
-            ctx.scope.cancel(reason=event.reason or "the client cancelled the request")
+            ctx.cancel(event.reason or "the client cancelled the request")
             return
         # It waited its turn, or was a subscription; nobody else will say that it has ended.
         self._share.withdraw(event.id)
@@ -181,8 +186,12 @@ class Conversation:
                 outcome = await self._run.dispatcher(ctx) if back is None else back
         except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
             outcome = self._run.dispatcher.failure(ctx, _failure_in(error))
+        finally:
+            ctx.over()
+        if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
+            await ctx.place.resumed.wait()
         link = cast("Conversation | None", ctx.link)
-        if link is not None:  # None: the client never came back with its answer
+        if link is not None:  # None: the client never came back
             await link._end(ctx, outcome)
 
     def _retried(self, ctx: Context) -> Place | JsonObject | None:
@@ -192,12 +201,7 @@ class Conversation:
             return None
         if not self.session.serves(request.id):
             return {}  # cancelled before it began: nothing is spent, and nobody hears this
-        back = self._run.parking.retry(Call(request, ctx.terms))
-        if not isinstance(back, Retry):
-            return back
-        ctx.rounds, ctx.state, ctx.elsewhere = back.round, back.carried, back.elsewhere
-        ctx.answers = ctx.recorded = back.answers
-        return None
+        return self._run.parking.retry(ctx)
 
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
@@ -247,23 +251,26 @@ class Conversation:
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
         answers = await self.ask_raw(ctx, questions)
-        return {key: question.read(answers[key]) for key, question in questions.items()}
+        if ctx.terms.revision.handshake:
+            return {key: question.read(answers[key]) for key, question in questions.items()}
+        return {key: read_answer(key, question, answers[key]) for key, question in questions.items()}
 
     async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The answers as they came."""
-        if ctx.terms.revision.handshake:
-            return await self._by_requests(ctx, questions)
-        return await self._by_rounds(ctx, questions)
+        await trio.lowlevel.checkpoint_if_cancelled()  # that the request is over would be an error
+        with ctx.waiting():
+            if ctx.terms.revision.handshake:
+                return await self._by_requests(ctx, questions)
+            return await self._by_rounds(ctx, questions)
 
     async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
         asked: dict[str, _Asked] = {}
         try:
-            for key, question in questions.items():
-                params = question.params(ctx.terms.revision)
-                each = asked[key] = _Asked(self.session.request(question.method, params, about=ctx.request.id))
-                self._asked[each.id] = each
-            self._wire.wake()
+            for question in worded(ctx, questions):
+                id = self.session.request(question.method, question.params, about=ctx.request.id)
+                asked[question.key] = self._asked[id] = _Asked(id)
+            await self.tell(ctx)
             return {key: await each.result() for key, each in asked.items()}
         finally:
             for each in asked.values():
@@ -277,30 +284,45 @@ class Conversation:
         if not unknown:  # a handler that is run again
             await trio.lowlevel.checkpoint()
             return ctx.recorded
-        parking = self._run.parking
-        place, asking = parking.park(ctx, unknown)
+        if not self.session.serves(ctx.request.id):
+            raise LocalProtocolError(f"a question was not sent: {ctx.method}, which it belongs to, is over")
+        place = self._park(ctx, unknown)
+        try:
+            await place.resumed.wait()
+        except trio.Cancelled:
+            place.left = True
+            raise
+        answers = {**ctx.recorded, **place.answers}
+        if ctx.replay:
+            ctx.recorded = answers
+        return answers
+
+    def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Place:
+        place, asking = self._run.parking.park(ctx, questions)
         try:
             self._write_answer(ctx.request.id, asking)
-            ctx.let_go()
-            self._forget(ctx)
-            self._wire.wake()
-            await place.resumed.wait()
-        finally:
-            parking.give_up(place)
-        if ctx.replay:
-            ctx.recorded = {**ctx.recorded, **place.answers}
-        return {**ctx.recorded, **place.answers}
+        except LocalProtocolError:  # what is asked cannot be written
+            self._run.parking.give_up(place)
+            raise
+        ctx.let_go(place)
+        self._forget(ctx)
+        self._wire.wake()
+        return place
 
     async def roots(self, ctx: Context) -> Roots:
-        """root-12, root-13: kept where the client has promised to tell of changes."""
+        """root-12, root-13: kept for as long as the client would tell of changes, or else for this call."""
         from trio_mcp.questions import ListRoots
 
-        kept, changes = self._roots, self._roots_changes
+        told = ctx.terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
+        told = told and ctx.terms.declares("roots", "listChanged")
+        kept, changes = self._roots if told else None, self._roots_changes
         if kept is not None:
             await trio.lowlevel.checkpoint()
             return kept
         roots: Roots = (await ctx.ask(roots=ListRoots()))["roots"]
-        if ctx.terms.declares("roots", "listChanged") and changes == self._roots_changes:
+        if not told:
+            ctx.kept_roots = roots
+        elif changes == self._roots_changes:
             self._roots = roots
         return roots
 

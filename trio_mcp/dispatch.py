@@ -10,6 +10,7 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 | RequestError | that JSON-RPC error | that JSON-RPC error |
 | NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
 | NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
+| an error that the client answered a question with | the same | the same |
 | anything else | isError, generic; traceback to the log | -32603, generic; traceback to the log |
 
 KeyboardInterrupt and cancellation are nobody's failure and pass through.
@@ -29,7 +30,7 @@ import trio
 
 from trio_mcp.arguments import BadArguments
 from trio_mcp.catalog import Catalog, Entry
-from trio_mcp.context import Context
+from trio_mcp.context import ClientError, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -44,11 +45,10 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.jsonrpc import Json, JsonObject, Request
 from trio_mcp.core.revisions import capability_object
-from trio_mcp.core.rounds import MAX_ROUNDS
 from trio_mcp.core.terms import NOTHING
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
-from trio_mcp.parking import Parking
+from trio_mcp.parking import Parking, next_round, worded
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
     BadResult,
@@ -128,7 +128,7 @@ class Dispatcher:
         """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
         error = sole(error)
         tool = ctx.method == "tools/call"
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError) and not isinstance(error, ClientError):
             return error
         if tool and isinstance(error, ToolError):
             try:
@@ -139,7 +139,7 @@ class Dispatcher:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
         what = f"{ctx.method} {shown(ctx.request.params.get('name', ctx.request.params.get('uri', '')))}"
-        if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError):
+        if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError):
             text = f"{what}: {error}"
         else:
             # log-06: what went wrong may be anybody's secret; it is for the server's own log.
@@ -231,22 +231,19 @@ class Dispatcher:
         ctx.replay = entry.replay
         if ctx.elsewhere is not None and not entry.replay:
             raise ctx.elsewhere
-        modern = not ctx.terms.revision.handshake
-        for _round in range(MAX_ROUNDS):
+        while True:
             try:
                 value = await self._run(entry.handler, call)
             except RequestError as error:
-                if not modern or error.code != URL_ELICITATION_REQUIRED:
-                    raise
-                value = _as_questions(error)
+                value = _pages(ctx, error)
             if not isinstance(value, InputRequired):
                 return finish(value)
-            if modern:
+            if not ctx.terms.revision.handshake:
                 return self._parking.ask_again(ctx, value.questions, value.state)
+            ctx.rounds = next_round(ctx)
             assert ctx.link is not None  # only modern calls are ever without one
             ctx.answers = {**ctx.answers, **await ctx.link.ask_raw(ctx, value.questions)}
             ctx.state = value.state
-        raise LocalProtocolError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
 
     async def _run(self, handler: Handler, call: Callable[[], Any]) -> Any:
         if handler.how is How.ASYNC:
@@ -318,13 +315,22 @@ def _session_of(ctx: Context) -> Key:
     return Key(ctx.link, None)  # type: ignore[arg-type]
 
 
-def _as_questions(error: RequestError) -> InputRequired:
-    """elic-56: there is no such error in the modern revision; the question itself is asked."""
+def _pages(ctx: Context, error: RequestError) -> InputRequired:
+    """What `UrlElicitationRequired` asks where there is no such error (elic-56).  Raises it where there is, and every
+    other error, and what the same question would raise if it were asked by `ctx.elicit_url`."""
+    if error.code != URL_ELICITATION_REQUIRED:
+        raise error
     from trio_mcp.questions import UrlElicitationRequired
 
     if not isinstance(error, UrlElicitationRequired):
         raise error
-    return InputRequired({f"url-{number}": question for number, question in enumerate(error.questions, 1)})
+    pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
+    worded(ctx, pages)  # elic-12
+    if ctx.terms.revision.handshake:
+        raise error
+    if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
+        raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: asked again, the user would say no again
+    return InputRequired(pages, ctx.state)
 
 
 # Params.

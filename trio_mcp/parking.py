@@ -4,6 +4,9 @@ A question of a handler answers the request at hand with `input_required` and pa
 another request, on this connection or another one; that request is checked (seal, age, principal, method and params,
 and the answers themselves) before anything is spent, and then the handler goes on under it.
 
+A handler need not wait: one that gives up after a time of its own, or fails meanwhile, goes on without a request, and
+the retry gets its result instead of another question.
+
 A retry whose handler is not here, after a restart or on another replica, starts a handler that was declared
 `replay=True` from the beginning, with the answers that its sealed state and the retry carry.  A retry of a handler that
 returned `InputRequired` always starts it from the beginning: that is what it asked for.
@@ -15,15 +18,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from trio_mcp.context import Context
-from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, McpError, RemoteProtocolError, RequestError
+from trio_mcp.core.errors import (
+    INVALID_PARAMS,
+    LocalProtocolError,
+    McpError,
+    NotDeclared,
+    RemoteProtocolError,
+    RequestError,
+)
 from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.revisions import Role, missing_capabilities
 from trio_mcp.core.rounds import (
+    MAX_PARKED,
+    MAX_PARKED_EACH,
     MAX_ROUNDS,
     STATE_TTL,
     Parked,
@@ -34,59 +47,90 @@ from trio_mcp.core.rounds import (
     input_required,
     read_answers,
 )
-from trio_mcp.core.session import Call
-from trio_mcp.core.terms import stable_name
+from trio_mcp.core.terms import NOTHING, stable_name
 
 if TYPE_CHECKING:
     from trio_mcp.questions import Inquiry
 
-__all__ = ["Parking", "Place", "Retry"]
+__all__ = ["Parking", "Place", "next_round", "read_answer", "worded"]
+
+T = TypeVar("T")
+
+
+def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
+    """The questions as the client of `ctx` is asked them.
+
+    Raises `NotInThisRevision` and `NotDeclared` for one that it cannot be asked, so that none of them is sent.
+    """
+    terms, wire = ctx.terms, []
+    for key, question in questions.items():
+        params = question.params(terms.revision)
+        method = terms.revision.request(Role.SERVER, question.method)
+        method = method or terms.revision.input_requests[question.method]
+        # What no table has comes last, and so does what says more: a client that lacks all of elicitation reads that it
+        # needs its url mode.
+        lacking = missing_capabilities(terms.revision, method, params, terms.capabilities)
+        lacking += [need for need in question.needs(terms.revision) if not terms.declares(*need)]
+        if lacking:
+            raise NotDeclared(question.method, "client", lacking[-1])
+        wire.append(Question(key, question.method, params))
+    ctx.asked += tuple(questions.values())
+    return wire
+
+
+def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
+    """The answer that a retry brought.  Raises RequestError, for the retry, if it does not fit (mrtr-23)."""
+    try:
+        return question.read(answer)
+    except RemoteProtocolError as error:
+        raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
+
+
+def next_round(ctx: Context) -> int:
+    """The number of the round that is about to begin."""
+    if ctx.rounds >= MAX_ROUNDS:
+        raise LocalProtocolError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
+    return ctx.rounds + 1
 
 
 class Place:
     """Where one handler waits: for which answers, and what it got so far."""
 
-    __slots__ = ("answers", "asked", "ctx", "handle", "resumed")
+    __slots__ = ("answers", "asked", "ctx", "handle", "left", "questions", "resumed")
 
-    def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]]) -> None:
+    def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
         self.ctx = ctx
         self.handle = handle
         self.asked = asked
+        self.questions = questions
+        """The same as the client was asked them."""
         self.answers: dict[str, JsonObject] = {}
+        self.left = False
+        """The handler does not wait for the answers any more."""
         self.resumed = trio.Event()
+        """The call has a request again, or nobody will ever come back."""
 
-    def wire(self) -> list[Question]:
-        """What is still to be asked, as this request's revision writes it."""
-        return wire_questions(self.ctx, {key: each for key, each in self.asked.items() if key not in self.answers})
-
-
-class Retry:
-    """What a retry brought for a handler that starts from the beginning."""
-
-    __slots__ = ("answers", "carried", "elsewhere", "round")
-
-    def __init__(
-        self, answers: dict[str, JsonObject], carried: Json, round: int, elsewhere: RequestError | None
-    ) -> None:
-        self.answers = answers
-        self.carried = carried
-        self.round = round
-        self.elsewhere = elsewhere
-        """The refusal, unless the handler can be run again."""
-
-
-def wire_questions(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question]:
-    revision = ctx.terms.revision
-    return [Question(key, each.method, each.params(revision)) for key, each in questions.items()]
+    @property
+    def open(self) -> list[Question]:
+        return [each for each in self.questions if each.key not in self.answers]
 
 
 class Parking:
     """All handlers of one server that wait for a retry."""
 
-    def __init__(self, keys: Sequence[bytes], *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        *,
+        ttl: float = STATE_TTL,
+        limit: int = MAX_PARKED,
+        each: int = MAX_PARKED_EACH,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._sealer = StateSealer(keys)
-        self._parked = Parked(secrets.token_urlsafe(12))
+        self._parked = Parked(secrets.token_urlsafe(12), ttl=ttl, limit=limit, each=each)
         self._places: dict[str, Place] = {}
+        self._ttl = ttl
         self._wall = wall  # a sealed state may outlive the process, so its age is not measured by the loop's clock
         self._more = trio.Event()
 
@@ -98,16 +142,15 @@ class Parking:
     def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[Place, JsonObject]:
         """A place for `ctx`, and the result that asks its client.
 
-        Raises what `input_required` does, and RequestError when there is no room; then nothing is parked.
+        Raises what `worded` does, and RequestError when there is no room; then nothing is parked.
         """
-        self._next_round(ctx)
-        wire = wire_questions(ctx, questions)
-        asking = self._asking(ctx, wire, "")  # before a place is taken: it raises for what cannot be asked
+        round, asked = next_round(ctx), worded(ctx, questions)
+        asking = self._asking(ctx, asked)  # before a place is taken: it raises where nothing can be asked
         handle = self._parked.park(stable_name(ctx.principal), trio.current_time())
-        place = self._places[handle] = Place(ctx, handle, questions)
+        place = self._places[handle] = Place(ctx, handle, questions, asked)
         self._more.set()
         try:
-            asking["requestState"] = self._state_of(place)
+            asking["requestState"] = self._state_of(place, round)
         except McpError:  # what it would have to carry is too large
             self.give_up(place)
             raise
@@ -115,96 +158,116 @@ class Parking:
 
     def ask_again(self, ctx: Context, questions: Mapping[str, Inquiry[Any]], carried: Json) -> JsonObject:
         """The result for a handler that will be started from the beginning with the answers."""
-        self._next_round(ctx)
-        state = self._seal(ctx, SealedState(ctx.rounds, self._expiry(), None, dict(ctx.answers), carried))
-        return self._asking(ctx, wire_questions(ctx, questions), state)
+        round, asking = next_round(ctx), self._asking(ctx, worded(ctx, questions))
+        again = [list(questions), dict(ctx.answers), carried]
+        return {**asking, "requestState": self._seal(ctx, round, None, ctx.recorded if ctx.replay else NOTHING, again)}
 
     @staticmethod
-    def _next_round(ctx: Context) -> None:
-        if ctx.rounds >= MAX_ROUNDS:
-            raise LocalProtocolError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
-        ctx.rounds += 1
+    def _asking(ctx: Context, questions: Sequence[Question]) -> JsonObject:
+        return input_required(ctx.terms.revision, ctx.method, ctx.terms.capabilities, questions, "")
 
-    @staticmethod
-    def _asking(ctx: Context, questions: Sequence[Question], state: str) -> JsonObject:
-        return input_required(ctx.terms.revision, ctx.method, ctx.terms.capabilities, questions, state)
-
-    def _expiry(self) -> float:
-        return self._wall() + STATE_TTL
-
-    def _state_of(self, place: Place) -> str:
+    def _state_of(self, place: Place, round: int) -> str:
         ctx = place.ctx
-        recorded = {**ctx.recorded, **place.answers} if ctx.replay else {}
-        return self._seal(ctx, SealedState(ctx.rounds, self._expiry(), place.handle, recorded))
+        if not ctx.replay:  # nothing but where it waits
+            return self._seal(ctx, round, place.handle, NOTHING, None)
+        again = [list(place.asked), dict(ctx.answers), ctx.state]
+        return self._seal(ctx, round, place.handle, {**ctx.recorded, **place.answers}, again)
 
-    def _seal(self, ctx: Context, state: SealedState) -> str:
-        return self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
+    def _seal(
+        self, ctx: Context, round: int, handle: str | None, recorded: Mapping[str, JsonObject], again: Json
+    ) -> str:
+        """The request state.  `again` is for a handler that will be started from the beginning: the keys of what is
+        asked, of which alone answers are taken (mrtr-24), and the `answers` and the `state` of its context."""
+        state = SealedState(round, self._wall() + self._ttl, handle, recorded, again)
+        sealed = self._sealer.seal(state, ctx.method, ctx.request.params, stable_name(ctx.principal))
+        ctx.rounds = round
+        return sealed
 
     # Back in.
 
-    def retry(self, call: Call) -> Place | Retry | JsonObject:
-        """What a request with a `requestState` is about: a handler that goes on now, or one to be started, or (as some
-        answers are still missing) the result that asks for those.
+    def retry(self, ctx: Context) -> Place | JsonObject | None:
+        """What a request with a `requestState` is about: a handler that goes on now, or (as some answers are still
+        missing) the result that asks for those, or (None) a handler to be started, with what `ctx` has got of it.
 
         Raises RequestError, ready to be the answer, for one that is not honoured; then nothing is spent.
         """
-        request, principal = call.request, stable_name(call.terms.principal)
+        request, principal = ctx.request, stable_name(ctx.principal)
         state = self._sealer.open(
             request.params["requestState"], request.method, request.params, principal, self._wall()
         )
         if isinstance(state, Refusal):
             raise state.error
         if state.handle is None:
-            return Retry({**state.answers, **_given(request.params)}, state.carried, state.round, None)
+            self._start_again(ctx, state)
+            return None
         place = self._places.get(state.handle)
-        if place is not None:
-            missing = self._take_answers(place, request.params)
-            if missing:  # mrtr-25: asked for again; what came is kept
-                self._next_round(place.ctx)
-                return self._asking(place.ctx, missing, self._state_of(place))
-        refusal = self._parked.take(state.handle)
-        if refusal is Refusal.ELSEWHERE:
-            return Retry({**state.answers, **_given(request.params)}, None, state.round, refusal.error)
-        if refusal is not None or place is None:
-            raise (refusal or Refusal.SPENT).error
-        del self._places[state.handle]
+        if place is None:
+            refusal = self._parked.take(state.handle) or Refusal.SPENT
+            if refusal is not Refusal.ELSEWHERE or state.carried is None:
+                raise refusal.error
+            ctx.elsewhere = refusal.error
+            self._start_again(ctx, state)
+            return None
+        if not place.left and self._take_answers(place, request.params):
+            return self._ask_for_the_rest(place, ctx)
+        self.give_up(place)
         return place
 
-    def _take_answers(self, place: Place, params: JsonObject) -> Sequence[Question]:
-        """Take what came; each answer is read once here, so that the client can mend a bad one."""
-        answers = read_answers(place.wire(), params)
+    @staticmethod
+    def _start_again(ctx: Context, state: SealedState) -> None:
+        asked, answers, carried = state.carried
+        given = ctx.request.params.get("inputResponses", {})
+        # Who asked reads the answers; here only their shape is looked at (mrtr-22).
+        if not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
+            raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
+        given = {key: given[key] for key in asked if key in given}
+        ctx.rounds, ctx.state = state.round, carried
+        if state.handle is None:
+            ctx.answers, ctx.recorded = {**answers, **given}, dict(state.answers)
+        else:
+            ctx.answers, ctx.recorded = answers, {**state.answers, **given}
+
+    @staticmethod
+    def _take_answers(place: Place, params: JsonObject) -> bool:
+        """Take what came; whether something is missing.  Each answer is read here, so that a bad one can be mended."""
+        answers = read_answers(place.open, params)
         for key, answer in answers.given.items():
-            try:
-                place.asked[key].read(answer)
-            except RemoteProtocolError as error:
-                raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
+            read_answer(key, place.asked[key], answer)
         place.answers.update(answers.given)
-        return answers.missing
+        return bool(answers.missing)
+
+    def _ask_for_the_rest(self, place: Place, ctx: Context) -> JsonObject:
+        """mrtr-25: what is missing is asked for again, under the terms of this retry; what came is kept."""
+        if place.ctx.rounds >= MAX_ROUNDS:
+            raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
+        asking = self._asking(ctx, place.open)
+        return {**asking, "requestState": self._state_of(place, next_round(place.ctx))}
 
     def give_up(self, place: Place) -> None:
-        """The handler does not wait any more; it was cancelled."""
+        """No retry is about this place any more."""
         if self._places.pop(place.handle, None) is not None:
             self._parked.take(place.handle)
 
     # Time.
 
     async def run(self) -> None:
-        """Cancel handlers whose client did not come back in time (mrtr-14)."""
-        while True:
-            deadline = self._parked.next_deadline()
-            with trio.move_on_at(deadline if deadline is not None else trio.current_time() + STATE_TTL):
-                await self._more.wait()
-                self._more = trio.Event()
-            self._cancel(self._parked.expire(trio.current_time()))
+        """Cancel handlers whose client does not come back in time (mrtr-14), and in the end all of them."""
+        try:
+            while True:
+                deadline = self._parked.next_deadline()
+                if deadline is None:
+                    self._more = trio.Event()
+                    await self._more.wait()
+                else:
+                    await trio.sleep_until(deadline)
+                    due = self._parked.expire(trio.current_time())
+                    self._cancel(due, "the client did not come back with its answers in time")
+        finally:
+            # The tasks are cancelled anyway; but some may wait where that does not reach them.
+            self._cancel(list(self._places), "the server has stopped")
 
-    def _cancel(self, handles: Iterable[str]) -> None:
+    def _cancel(self, handles: Collection[str], reason: str) -> None:
         for handle in handles:
-            self._places.pop(handle).ctx.scope.cancel(reason="the client did not come back with its answers in time")
-
-
-def _given(params: JsonObject) -> dict[str, JsonObject]:
-    """The answers of a retry, by key.  Who asked reads them; here only their shape is looked at (mrtr-22)."""
-    responses = params.get("inputResponses", {})
-    if not isinstance(responses, dict) or not all(isinstance(answer, dict) for answer in responses.values()):
-        raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
-    return responses
+            place = self._places.pop(handle)
+            place.ctx.cancel(reason)
+            place.resumed.set()

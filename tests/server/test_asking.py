@@ -1,0 +1,914 @@
+"""What handlers ask of the client, straight through, in every revision.
+
+The same handlers run in all of them; `KINDS` says what there is to ask, since when, and what a client answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.requirements import req
+from tests.server.wire import (
+    CANCELLED,
+    REVISION_NAMES,
+    Wire,
+    WireError,
+    connected,
+    everywhere,
+    legacy,
+    modern,
+    since,
+)
+from trio_mcp import (
+    Context,
+    ElicitUrl,
+    InputRequired,
+    ListRoots,
+    LocalProtocolError,
+    NotDeclared,
+    NotInThisRevision,
+    RequestError,
+    Sample,
+    Server,
+    SessionClosed,
+    UrlElicitationRequired,
+)
+from trio_mcp.core.models import ModelPreferences, Tool
+from trio_mcp.core.rounds import MAX_ROUNDS
+from trio_mcp.questions import Inquiry
+
+Object = dict[str, Any]
+LATEST = REVISION_NAMES[-1]
+
+
+@dataclass
+class Size:
+    size: int
+
+
+ACCEPTED = {"action": "accept", "content": {"size": 3}}
+SAID: Object = {"role": "assistant", "content": {"type": "text", "text": "six"}, "model": "m"}
+HOME: Object = {"roots": [{"uri": "file:///home", "name": "home"}]}
+PAGE = "https://shop.example/visit?order=7"
+
+
+@dataclass
+class Kind:
+    """One kind of question."""
+
+    ask: Callable[[Context], Awaitable[object]]
+    method: str
+    answer: Object
+    read: str
+    """The answer as the handler got it."""
+    needs: Object
+    """What a client has to declare; nothing else is declared where that counts."""
+    bad: Object
+    """An answer that does not fit, and the place that the error names."""
+    place: str
+    since: str = REVISION_NAMES[0]
+    instead: Object = field(default_factory=dict)
+    """What a client declares that has everything but this."""
+
+    def known(self, revision: str) -> bool:
+        return revision >= self.since
+
+
+KINDS: Mapping[str, Kind] = {
+    "form": Kind(
+        lambda ctx: ctx.elicit("Which size?", Size),
+        "elicitation/create",
+        ACCEPTED,
+        "Accepted(value=Size(size=3))",
+        {"elicitation": {"form": {}}},
+        {"action": "accept", "content": {"size": "three"}},
+        "content/size",
+        "2025-06-18",
+        {"roots": {}, "sampling": {}},
+    ),
+    "url": Kind(
+        lambda ctx: ctx.elicit_url("Please pay.", PAGE),
+        "elicitation/create",
+        {"action": "accept"},
+        "Accepted(value=None)",
+        {"elicitation": {"url": {}}},
+        {"action": "perhaps"},
+        "action",
+        "2025-11-25",
+        {"elicitation": {}, "roots": {}, "sampling": {}},
+    ),
+    "sample": Kind(
+        lambda ctx: ctx.sample("Say a number", max_tokens=5),
+        "sampling/createMessage",
+        SAID,
+        "text='six'",
+        {"sampling": {}},
+        {"role": "assistant", "content": {"type": "text"}, "model": "m"},
+        "content",
+        instead={"roots": {}, "elicitation": {}},
+    ),
+    "roots": Kind(
+        lambda ctx: ctx.roots(),
+        "roots/list",
+        HOME,
+        "file:///home",
+        {"roots": {}},
+        {"roots": "none"},
+        "roots",
+        instead={"sampling": {}, "elicitation": {}},
+    ),
+}
+PLACES: Mapping[str, Callable[[str], Object]] = {
+    "tools/call": lambda name: {"name": name},
+    "prompts/get": lambda name: {"name": name},
+    "resources/read": lambda name: {"uri": f"ask://{name}"},
+}
+kinds = pytest.mark.parametrize("name", KINDS)
+WHERE_THEY_EXIST = [(revision, name) for name in KINDS for revision in REVISION_NAMES if KINDS[name].known(revision)]
+existing = pytest.mark.parametrize(("revision", "name"), WHERE_THEY_EXIST)
+existing_legacy = pytest.mark.parametrize(
+    ("revision", "name"), [each for each in WHERE_THEY_EXIST if each[0] != LATEST]
+)
+pages_and_forms = pytest.mark.parametrize(
+    ("revision", "name"), [each for each in WHERE_THEY_EXIST if each[1] in ("form", "url")]
+)
+places = pytest.mark.parametrize("method", PLACES)
+
+
+def asking(**options: Any) -> Server:
+    """A server that asks a question of each kind from a tool, a prompt and a resource of that name."""
+    server = Server("asking", **options)
+    for name, kind in KINDS.items():
+        handler = _asks(kind.ask)
+        server.tool(name=name, structured=False)(handler)
+        server.prompt(name=name)(handler)
+        server.resource(f"ask://{name}", name=name)(handler)
+    return server
+
+
+def _asks(ask: Callable[[Context], Awaitable[object]]) -> Callable[[Context], Awaitable[str]]:
+    async def handler(ctx: Context) -> str:
+        return repr(await ask(ctx))
+
+    return handler
+
+
+def tool(handler: Callable[..., Any], **options: Any) -> Server:
+    """A server with one tool, "it"."""
+    server = Server("one")
+    server.tool(name="it", **options)(handler)
+    return server
+
+
+IT = {"name": "it"}
+
+
+def text_of(result: Object) -> str:
+    """What a result says, whatever it is the result of."""
+    if "messages" in result:
+        result = {"content": [result["messages"][0]["content"]]}
+    (content,) = result.get("content") or result["contents"]
+    assert isinstance(content["text"], str)
+    return content["text"]
+
+
+async def told(wire: Wire, method: str, params: Object) -> str:
+    """The failure of a call, as a client reads it: by an error, or by a tool result that is one."""
+    try:
+        result = await wire.call(method, params)
+    except WireError as error:
+        return f"{error.code} {error.message}"
+    assert result["isError"] is True
+    return text_of(result)
+
+
+def failure(method: str) -> str:
+    return "" if method == "tools/call" else "-32603 "
+
+
+# One question.
+
+
+@req("mrtr-01", "mrtr-03", "mrtr-06", "mrtr-12", "elic-47")
+@everywhere
+@places
+@kinds
+async def test_a_handler_asks_in_one_line_and_gets_what_the_client_answers(
+    revision: str, method: str, name: str, autojump_clock: MockClock
+) -> None:
+    kind = KINDS[name]
+    async with connected(asking(), revision, answers={kind.method: lambda params: kind.answer}) as wire:
+        if kind.known(revision):
+            assert kind.read in text_of(await wire.call(method, PLACES[method](name)))
+            assert [asked for asked, _ in wire.asked] == [kind.method]
+        else:
+            assert f"does not exist in {revision}" in await told(wire, method, PLACES[method](name))
+            assert not wire.asked
+
+
+@req("mrtr-13", "elic-12", "root-11")
+@existing
+@places
+async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
+    revision: str, method: str, name: str, autojump_clock: MockClock
+) -> None:
+    kind = KINDS[name]
+    async with connected(asking(), revision, capabilities=kind.instead) as wire:
+        if revision == LATEST:
+            with pytest.raises(WireError) as caught:
+                await wire.call(method, PLACES[method](name))
+            assert (caught.value.code, caught.value.data) == (-32021, {"requiredCapabilities": kind.needs})
+        else:
+            lacks = ".".join(("elicitation", *kind.needs.get("elicitation", ()))) if "elic" in kind.method else name
+            assert "client capability" in (said := await told(wire, method, PLACES[method](name)))
+            assert said.startswith(failure(method))
+            assert lacks.split(".")[0] in said
+        assert not wire.asked
+        assert not [message for message in wire.messages if "method" in message]
+
+
+@pytest.mark.parametrize("name", ["form", "sample", "roots"])
+@everywhere
+async def test_a_handler_can_do_without_a_client_that_cannot_be_asked(
+    revision: str, name: str, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        try:
+            return repr(await KINDS[name].ask(ctx))
+        except NotInThisRevision as error:
+            return error.revision
+        except NotDeclared as error:
+            return error.capability[0]
+
+    async with connected(tool(it), revision, capabilities={}) as wire:
+        capability = next(iter(KINDS[name].needs))
+        expected = capability if KINDS[name].known(revision) else revision
+        assert text_of(await wire.call("tools/call", IT)) == expected
+
+
+@req("elic-49", "elic-50")
+@existing_legacy
+@places
+async def test_an_error_of_the_client_is_raised_where_it_was_asked(
+    revision: str, method: str, name: str, autojump_clock: MockClock
+) -> None:
+    kind = KINDS[name]
+    caught = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            await kind.ask(ctx)
+        except RequestError as error:
+            caught.append((error.code, error.message, error.data))
+        return "went on"
+
+    server = asking()
+    server.tool(it)
+
+    def refuse(params: Object) -> Object:
+        raise WireError(-1, "User rejected", {"why": "no"})
+
+    async with connected(server, revision, answers={kind.method: refuse}) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "went on"
+        assert caught == [(-1, "User rejected", {"why": "no"})]
+        # Who does not catch it fails, and not with the client's own code, which would say something of the call.
+        said = await told(wire, method, PLACES[method](name))
+        assert said.startswith(failure(method))
+        assert "User rejected" in said
+
+
+@req("elic-08", "elic-45", "samp-07", "mrtr-22", "mrtr-23")
+@existing
+async def test_an_answer_that_does_not_fit_is_refused_by_its_place(
+    revision: str, name: str, autojump_clock: MockClock
+) -> None:
+    kind = KINDS[name]
+    server = asking()
+    answers = iter([kind.bad, kind.answer])
+    async with connected(server, revision, answers={kind.method: lambda params: next(answers)}) as wire:
+        said = await told(wire, "tools/call", {"name": name})
+        assert kind.place in said
+        assert "three" not in said
+        assert "perhaps" not in said
+        assert said.startswith(f"-32602 inputResponses['{name}']") is (revision == LATEST)
+        assert server.statistics().parked == (revision == LATEST)  # it can be mended
+
+
+@req("elic-59", "elic-49")
+@pages_and_forms
+@pytest.mark.parametrize(
+    ("action", "outcome"), [("accept", "Accepted"), ("decline", "Declined()"), ("cancel", "Dismissed()")]
+)
+async def test_accept_decline_and_cancel_are_three_things(
+    revision: str, name: str, action: str, outcome: str, autojump_clock: MockClock
+) -> None:
+    kind = KINDS[name]
+    # What comes with a refusal counts for nothing, whatever it is.
+    content = {} if name == "url" else {"content": {"size": 3 if action == "accept" else "no size"}}
+    async with connected(
+        asking(), revision, answers={kind.method: lambda params: {"action": action, **content}}
+    ) as wire:
+        assert outcome in text_of(await wire.call("tools/call", {"name": name}))
+
+
+@req("elic-13", "elic-16", "elic-18", "elic-19", "elic-56", "elic-58")
+@since("2025-06-18")
+async def test_what_a_client_is_asked_is_what_its_revision_knows(revision: str, autojump_clock: MockClock) -> None:
+    answers = {"elicitation/create": lambda params: {"action": "decline"}}
+    async with connected(asking(), revision, answers=answers) as wire:
+        await wire.call("tools/call", {"name": "form"})
+        (form,) = (params for _, params in wire.asked)
+        assert form["message"] == "Which size?"
+        assert form["requestedSchema"]["properties"] == {"size": {"type": "integer"}}
+        assert form.get("mode", "form") == "form"
+        if revision == "2025-06-18":
+            return
+        wire.asked.clear()
+        for _ in range(3):
+            await wire.call("tools/call", {"name": "url"})
+        ids = {params.pop("elicitationId", None) for _, params in wire.asked}
+        assert [params for _, params in wire.asked] == [{"mode": "url", "message": "Please pay.", "url": PAGE}] * 3
+        assert ids == {None} if revision == LATEST else len(ids - {None}) == 3
+
+
+@req("samp-12", "samp-13")
+@since("2025-11-25")
+@pytest.mark.parametrize(
+    ("options", "lacking"),
+    [
+        ({"tools": [Tool("t", {"type": "object"})]}, "tools"),
+        ({"include_context": "thisServer"}, "context"),
+        ({"include_context": "none"}, None),
+        ({"model_preferences": ModelPreferences()}, None),
+    ],
+)
+async def test_a_model_is_asked_only_what_its_client_declared(
+    revision: str, options: Object, lacking: str | None, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        try:
+            return repr(await ctx.sample("Say a number", max_tokens=5, **options))
+        except NotDeclared as error:
+            return ".".join(error.capability)
+
+    answers = {"sampling/createMessage": lambda params: SAID}
+    for capabilities in ({"sampling": {}}, {"sampling": {"tools": {}, "context": {}}}):
+        full = bool(capabilities["sampling"])
+        async with connected(tool(it), revision, capabilities=capabilities, answers=answers) as wire:
+            said = text_of(await wire.call("tools/call", IT))
+            assert ("six" in said) is (full or lacking is None)
+            assert ("six" in said) or said == f"sampling.{lacking}"
+            assert len(wire.asked) == ("six" in said)
+
+
+@modern
+async def test_where_no_question_can_be_asked_that_is_said(revision: str, autojump_clock: MockClock) -> None:
+    server = asking()
+
+    @server.prompt
+    async def greet(name: str) -> str:
+        return name
+
+    async def questioning(ctx: Context, request: Any, call_next: Any) -> Any:
+        if request.method in ("tools/list", "completion/complete"):
+            await ctx.roots()
+        return await call_next(request)
+
+    server.middleware = (questioning,)
+    server.completion(lambda value: ["x"])
+    completion = {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "name", "value": "x"}}
+    async with connected(server, revision) as wire:
+        for method, params in [("tools/list", {}), ("completion/complete", completion)]:
+            said = await told(wire, method, params)
+            assert said.startswith("-32603 ")
+            assert f"input_required as the answer to {method} does not exist in {revision}" in said
+        assert not wire.asked
+        assert server.statistics().parked == 0
+
+
+# Several at once.
+
+
+@everywhere
+async def test_several_questions_are_asked_at_once_and_answered_in_any_order(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        got = await ctx.ask(
+            first=Sample("a", max_tokens=1), home=ListRoots(), last=Sample("b", max_tokens=1, system_prompt="be brief")
+        )
+        return f"{list(got)} {got['first'].content.text} {len(got['home'])} {got['last'].content.text}"
+
+    open_, turns = [], itertools.count()
+    gates = [trio.Event() for _ in range(3)]
+
+    async def sampled(params: Object) -> Object:
+        at = "b" if "systemPrompt" in params else "a"
+        open_.append(at)
+        if revision != LATEST:
+            if len(open_) == 2:
+                gates[0].set()
+            await gates[0].wait()
+            if at == "a":  # the first one asked is answered last
+                await trio.sleep(1)
+        return {**SAID, "content": {"type": "text", "text": f"{at}{next(turns)}"}}
+
+    answers = {"sampling/createMessage": sampled, "roots/list": lambda params: HOME}
+    async with connected(tool(it), revision, answers=answers) as wire:
+        first, last = ("a0", "b1") if revision == LATEST else ("a1", "b0")
+        assert text_of(await wire.call("tools/call", IT)) == f"['first', 'home', 'last'] {first} 1 {last}"
+        assert sorted(method for method, _ in wire.asked) == ["roots/list", *["sampling/createMessage"] * 2]
+
+
+@everywhere
+async def test_if_one_of_several_cannot_be_asked_none_is(revision: str, autojump_clock: MockClock) -> None:
+    class Broken(Inquiry[object]):
+        method = "roots/list"
+
+        def _params_in(self, revision: Any) -> Object:
+            raise ValueError("a mistake of its own")
+
+        def read(self, answer: Object) -> object:
+            raise AssertionError
+
+    async def it(ctx: Context, which: str) -> str:
+        other = {"undeclared": Sample("a", max_tokens=1), "broken": Broken()}[which]
+        with pytest.raises((NotDeclared, ValueError)):
+            await ctx.ask(home=ListRoots(), other=other)
+        return repr(await ctx.roots())
+
+    answers = {"roots/list": lambda params: HOME}
+    async with connected(tool(it), revision, capabilities={"roots": {}}, answers=answers) as wire:
+        for which in ("undeclared", "broken"):
+            assert "file:///home" in text_of(await wire.call("tools/call", {**IT, "arguments": {"which": which}}))
+        assert [method for method, _ in wire.asked] == ["roots/list"] * 2
+        assert not wire.noted(CANCELLED)
+
+
+@everywhere
+async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    class Unwritable(ListRoots):
+        def _params_in(self, revision: Any) -> Object:
+            return {"what": object()}
+
+    async def it(ctx: Context) -> str:
+        with pytest.raises(LocalProtocolError):
+            await ctx.ask(what=Unwritable())
+        return repr(await ctx.roots())
+
+    server = tool(it)
+    async with connected(server, revision, answers={"roots/list": lambda params: HOME}) as wire:
+        assert "file:///home" in text_of(await wire.call("tools/call", IT))
+        assert len(wire.asked) == 1
+        assert server.statistics().parked == 0
+
+
+@everywhere
+async def test_to_ask_nothing_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        with trio.testing.assert_checkpoints():
+            assert await ctx.ask() == {}
+        return "nothing"
+
+    async with connected(tool(it), revision) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "nothing"
+
+
+# Roots.
+
+
+@req("root-08", "root-12", "root-13", "root-15")
+@everywhere
+@pytest.mark.parametrize("tells", [True, False])
+async def test_roots_are_asked_for_once_and_again_when_they_change(
+    revision: str, tells: bool, autojump_clock: MockClock
+) -> None:
+    # root-15: in the modern era nobody tells of changes, whatever it declares.
+    told_of = tells and revision != LATEST
+    homes: list[Object] = [HOME]
+
+    async def it(ctx: Context) -> str:
+        roots = [await ctx.roots() for _ in range(3)]
+        return " ".join(root.uri for root in roots[-1])
+
+    capabilities = {"roots": {"listChanged": True} if tells else {}}
+    answers = {"roots/list": lambda params: homes[-1]}
+    async with connected(tool(it), revision, capabilities=capabilities, answers=answers) as wire:
+        for calls in (1, 2):
+            assert text_of(await wire.call("tools/call", IT)) == "file:///home"
+            assert len(wire.asked) == (1 if told_of else calls)
+        homes.append({"roots": []})  # it is gone
+        await wire.notify("notifications/roots/list_changed")
+        assert text_of(await wire.call("tools/call", IT)) == ""
+        assert len(wire.asked) == (2 if told_of else 3)
+
+
+@req("root-12")
+@legacy
+async def test_roots_that_change_while_they_are_told_are_not_kept(revision: str, autojump_clock: MockClock) -> None:
+    homes = iter([HOME, {"roots": []}])
+
+    async def it(ctx: Context) -> str:
+        return str([len(await ctx.roots()) for _ in range(3)])
+
+    async def answer(params: Object) -> Object:
+        if len(wire.asked) == 1:
+            await wire.notify("notifications/roots/list_changed")
+        return next(homes)
+
+    async with connected(tool(it), revision, answers={"roots/list": answer}) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "[1, 0, 0]"
+        assert len(wire.asked) == 2
+
+
+# Pages to visit.
+
+
+@req("elic-21", "elic-22", "elic-56")
+@since("2025-11-25")
+async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Also long after the call has ended; and nobody else is told."""
+    pages: list[tuple[Context, ElicitUrl]] = []
+
+    async def it(ctx: Context) -> str:
+        page = ElicitUrl("Please pay.", PAGE)
+        with pytest.raises(LocalProtocolError, match="by the context that asked"):
+            await ctx.completed(page)
+        await ctx.ask(page=page)
+        pages.append((ctx, page))
+        return str(await ctx.completed(page))
+
+    server = tool(it)
+    answers = {"elicitation/create": lambda params: {"action": "accept"}}
+    async with server.running(), connected(server, revision, answers=answers) as other:
+        await other.call("tools/call", IT)
+        other.notes.clear()
+        async with connected(server, revision, answers=answers) as wire:
+            told = revision == "2025-11-25"
+            assert text_of(await wire.call("tools/call", IT)) == str(told)
+            assert await pages[1][0].completed(pages[1][1]) is told
+            await wait_all_tasks_blocked()
+            ids = [params.get("elicitationId") for _, params in wire.asked]
+            assert wire.noted("notifications/elicitation/complete") == [{"elicitationId": ids[0]}] * 2 * told
+            with pytest.raises(LocalProtocolError):
+                await pages[0][0].completed(pages[1][1])
+        assert await pages[1][0].completed(pages[1][1]) is False  # the client has gone
+        assert not other.notes
+
+
+class _Shop:
+    """A server that lets nobody in who has not paid on its page."""
+
+    def __init__(self) -> None:
+        self.server = Server("shop")
+        self.paid = False
+        self.page = ElicitUrl("Please pay.", PAGE)
+        for decorate in (self.server.tool, self.server.prompt, self.server.resource("ask://enter")):
+            decorate(self.enter)
+
+    async def enter(self, ctx: Context) -> str:
+        if not self.paid:
+            raise UrlElicitationRequired(self.page)
+        return "inside"
+
+    def pay(self, params: Object) -> Object:
+        self.paid = True
+        return {"action": "accept"}
+
+
+@req("elic-26", "elic-27", "elic-28", "elic-56")
+@everywhere
+@places
+async def test_a_page_that_must_be_visited_first(revision: str, method: str, autojump_clock: MockClock) -> None:
+    shop = _Shop()
+    params = PLACES[method]("enter")
+    async with connected(shop.server, revision, answers={"elicitation/create": shop.pay}) as wire:
+        if revision == LATEST:
+            assert text_of(await wire.call(method, params)) == "inside"
+            assert [asked["url"] for _, asked in wire.asked] == [PAGE]
+        elif revision == "2025-11-25":
+            with pytest.raises(WireError) as caught:
+                await wire.call(method, params)
+            assert caught.value.code == -32042
+            page = {"mode": "url", "message": "Please pay.", "url": PAGE, "elicitationId": shop.page.elicitation_id}
+            assert caught.value.data == {"elicitations": [page]}
+            shop.paid = True
+            assert text_of(await wire.call(method, params)) == "inside"
+        else:
+            said = await told(wire, method, params)
+            assert said.startswith(failure(method))
+            assert "elicitation/create" in said
+            assert f"does not exist in {revision}" in said
+
+
+@req("elic-12")
+@since("2025-11-25")
+async def test_a_client_that_opens_no_pages_is_sent_to_none(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(_Shop().server, revision, capabilities={"elicitation": {"form": {}}}) as wire:
+        if revision == LATEST:
+            with pytest.raises(WireError) as caught:
+                await wire.call("tools/call", {"name": "enter"})
+            assert (caught.value.code, caught.value.data) == (
+                -32021,
+                {"requiredCapabilities": {"elicitation": {"url": {}}}},
+            )
+        else:
+            assert "elicitation.url, which was not declared" in await told(wire, "tools/call", {"name": "enter"})
+        assert PAGE not in str(wire.messages)
+
+
+@req("elic-50")
+@modern
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_who_does_not_want_to_visit_a_page_is_not_asked_again(
+    revision: str, action: str, autojump_clock: MockClock
+) -> None:
+    answers = {"elicitation/create": lambda params: {"action": action}}
+    async with connected(_Shop().server, revision, answers=answers) as wire:
+        said = await told(wire, "tools/call", {"name": "enter"})
+        assert said.startswith("-32603 This request needs a page to be visited first")
+        assert len(wire.asked) == 1
+        assert "elicitationId" not in str(wire.messages)
+
+
+# Handlers that build their rounds themselves.
+
+
+@req("mrtr-07", "mrtr-15", "mrtr-24")
+@everywhere
+@places
+async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answers(
+    revision: str, method: str, autojump_clock: MockClock
+) -> None:
+    runs: list[Any] = []
+
+    async def it(ctx: Context) -> Any:
+        runs.append((sorted(ctx.answers), ctx.state))
+        if "a" not in ctx.answers:
+            return InputRequired({"a": Sample("a", max_tokens=1)}, state={"round": 1})
+        if "b" not in ctx.answers:
+            return InputRequired({"b": Sample("b", max_tokens=1), "home": ListRoots()}, state=["two", None])
+        said = [Sample("?", max_tokens=1).read(ctx.answers[key]).content for key in "ab"]
+        return f"{said[0].text} {said[1].text} {len(ListRoots().read(ctx.answers['home']))}"  # type: ignore[union-attr]
+
+    server = Server("it")
+    server.tool(structured=False)(it)
+    server.prompt(it)
+    server.resource("ask://it")(it)
+    answers = {
+        "sampling/createMessage": lambda params: {**SAID, "content": params["messages"][0]["content"]},
+        "roots/list": lambda params: HOME,
+    }
+    async with connected(server, revision, answers=answers) as wire:
+        assert text_of(await wire.call(method, PLACES[method]("it"))) == "a b 1"
+        assert runs == [([], None), (["a"], {"round": 1}), (["a", "b", "home"], ["two", None])]
+        assert len(wire.asked) == 3
+        assert server.statistics().parked == 0
+
+
+@everywhere
+async def test_a_handler_may_ask_for_another_round_without_a_question(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> Any:
+        count = ctx.state or 0
+        assert isinstance(count, int)
+        return InputRequired({}, state=count + 1) if count < 3 else f"after {count}"
+
+    async with connected(tool(it, structured=False), revision) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "after 3"
+
+
+@everywhere
+@pytest.mark.parametrize("questions", [{}, {"home": ListRoots()}])
+async def test_rounds_without_end_are_stopped(
+    revision: str, questions: Mapping[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = itertools.count()
+
+    async def it(ctx: Context, stop: int) -> Any:
+        return "enough" if next(runs) == stop else InputRequired(questions)
+
+    async with connected(tool(it, structured=False), revision, answers={"roots/list": lambda params: HOME}) as wire:
+        arguments = {**IT, "arguments": {"stop": MAX_ROUNDS}}
+        assert text_of(await wire.call("tools/call", arguments)) == "enough"
+        runs = itertools.count()
+        assert "the server's log says why" in await told(wire, "tools/call", {**IT, "arguments": {"stop": -1}})
+        assert next(runs) == MAX_ROUNDS + 1
+        assert f"has asked {MAX_ROUNDS} times" in str(caplog.records[-1].exc_info)
+
+
+@everywhere
+async def test_returned_questions_are_judged_like_any_others(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> Any:
+        return InputRequired({"a": Sample("a", max_tokens=1, include_context="allServers"), "home": ListRoots()})
+
+    async with connected(tool(it, structured=False), revision, capabilities={"sampling": {}}) as wire:
+        if revision == LATEST:
+            with pytest.raises(WireError) as caught:
+                await wire.call("tools/call", IT)
+            assert (caught.value.code, caught.value.data) == (
+                -32021,
+                {"requiredCapabilities": {"sampling": {"context": {}}}},
+            )
+        else:
+            lacking = "sampling.context" if revision == "2025-11-25" else "roots"
+            assert f"the client capability {lacking}" in await told(wire, "tools/call", IT)
+        assert not wire.asked
+
+
+@everywhere
+async def test_what_was_returned_does_not_answer_what_is_asked_later(revision: str, autojump_clock: MockClock) -> None:
+    """Keys of the two ways of asking are apart, though both are called "roots" here."""
+    homes = iter([HOME, {"roots": []}])
+
+    async def it(ctx: Context) -> Any:
+        if "roots" not in ctx.answers:
+            return InputRequired({"roots": ListRoots()})
+        now = await ctx.ask(roots=ListRoots())
+        return f"{len(ListRoots().read(ctx.answers['roots']))} {len(now['roots'])} {sorted(ctx.answers)}"
+
+    async with connected(
+        tool(it, structured=False), revision, answers={"roots/list": lambda params: next(homes)}
+    ) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "1 0 ['roots']"
+
+
+# Threads.
+
+
+@everywhere
+@pytest.mark.parametrize("abandon", [True, False])
+async def test_a_handler_in_a_thread_asks_too(revision: str, abandon: bool) -> None:
+    def it(ctx: Context) -> str:
+        got = [trio.from_thread.run(ctx.roots), trio.from_thread.run(ctx.roots)]
+        said = trio.from_thread.run(lambda: ctx.sample("Say a number", max_tokens=5))
+        return f"{len(got[1])} {said.content.text}"
+
+    answers = {"roots/list": lambda params: HOME, "sampling/createMessage": lambda params: SAID}
+    async with connected(tool(it, abandon=abandon), revision, answers=answers) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "1 six"
+
+
+# Cancellation, in the legacy era; for the modern one see test_parking.
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  # nothing tells that the client has been asked, and the clock is mocked
+        await trio.sleep(0.01)
+
+
+@pytest.fixture
+def silent() -> Callable[[Object], Awaitable[Object]]:
+    """A client that shows its user the question, and waits."""
+
+    async def answer(params: Object) -> Object:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    return answer
+
+
+@legacy
+async def test_a_cancelled_call_cancels_its_questions(
+    revision: str, silent: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[BaseException] = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            await ctx.ask(a=Sample("a", max_tokens=1), home=ListRoots(), b=Sample("b", max_tokens=1))
+        except BaseException as error:
+            ended.append(error)
+            raise
+        return ""
+
+    answers = {"roots/list": lambda params: HOME, "sampling/createMessage": silent}
+    async with connected(tool(it), revision, answers=answers) as wire:
+        id = await wire.start("tools/call", IT)
+        await until(lambda: len(wire.asked) == 3)
+        await wire.cancel(id, "enough")
+        await until(lambda: len(wire.noted(CANCELLED)) == 2)
+        samples = [message["id"] for message in wire.messages if message.get("method") == "sampling/createMessage"]
+        assert [params["requestId"] for params in wire.noted(CANCELLED)] == samples
+        assert isinstance(ended[0], trio.Cancelled)
+        assert not wire.answered(id)
+        assert await wire.call("ping") == {}
+    assert not caplog.records
+
+
+@legacy
+async def test_when_one_question_fails_the_others_are_cancelled(
+    revision: str, silent: Any, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        with pytest.raises(RequestError, match="no roots"):
+            await ctx.ask(home=ListRoots(), a=Sample("a", max_tokens=1))
+        return "went on"
+
+    def refuse(params: Object) -> Object:
+        raise WireError(-32603, "no roots")
+
+    async with connected(tool(it), revision, answers={"roots/list": refuse, "sampling/createMessage": silent}) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "went on"
+        assert len(wire.noted(CANCELLED)) == 1
+
+
+@legacy
+async def test_a_question_has_the_time_that_its_scope_gives(
+    revision: str, silent: Any, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(60):
+            await ctx.sample("a", max_tokens=1)
+        return repr(await ctx.roots())
+
+    answers = {"roots/list": lambda params: HOME, "sampling/createMessage": silent}
+    start = trio.current_time()
+    async with connected(tool(it), revision, answers=answers) as wire:
+        assert "file:///home" in text_of(await wire.call("tools/call", IT))
+        assert len(wire.noted(CANCELLED)) == 1
+        assert trio.current_time() == start + 60
+
+
+@legacy
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_nobody_waits_for_a_client_that_is_gone_nor_for_a_call_that_is_over(
+    revision: str, how: str, silent: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever keeps the cancellation off: a shield, or a thread that was left behind."""
+    ended: list[str] = []
+
+    async def plain(ctx: Context) -> None:
+        try:
+            await ctx.sample("a", max_tokens=1)
+        except trio.Cancelled:
+            ended.append("plain Cancelled")
+            raise
+
+    async def shielded(ctx: Context) -> None:
+        with trio.CancelScope(shield=True):
+            try:
+                await ctx.sample("a", max_tokens=1)
+            except SessionClosed:
+                ended.append("shielded SessionClosed")
+            try:
+                await ctx.sample("a", max_tokens=1)
+            except (LocalProtocolError, SessionClosed):
+                ended.append("shielded again")
+
+    def threaded(ctx: Context) -> None:
+        try:
+            trio.from_thread.run(lambda: ctx.sample("a", max_tokens=1))
+        except SessionClosed:
+            ended.append("threaded SessionClosed")
+
+    server = Server("waiting")
+    for handler in (plain, shielded, threaded):
+        server.tool(handler)
+    with trio.fail_after(5):
+        async with connected(server, revision, answers={"sampling/createMessage": silent}) as wire:
+            ids = [await wire.start("tools/call", {"name": name}) for name in ("plain", "shielded", "threaded")]
+            await until(lambda: len(wire.asked) == 3)
+            if how == "cancel":
+                for id in ids:
+                    await wire.cancel(id)
+                await until(lambda: len(wire.noted(CANCELLED)) == 3)
+        await until(lambda: len(ended) == 4)
+    assert sorted(ended) == [
+        "plain Cancelled", "shielded SessionClosed", "shielded again", "threaded SessionClosed",
+    ]  # fmt: skip
+    assert not caplog.records
+
+
+@legacy
+async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_more(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    deaf = trio.Event()
+
+    async def it(ctx: Context) -> str:
+        with trio.CancelScope(shield=True):
+            await deaf.wait()
+        await ctx.roots()
+        raise AssertionError
+
+    async with connected(tool(it), revision) as wire:
+        id = await wire.start("tools/call", IT)
+        await wait_all_tasks_blocked()
+        await wire.cancel(id)
+        await wait_all_tasks_blocked()
+        deaf.set()
+        await wait_all_tasks_blocked()
+        assert not wire.asked
+        assert not wire.answered(id)
+    assert not caplog.records
