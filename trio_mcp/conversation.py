@@ -178,21 +178,24 @@ class Conversation:
         """One call, from its beginning to its end, which may be on another link."""
         outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, _SHUTTING_DOWN)
         try:
-            with ctx.scope:
-                back = self._retried(ctx)
-                if isinstance(back, Place):
-                    self._hand_over(ctx, back)
-                    return
-                outcome = await self._run.dispatcher(ctx) if back is None else back
-        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
-            outcome = self._run.dispatcher.failure(ctx, _failure_in(error))
-        finally:
-            ctx.over()
-        if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
-            await ctx.place.resumed.wait()
-        link = cast("Conversation | None", ctx.link)
-        if link is not None:  # None: the client never came back
-            await link._end(ctx, outcome)
+            try:
+                with ctx.scope:
+                    back = self._retried(ctx)
+                    if isinstance(back, Place):
+                        self._hand_over(ctx, back)
+                        return
+                    outcome = await self._run.dispatcher(ctx) if back is None else back
+            except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
+                outcome = self._run.dispatcher.failure(ctx, _failure_in(error))
+            finally:
+                ctx.over()
+            if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
+                await ctx.place.resumed.wait()
+            if ctx.link is not None:  # None: the client never came back
+                await cast("Conversation", ctx.link)._end(ctx, outcome)
+        finally:  # also when it was cancelled together with the server; then nobody is told
+            if ctx.link is not None:
+                cast("Conversation", ctx.link)._forget(ctx)
 
     def _retried(self, ctx: Context) -> Place | JsonObject | None:
         """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""
@@ -205,18 +208,16 @@ class Conversation:
 
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
+        ctx.let_go(place)
         place.ctx.go_on(self, ctx.request, ctx.terms)
         self._contexts[ctx.request.id] = place.ctx
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
         self._answer(ctx, outcome)
-        try:
-            await self._wire.flush()
-            if self.session.queued > self._run.limits.outgoing:
-                await self._wire.room()  # so that who does not read is not served without end
-        finally:
-            self._forget(ctx)
+        await self._wire.flush()
+        if self.session.queued > self._run.limits.outgoing:
+            await self._wire.room()  # so that who does not read is not served without end
 
     def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
         """Answer the request of `ctx`.  A result that cannot be written costs this call only."""
@@ -232,7 +233,9 @@ class Conversation:
             self.session.answer(id, outcome)
 
     def _forget(self, ctx: Context) -> None:
-        del self._contexts[ctx.request.id]
+        id = ctx.request.id
+        if self._contexts.get(id) is ctx:  # what was answered may have been followed by another of the same id
+            del self._contexts[id]
         self._share.leave()
         if not self._contexts:
             self._quiet.set()
@@ -304,8 +307,8 @@ class Conversation:
         except LocalProtocolError:  # what is asked cannot be written
             self._run.parking.give_up(place)
             raise
-        ctx.let_go(place)
         self._forget(ctx)
+        ctx.let_go(place)
         self._wire.wake()
         return place
 

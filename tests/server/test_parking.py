@@ -1,0 +1,1157 @@
+"""Handlers that wait for a retry, in the revision in which a server cannot ask by requests of its own.
+
+Most tests do the client's part by hand: `ask` sends a call and returns what it is asked, `again` makes the params of
+the retry.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.lowlevel
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, cancel_everywhere, wide
+from tests.server.wire import CAPABILITIES, LATEST, MESSAGE, PROGRESS, Wire, WireError, connected
+from trio_mcp import (
+    Accepted,
+    Context,
+    Declined,
+    Elicit,
+    InputRequired,
+    Limits,
+    ListRoots,
+    LocalProtocolError,
+    RequestError,
+    Sample,
+    Server,
+    SessionClosed,
+    ToolError,
+)
+from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL
+from trio_mcp.core.terms import Terms
+from trio_mcp.driver import _Driver
+from trio_mcp.parking import Parking, Place
+from trio_mcp.questions import Inquiry
+
+Object = dict[str, Any]
+KEY = b"k" * 32
+IT: Object = {"name": "it"}
+HOME: Object = {"roots": [{"uri": "file:///home"}]}
+SAID: Object = {"role": "assistant", "content": {"type": "text", "text": "six"}, "model": "m"}
+DECLINED: Object = {"action": "decline"}
+
+
+@dataclass
+class Size:
+    size: int
+
+
+def sized(size: object) -> Object:
+    return {"action": "accept", "content": {"size": size}}
+
+
+def size_of(answer: object) -> int:
+    assert isinstance(answer, Accepted)
+    assert isinstance(answer.value, Size)
+    return answer.value.size
+
+
+Handler = Callable[..., Any]
+
+
+def serving(handler: Handler, *, replay: bool = False, **options: Any) -> Server:
+    """A server whose tool "it" is `handler`."""
+    server = Server("parking", **options)
+    server.tool(name="it", structured=False, replay=replay)(handler)
+    return server
+
+
+def to(server: Server, **options: Any) -> contextlib.AbstractAsyncContextManager[Wire]:
+    return connected(server, LATEST, **options)
+
+
+async def one(ctx: Context) -> str:
+    """A handler that asks one question."""
+    return f"size {size_of(await ctx.elicit('Which size?', Size))}"
+
+
+async def ask(wire: Wire, params: Object = IT, method: str = "tools/call", **how: Any) -> Object:
+    result = await wire.call(method, params, rounds=False, **how)
+    assert result["resultType"] == "input_required", result
+    return result
+
+
+def again(asked: Object, answers: Object | None = None, params: Object = IT) -> Object:
+    """The params of a retry; by default with a good answer to every question."""
+    if answers is None:
+        answers = {key: sized(3) for key in asked["inputRequests"]}
+    return {**params, "inputResponses": answers, "requestState": asked["requestState"]}
+
+
+async def done(wire: Wire, params: Object, **how: Any) -> str:
+    """The text of a result that is complete."""
+    result = await wire.call("tools/call", params, rounds=False, **how)
+    assert result["resultType"] == "complete", result
+    (content,) = result["content"]
+    assert isinstance(content["text"], str)
+    return f"failed: {content['text']}" if result.get("isError") else content["text"]
+
+
+async def refused(wire: Wire, params: Object, method: str = "tools/call") -> str:
+    with pytest.raises(WireError) as caught:
+        await wire.call(method, params, rounds=False)
+    assert caught.value.code == -32602
+    assert caught.value.data is None
+    # Nothing of what was presented or sealed is repeated.
+    state = params.get("requestState")
+    assert not isinstance(state, str) or len(state) < 8 or state not in caught.value.message
+    return caught.value.message
+
+
+USED = "requestState has been used or has expired: send the request again without it"
+NOT_YOURS = "requestState was not issued to this caller by this server"
+ANOTHER = "requestState belongs to another request: a retry repeats the method and params of the original"
+ELSEWHERE = "The call of this requestState waits here no longer: send the request again without it"
+EXPIRED = "requestState has expired: send the request again without it"
+
+
+# One handler, several requests.
+
+
+@req("mrtr-05", "mrtr-07", "mrtr-15")
+async def test_a_handler_goes_on_where_it_asked_over_as_many_rounds_as_it_takes(autojump_clock: MockClock) -> None:
+    began, ended, ids = itertools.count(), itertools.count(), []
+
+    async def it(ctx: Context) -> str:
+        next(began)
+        sizes = []
+        try:
+            for number in range(3):
+                ids.append(ctx.request_id)
+                await ctx.progress(number)
+                await ctx.log("info", f"asking {number}")
+                sizes.append(size_of(await ctx.elicit(f"Size {number}?", Size)))
+            got = await ctx.ask(home=ListRoots(), form=Elicit("And now?", Size))
+            return f"{sizes} {len(got['home'])} {size_of(got['form'])}"
+        finally:
+            next(ended)
+
+    server = serving(it)
+    async with to(server) as wire:
+        asked = await ask(wire, progress="p0")
+        keys = [[*asked["inputRequests"]]]
+        for number in range(1, 4):
+            wire.log_level = "info" if number == 1 else None
+            asked = await ask(wire, again(asked, {k: sized(number) for k in keys[-1]}), progress=f"p{number}")
+            keys.append([*asked["inputRequests"]])
+        text = await done(wire, again(asked, {"home": HOME, "form-4": sized(9)}))
+        assert text == "[1, 2, 3] 1 9"
+        assert keys == [["form"], ["form-2"], ["form-3"], ["home", "form-4"]]
+        assert ids == [1, 2, 3]  # each question and note belongs to the request that was open then
+        assert [(note["progressToken"], note["progress"]) for note in wire.noted(PROGRESS)] == [
+            ("p0", 0),
+            ("p1", 1),
+            ("p2", 2),
+        ]
+        assert [note["data"] for note in wire.noted(MESSAGE)] == ["asking 1"]  # the level is the request's
+        assert (next(began), next(ended)) == (1, 1)
+    assert server.statistics().parked == 0
+
+
+async def test_nobody_is_told_of_progress_while_no_request_is_open(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        async def talk() -> None:
+            for number in itertools.count():
+                with trio.testing.assert_checkpoints():
+                    await ctx.progress(number)
+                with trio.testing.assert_checkpoints():
+                    await ctx.log("error", number)
+                with pytest.raises(LocalProtocolError, match="no log level"):
+                    await ctx.log("loud", number)  # type: ignore[arg-type]
+                await trio.sleep(1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            await trio.sleep(2.5)
+            size = size_of(await ctx.elicit("Which size?", Size))
+            await trio.sleep(2)
+            nursery.cancel_scope.cancel()
+        return str(size)
+
+    async with to(serving(it), log_level="error") as wire:
+        asked = await ask(wire, progress="a")
+        await trio.sleep(100)
+        assert await done(wire, again(asked), progress="b") == "3"
+        heard = [(note["progressToken"], note["progress"]) for note in wire.noted(PROGRESS)]
+        assert heard == [("a", 0), ("a", 1), ("a", 2), ("b", 103), ("b", 104)]
+        assert [note["data"] for note in wire.noted(MESSAGE)] == [0, 1, 2, 103, 104]
+
+
+async def test_two_questions_at_once_go_by_ask(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        async def second() -> None:
+            for question in (ctx.roots, functools.partial(ctx.elicit, "And?", Size)):
+                with pytest.raises(LocalProtocolError, match=r"waits for its answer; ask several by ctx\.ask"):
+                    await question()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(second)
+            return await one(ctx)
+
+    async with to(serving(it)) as wire:
+        assert await done(wire, again(await ask(wire))) == "size 3"
+
+
+async def test_what_is_known_is_that_of_the_request_at_hand(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        before = (dict(ctx.trace), ctx.supports("sampling"))
+        await ctx.elicit("Which size?", Size)
+        return json.dumps([before, dict(ctx.trace), ctx.supports("sampling"), ctx.client and ctx.client["name"]])
+
+    async with to(serving(it), meta={"traceparent": "00-a"}) as wire:
+        asked = await ask(wire)
+        wire.capabilities = {"elicitation": {}}
+        text = await done(wire, again(asked), meta={"traceparent": "00-b"})
+        assert json.loads(text) == [[{"traceparent": "00-a"}, True], {"traceparent": "00-b"}, False, "wire"]
+
+
+# Answers.
+
+
+@req("mrtr-11", "mrtr-22", "mrtr-23", "elic-45", "samp-07")
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({"form": sized("three")}, "inputResponses['form']: the answer does not fit the form: content/size"),
+        ({"form": {"action": "maybe"}}, "inputResponses['form']: the answer to elicitation/create needs action"),
+        ({"form": []}, "inputResponses['form'] must be an object"),
+        ([], "inputResponses must be an object"),
+        ({"form": sized(3), "model": {**SAID, "content": {"type": "text"}}}, "inputResponses['model']: "),
+        ({"form": sized("three"), "model": SAID}, "inputResponses['form']: "),
+    ],
+)
+async def test_a_bad_answer_is_refused_and_can_be_mended(answers: Any, why: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        got = await ctx.ask(form=Elicit("Which size?", Size), model=Sample("Say a number", max_tokens=5))
+        return f"{size_of(got['form'])} {got['model'].content.text}"
+
+    server = serving(it)
+    async with to(server) as wire:
+        asked = await ask(wire)
+        for _ in range(3):
+            assert (await refused(wire, again(asked, answers))).startswith(why)
+        assert server.statistics().parked == 1
+        # Nothing of the bad retries was taken: both answers are needed still.
+        rest = await ask(wire, again(asked, {}))
+        assert [*rest["inputRequests"]] == ["form", "model"]
+        assert await done(wire, again(rest, {"form": sized(3), "model": SAID})) == "3 six"
+
+
+@req("mrtr-24", "mrtr-25")
+async def test_missing_answers_are_asked_for_again_and_what_came_is_kept(autojump_clock: MockClock) -> None:
+    runs = itertools.count()
+
+    async def it(ctx: Context) -> str:
+        next(runs)
+        got = await ctx.ask(**{key: Elicit(f"{key}?", Size) for key in "abc"})
+        return " ".join(str(size_of(answer)) for answer in got.values())
+
+    async with to(serving(it)) as wire:
+        first = await ask(wire)
+        second = await ask(wire, again(first, {"b": sized(2), "unasked": sized(0)}))
+        assert second["inputRequests"] == {key: first["inputRequests"][key] for key in "ac"}
+        assert second["requestState"] != first["requestState"]
+        third = await ask(wire, again(second, {"c": sized(4), "b": sized(9)}))  # b counts no more
+        assert [*third["inputRequests"]] == ["a"]
+        without = {**IT, "requestState": third["requestState"]}
+        assert [*(await ask(wire, without))["inputRequests"]] == ["a"]
+        # Any of its states leads to the handler, for as long as it waits.
+        assert await done(wire, again(first, {"a": sized(1)})) == "1 2 4"
+        assert next(runs) == 1
+        for asked in (first, second, third):
+            assert await refused(wire, again(asked, {"a": sized(1)})) == USED
+
+
+async def test_a_client_that_never_answers_is_not_asked_for_ever(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serving(one)
+    async with to(server) as wire:
+        asked = await ask(wire)
+        for _ in range(MAX_ROUNDS - 1):
+            asked = await ask(wire, again(asked, {}))
+        said = await refused(wire, again(asked, {}))
+        assert said == f"answers are missing from inputResponses after {MAX_ROUNDS} rounds"
+        assert await done(wire, again(asked)) == "size 3"
+    assert not caplog.records  # it is nobody's mistake here
+
+
+async def test_a_handler_that_asks_for_ever_is_stopped(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def it(ctx: Context) -> str:
+        while True:
+            await ctx.roots()
+            ctx.kept_roots = None
+
+    async with to(serving(it), answers={"roots/list": lambda params: HOME}) as wire:
+        result = await wire.call("tools/call", IT)
+        assert result["isError"] is True
+        assert len(wire.asked) == MAX_ROUNDS
+    assert "has asked 32 times" in str(caplog.records[0].exc_info)
+
+
+@req("mrtr-13")
+async def test_a_question_is_asked_again_only_of_who_can_still_answer(autojump_clock: MockClock) -> None:
+    async with to(serving(one)) as wire:
+        asked = await ask(wire)
+        wire.capabilities = {"roots": {}}
+        with pytest.raises(WireError) as caught:
+            await ask(wire, again(asked, {}))
+        assert (caught.value.code, caught.value.data) == (
+            -32021,
+            {"requiredCapabilities": {"elicitation": {"form": {}}}},
+        )
+        # Who brings the answer needs to declare nothing.
+        assert await done(wire, again(asked)) == "size 3"
+
+
+# Whose state it is.
+
+
+class _As:
+    """Serves connections on which every message is of one principal."""
+
+    def __init__(self, principal: str | None) -> None:
+        self.principal = principal
+
+    async def __call__(self, server: Server, stream: trio.abc.Stream) -> None:
+        async with server.joined() as run:
+            driver = _Driver(run, stream, None)
+            conversation = driver._conversation
+            hear = functools.partial(conversation.hear, principal=self.principal)
+            conversation.hear = hear  # type: ignore[method-assign]
+            await driver.serve(None)
+
+
+def tampered(state: str) -> Iterator[str]:
+    for place in (0, 20, 44, len(state) // 2, len(state) - 3):
+        yield state[:place] + ("A" if state[place] != "A" else "B") + state[place + 1 :]
+    yield state[:-4]
+    yield state + "AAAA"
+    yield state + " "
+    yield f" {state}"
+    yield ""
+    payload = base64.urlsafe_b64decode(state)[32:].replace(b'"ada"', b'"bob"')
+    yield base64.urlsafe_b64encode(bytes(32) + payload).decode()
+
+
+@req("mrtr-08", "mrtr-09", "mrtr-10", "elic-29", "elic-30", "elic-35", "elic-43")
+async def test_only_its_owner_can_use_a_state_and_for_its_request_only(autojump_clock: MockClock) -> None:
+    """And who tries spends nothing."""
+    server, other = serving(one, state_keys=[KEY]), serving(one)
+    server.tool(name="other", structured=False)(one)
+    server.prompt(name="it")(one)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(server.running())
+        ada = await stack.enter_async_context(to(server, serve=_As("ada")))
+        bob = await stack.enter_async_context(to(server, serve=_As("bob")))
+        nobody = await stack.enter_async_context(to(server))
+        elsewhere = await stack.enter_async_context(to(other, serve=_As("ada")))
+        params = {**IT, "arguments": {}}
+        asked = await ask(ada, params)
+        good = again(asked, params=params)
+        for wire in (bob, nobody, elsewhere):
+            assert await refused(wire, good) == NOT_YOURS
+        for state in (*tampered(asked["requestState"]), None, 7, [], {}, "x" * 2_000_000):
+            assert await refused(ada, {**good, "requestState": state}) == NOT_YOURS
+        assert await refused(ada, good, "prompts/get") == ANOTHER
+        for changed in ({"name": "other"}, {"arguments": {"more": 1}}, {"more": None}):
+            assert await refused(ada, {**good, **changed}) == ANOTHER
+        assert server.statistics().parked == 1
+        # Another connection of the same user will do.
+        async with to(server, serve=_As("ada")) as wire:
+            assert await done(wire, good) == "size 3"
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=3))
+def test_whatever_comes_as_a_state_is_refused(state: object) -> None:
+    async def check() -> None:
+        ctx = context({**IT, "requestState": state})
+        with pytest.raises(RequestError) as caught:
+            Parking([KEY]).retry(ctx)
+        assert (caught.value.code, caught.value.message) == (-32602, NOT_YOURS)
+
+    trio.run(check)
+
+
+@req("mrtr-10", "elic-30")
+async def test_a_state_carries_no_more_than_is_needed(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context, secret: str) -> Any:
+        ctx.state = "of nobody's interest"
+        await ctx.ask(name=Elicit("Which size?", Size))
+        return InputRequired({"more": Elicit("And?", Size)}, state={"step": 2})
+
+    params = {**IT, "arguments": {"secret": "s3cret"}}
+    async with to(serving(it), serve=_As("ada"), meta={"traceparent": "00-abc"}) as wire:
+        parked = await ask(wire, params)
+        returned = await ask(wire, again(parked, {"name": sized(3)}, params))
+    for asked, rest in ((parked, [{}, None]), (returned, [{}, [["more"], {}, {"step": 2}]])):
+        owner, method, digest, _expires, *state = json.loads(base64.urlsafe_b64decode(asked["requestState"])[32:])
+        assert (owner, method, len(digest)) == ("ada", "tools/call", 64)
+        assert state[-2:] == rest
+        assert "s3cret" not in json.dumps(state)
+    handle = state[1]
+    assert handle is None  # what starts again waits nowhere
+
+
+def context(params: Object, principal: Any = None, method: str = "tools/call") -> Context:
+    terms = Terms(REVISIONS[LATEST], CAPABILITIES[LATEST], principal=principal)
+    return Context(cast(Any, None), Request(1, method, params), terms)
+
+
+FORM: Mapping[str, Inquiry[Any]] = {"form": Elicit("Which size?", Size)}
+
+
+@req("mrtr-10")
+async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_says(autojump_clock: MockClock) -> None:
+    now = 1000.0
+    parking = Parking([KEY], wall=lambda: now)
+    place, asking = parking.park(context(IT), FORM)
+    returned = parking.ask_again(context(IT), FORM, None)
+    now += STATE_TTL
+    for asked in (asking, returned):
+        with pytest.raises(RequestError, match=EXPIRED):
+            parking.retry(context(again(asked)))
+    assert len(parking) == 1
+    now -= 1
+    assert parking.retry(context(again(asking))) is place
+    assert parking.retry(context(again(returned))) is None
+
+
+async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None:
+    parking = Parking([KEY])
+    with pytest.raises(LocalProtocolError, match="stable name"):
+        parking.park(context(IT, principal=object()), FORM)
+    assert len(parking) == 0
+
+
+# Once.
+
+
+@req("mrtr-11")
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_a_state_is_spent_once(connections: int, autojump_clock: MockClock) -> None:
+    runs = itertools.count()
+
+    async def it(ctx: Context) -> str:
+        size = size_of(await ctx.elicit("Which size?", Size))
+        next(runs)
+        await trio.sleep(1)
+        return str(size)
+
+    server = serving(it)
+    async with server.running(), to(server) as wire, to(server) as second:
+        asked = await ask(wire)
+        outcomes: list[str] = []
+
+        async def retry(wire: Wire, size: int) -> None:
+            try:
+                outcomes.append(await done(wire, again(asked, {"form": sized(size)})))
+            except WireError as error:
+                outcomes.append(error.message)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(retry, [wire, second][number % connections], number)
+        assert sorted(outcomes)[1:] == sorted([USED] * 4 + outcomes[-1:])[1:]
+        assert sorted(outcomes)[0] in "01234"
+        assert next(runs) == 1
+        assert await refused(wire, again(asked)) == USED
+
+
+# Connections.
+
+
+@req("mrtr-27")
+async def test_a_parked_handler_outlives_its_connection(autojump_clock: MockClock) -> None:
+    ended = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            sizes = [size_of(await ctx.elicit("Which size?", Size)) for _ in range(2)]
+            await ctx.progress(1)
+            return str(sizes)
+        finally:
+            ended.append(trio.current_time())
+
+    server = serving(it)
+    async with server.running():
+        async with to(server) as wire:
+            asked = await ask(wire)
+        now = server.statistics()
+        assert (now.connections, now.running, now.waiting, now.parked) == (0, 0, 0, 1)
+        await trio.sleep(60)
+        async with to(server) as wire:
+            asked = await ask(wire, again(asked, {"form": sized(1)}))
+        async with to(server) as wire:
+            assert await done(wire, again(asked, {"form-2": sized(2)}), progress="p") == "[1, 2]"
+            assert wire.noted(PROGRESS) == [{"progressToken": "p", "progress": 1}]
+        assert len(ended) == 1
+
+
+async def test_the_connection_that_a_handler_goes_on_under_is_the_one_whose_end_cancels_it(
+    autojump_clock: MockClock,
+) -> None:
+    ended: list[str] = []
+
+    async def it(ctx: Context) -> str:
+        await ctx.elicit("Which size?", Size)
+        try:
+            await trio.sleep(1000)
+        except trio.Cancelled:
+            ended.append("cancelled")
+            raise
+        return "slept"
+
+    server = serving(it)
+    async with server.running(), to(server) as last:
+        async with to(server) as first:
+            asked = await ask(first)
+            other = await ask(first)
+        async with to(server) as second:
+            await second.start("tools/call", again(asked))
+            await wait_all_tasks_blocked()
+        assert ended == ["cancelled"]
+        assert await done(last, again(other)) == "slept"
+
+
+async def test_where_nothing_is_shared_a_handler_ends_with_its_connection(autojump_clock: MockClock) -> None:
+    ended: list[float] = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            return await one(ctx)
+        finally:
+            ended.append(trio.current_time())
+
+    start = trio.current_time()
+    async with to(serving(it)) as wire:
+        await ask(wire)
+    assert ended == [start]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  # threads end when they end
+        await trio.sleep(0.01)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_server_that_stops_waits_for_no_parked_handler(shared: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even for one that waits under a shield, or in a thread."""
+    ended: list[str] = []
+
+    async def plain(ctx: Context) -> None:
+        try:
+            await ctx.elicit("Which size?", Size)
+        finally:
+            ended.append("plain")
+
+    async def shielded(ctx: Context) -> None:
+        with trio.CancelScope(shield=True), pytest.raises(SessionClosed):
+            await ctx.elicit("Which size?", Size)
+        ended.append("shielded")
+
+    def threaded(ctx: Context) -> None:
+        with pytest.raises(SessionClosed):
+            trio.from_thread.run(ctx.elicit, "Which size?", Size)
+        ended.append("threaded")
+
+    # A thread's question is a task of its own, which `connected` would take for one that was left behind.
+    handlers: list[Handler] = [plain, shielded] if shared else [plain, shielded, threaded]
+    server = Server("parking")
+    for handler in handlers:
+        server.tool(handler)
+    with trio.fail_after(5):
+        async with server.running() if shared else contextlib.nullcontext(), to(server) as wire:
+            for handler in handlers:
+                await ask(wire, {"name": handler.__name__})
+            assert server.statistics().parked == len(handlers)
+        await until(lambda: len(ended) == len(handlers))
+    assert server.statistics().parked == 0
+    assert not caplog.records
+
+
+# Bounds.
+
+
+@req("mrtr-14")
+async def test_who_does_not_come_back_in_time_finds_nobody(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[object] = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            return await one(ctx)
+        except trio.Cancelled:
+            # A handler may do what it likes while it is stopped; there is nobody to be asked.
+            with pytest.raises((trio.Cancelled, LocalProtocolError)):
+                await ctx.elicit("Are you still there?", Size)
+            with pytest.raises(trio.Cancelled):
+                await ctx.progress(1)
+            ended.append(trio.current_time())
+            raise
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        start = trio.current_time()
+        asked = [await ask(wire)]
+        await trio.sleep(STATE_TTL / 2)
+        asked.append(await ask(wire))
+        await trio.sleep(STATE_TTL / 2 - 1)
+        assert server.statistics().parked == 2
+        await trio.sleep(2)
+        assert server.statistics().parked == 1
+        assert ended == [start + STATE_TTL]
+        assert await refused(wire, again(asked[0])) == USED
+        # Nobody is asked more for being asked again.
+        rest = await ask(wire, again(asked[1], {}))
+        await trio.sleep(STATE_TTL / 2)
+        assert await refused(wire, again(rest)) == USED
+        assert len(ended) == 2
+        assert await done(wire, again(await ask(wire))) == "size 3"
+    assert not caplog.records
+
+
+@req("mrtr-14")
+@pytest.mark.parametrize(("principal", "limit"), [(None, MAX_PARKED), ("ada", MAX_PARKED_EACH)])
+async def test_only_so_many_handlers_wait(principal: str | None, limit: int, autojump_clock: MockClock) -> None:
+    server = serving(one)
+    async with server.running(), to(server, serve=_As(principal)) as wire:
+        asked = [await ask(wire) for _ in range(limit)]
+        assert server.statistics().parked == limit
+        with pytest.raises(WireError, match="Too many calls are waiting for input: try again later") as caught:
+            await ask(wire)
+        assert caught.value.code == -32603
+        assert server.statistics().parked == limit
+        async with to(server, serve=_As("bob")) as bob:
+            if principal:
+                await ask(bob)  # the others have their own share
+            else:
+                with pytest.raises(WireError):
+                    await ask(bob)
+        assert await done(wire, again(asked[limit // 2])) == "size 3"
+        await ask(wire)
+
+
+async def test_bounds_may_be_others(autojump_clock: MockClock) -> None:
+    parking = Parking([KEY], limit=2, each=1, ttl=5)
+    parking.park(context(IT, "ada"), FORM)
+    with pytest.raises(RequestError, match="Too many"):
+        parking.park(context(IT, "ada"), FORM)
+    parking.park(context(IT, "bob"), FORM)
+    with pytest.raises(RequestError, match="Too many"):
+        parking.park(context(IT, "eve"), FORM)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parking.run)
+        await trio.sleep(4.9)
+        assert len(parking) == 2
+        await trio.sleep(0.2)
+        assert len(parking) == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+    class Broken(ListRoots):
+        def _params_in(self, revision: Any) -> Object:
+            raise ZeroDivisionError
+
+    parking, ctx = Parking([KEY]), context(IT)
+    with pytest.raises(ZeroDivisionError):
+        parking.park(ctx, {"a": Broken()})
+    with pytest.raises(LocalProtocolError, match="does not exist"):
+        parking.park(context({}, method="completion/complete"), FORM)
+    ctx.replay, ctx.recorded = True, {"picture": {"data": "x" * 2_000_000}}
+    for question in (parking.park, lambda *each: parking.ask_again(*each, None)):
+        with pytest.raises(RequestError, match="What this call has to remember is too large"):
+            question(ctx, FORM)
+    with pytest.raises(LocalProtocolError, match="holds JSON only"):
+        parking.ask_again(context(IT), FORM, cast(Any, object()))
+    assert (len(parking), ctx.rounds) == (0, 0)
+
+
+async def test_a_parked_handler_holds_no_place_among_the_running_ones(autojump_clock: MockClock) -> None:
+    server = serving(one, limits=Limits(calls=1, calls_in_all=1, waiting=0, waiting_in_all=0))
+    async with server.running(), to(server) as wire:
+        asked = [await ask(wire) for _ in range(3)]
+        statistics = server.statistics()
+        assert (statistics.running, statistics.waiting, statistics.parked) == (0, 0, 3)
+        for each in asked:
+            assert await done(wire, again(each)) == "size 3"
+        statistics = server.statistics()
+        assert (statistics.running, statistics.waiting, statistics.parked) == (0, 0, 0)
+
+
+async def test_a_handler_that_went_on_takes_the_place_of_its_retry(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        await ctx.elicit("Which size?", Size)
+        await trio.sleep(5)
+        return "slept"
+
+    server = serving(it, limits=Limits(calls=1, waiting=0))
+    async with server.running(), to(server) as wire:
+        asked = await ask(wire)
+        id = await wire.start("tools/call", again(asked))
+        await trio.sleep(1)
+        assert (server.statistics().running, server.statistics().parked) == (1, 0)
+        with pytest.raises(WireError, match="overloaded"):
+            await ask(wire)
+        assert (await wire.response(id))["result"]["content"][0]["text"] == "slept"
+        await ask(wire)
+
+
+# Cancellation.
+
+
+async def test_cancelling_the_retry_cancels_the_handler(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[float] = []
+
+    async def it(ctx: Context) -> str:
+        await ctx.elicit("Which size?", Size)
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+        raise AssertionError
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        id = await wire.start("tools/call", IT)
+        asked = (await wire.response(id))["result"]
+        await wire.cancel(id)  # of a request that has its answer: too late
+        await trio.sleep(1)
+        assert server.statistics().parked == 1
+        id = await wire.start("tools/call", again(asked))
+        await trio.sleep(1)
+        assert not ended
+        await wire.cancel(id)
+        await wait_all_tasks_blocked()
+        assert ended == [trio.current_time()]
+        assert not wire.answered(id)
+        assert server.statistics().running == 0
+        assert await refused(wire, again(asked)) == USED
+    assert not caplog.records
+
+
+async def test_a_retry_that_is_cancelled_before_it_began_spends_nothing(autojump_clock: MockClock) -> None:
+    server = serving(one)
+    async with server.running(), to(server) as wire:
+        asked = await ask(wire)
+        retry = wire.request("tools/call", again(asked))
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": retry["id"]}}
+        wire.expect(retry["id"], "tools/call")
+        wire.post_bytes(b"".join(json.dumps(each).encode() + b"\n" for each in (retry, cancel)))
+        await trio.sleep(1)
+        assert not wire.answered(retry["id"])
+        assert server.statistics().parked == 1
+        assert await done(wire, again(asked)) == "size 3"
+
+
+async def test_a_request_that_was_cancelled_cannot_be_answered_with_a_question(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, ended = trio.Event(), []
+
+    async def it(ctx: Context) -> None:
+        with trio.CancelScope(shield=True):
+            await go_on.wait()
+            with pytest.raises(LocalProtocolError, match="is over"):
+                await ctx.elicit("Which size?", Size)
+        ended.append(1)
+        with pytest.raises(trio.Cancelled):
+            await ctx.elicit("Which size?", Size)
+        ended.append(2)
+        await trio.lowlevel.checkpoint()
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        id = await wire.start("tools/call", IT)
+        await wait_all_tasks_blocked()
+        await wire.cancel(id)
+        await wait_all_tasks_blocked()
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert ended == [1, 2]
+        assert (server.statistics().parked, server.statistics().running) == (0, 0)
+    assert not caplog.records
+
+
+def test_a_call_may_be_cancelled_at_any_step_of_any_round() -> None:
+    """By its client: whenever it does, the call ends once, and nothing is left."""
+    outcomes: set[str] = set()
+
+    async def scenario(attempt: Attempt) -> None:
+        began, ended = itertools.count(), itertools.count()
+
+        async def it(ctx: Context) -> str:
+            next(began)
+            try:
+                await ctx.progress(1)
+                first = size_of(await ctx.elicit("Which size?", Size))
+                await ctx.log("info", "second")
+                second = size_of(await ctx.elicit("Which size?", Size))
+                await trio.lowlevel.checkpoint()
+                return f"{first} {second}"
+            finally:
+                next(ended)
+
+        server = serving(it)
+        async with server.running(), to(server, streams=attempt.streams(wide), log_level="info") as wire:
+            params, open_id, result = IT, 0, {}
+
+            def cancel() -> None:
+                wire.post({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": open_id}})
+
+            with attempt.window(cancel):
+                for _ in range(3):
+                    open_id = await wire.start("tools/call", params, progress="p")
+                    await wait_all_tasks_blocked()
+                    if not wire.answered(open_id):
+                        break
+                    result = (await wire.response(open_id))["result"]
+                    if result["resultType"] == "complete":
+                        break
+                    params = again(result)
+            statistics = server.statistics()
+            assert statistics.running == 0
+            assert statistics.parked == 0
+            outcomes.add("complete" if wire.answered(open_id) else "cancelled")
+            assert next(began) == next(ended)
+            assert await wire.call("server/discover")
+
+    assert cancel_everywhere(scenario, watch=lambda task: "tools/call" in task.name or "server" in task.name) > 15
+    assert outcomes == {"complete", "cancelled"}
+
+
+def test_a_server_may_be_cancelled_at_any_step_of_any_round() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        began, ended = itertools.count(), itertools.count()
+
+        async def it(ctx: Context) -> str:
+            next(began)
+            try:
+                return f"{await one(ctx)} {await one(ctx)}"
+            finally:
+                next(ended)
+
+        server = serving(it)
+        with attempt.window(), contextlib.suppress(AssertionError):  # the client finds that the server has ended
+            async with server.running(), to(server, streams=attempt.streams(wide)) as wire:
+                asked = await ask(wire)
+                asked = await ask(wire, again(asked))
+                await done(wire, again(asked))
+        assert next(began) == next(ended)
+        assert server.statistics().parked == 0
+
+    assert cancel_everywhere(scenario, watch="tools/call") > 5
+
+
+# Handlers that do not wait for the answer.
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_handler_may_stop_waiting_and_the_retry_gets_its_result(late: bool, autojump_clock: MockClock) -> None:
+    """Whether it has ended by then or not; and whatever the retry brings."""
+
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(60):
+            await ctx.elicit("Which size?", Size)
+        await trio.sleep(100)
+        await ctx.progress(1)
+        return "without an answer"
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        for answers in ({"form": sized(3)}, {}, {"form": sized("none")}, {"form": 7}):
+            asked = await ask(wire)
+            await trio.sleep(300 if late else 100)
+            assert server.statistics().parked == 1
+            assert await done(wire, again(asked, answers), progress="p") == "without an answer"
+            assert await refused(wire, again(asked)) == USED
+        assert len(wire.noted(PROGRESS)) == (0 if late else 4)
+        assert server.statistics().parked == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_handler_that_stopped_waiting_may_ask_something_else(late: bool, autojump_clock: MockClock) -> None:
+    """When the client is back."""
+
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(60):
+            await ctx.elicit("Which size?", Size)
+        await trio.sleep(100)
+        return f"{await one(ctx)} {len(await ctx.roots())}"
+
+    async with to(serving(it), answers={"roots/list": lambda params: HOME}) as wire:
+        asked = await ask(wire)
+        await trio.sleep(300 if late else 100)
+        asked = await ask(wire, again(asked, {"form": sized(1)}))
+        assert [*asked["inputRequests"]] == ["form-2"]
+        asked = await ask(wire, again(asked))
+        assert await done(wire, again(asked, {"roots": HOME})) == "size 3 1"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ToolError("sold out"), "failed: sold out"),
+        (ValueError("a secret"), "failed: tools/call 'it' failed; the server's log says why"),
+        (SystemExit(3), "failed: tools/call 'it' failed; the server's log says why"),
+    ],
+)
+async def test_a_handler_may_fail_while_it_waits_and_the_retry_is_told(
+    error: BaseException, text: str, autojump_clock: MockClock
+) -> None:
+    ended = []
+
+    async def it(ctx: Context) -> str:
+        async def fail() -> None:
+            await trio.sleep(60)
+            raise error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            try:
+                await ctx.elicit("Which size?", Size)
+            finally:
+                ended.append(trio.current_time())
+        raise AssertionError
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        asked = await ask(wire)
+        await trio.sleep(100)
+        assert len(ended) == 1
+        assert await done(wire, again(asked, {})) == text
+        assert server.statistics().parked == 0
+        assert await wire.call("server/discover")
+
+
+async def test_a_result_that_nobody_fetches_is_thrown_away(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(60):
+            await ctx.elicit("Which size?", Size)
+        return "without an answer"
+
+    server = serving(it)
+    async with server.running(), to(server) as wire:
+        asked = await ask(wire)
+        await trio.sleep(STATE_TTL - 1)
+        assert server.statistics().parked == 1
+        await trio.sleep(2)
+        assert server.statistics().parked == 0
+        assert await refused(wire, again(asked)) == USED
+
+
+async def test_an_answer_that_comes_as_the_time_is_over_is_one_or_the_other(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(60):
+            return await one(ctx)
+        return "too late"
+
+    server = serving(it)
+    seen = set()
+    async with server.running(), to(server) as wire:
+        for _ in range(20):
+            asked = await ask(wire)
+            await trio.sleep(60)
+            seen.add(await done(wire, again(asked)))
+    assert seen <= {"size 3", "too late"}
+
+
+async def test_an_expiry_reaches_who_waits_under_a_shield_or_in_a_thread() -> None:
+    ended: list[str] = []
+    parking = Parking([KEY], ttl=0.05)
+
+    async def it(ctx: Context) -> None:
+        with trio.CancelScope(shield=True), pytest.raises(SessionClosed):
+            await ctx.elicit("Which size?", Size)
+        ended.append("shielded")
+
+    def thread(ctx: Context) -> None:
+        with pytest.raises(SessionClosed):
+            trio.from_thread.run(ctx.elicit, "Which size?", Size)
+        ended.append("threaded")
+
+    server = serving(it)
+    server.tool(thread)
+    with trio.fail_after(5):
+        async with server.running(), to(server) as wire:
+            (run,) = server._runs
+            run.parking = parking  # its time is real here, because threads do not know of any other
+            run.nursery.start_soon(parking.run)
+            await ask(wire)
+            await ask(wire, {"name": "thread"})
+            await until(lambda: len(ended) == 2)
+
+
+# Handlers that are lost with their process.
+
+
+class _Order:
+    """A tool that asks four times; each replica has its own."""
+
+    def __init__(self, *, replay: bool = True, version: str = "1") -> None:
+        self.runs = 0
+        self.server = serving(self.order, replay=replay, state_keys=[KEY], version=version)
+
+    async def order(self, ctx: Context) -> str:
+        self.runs += 1
+        first = size_of(await ctx.elicit("First?", Size))
+        both = await ctx.ask(home=ListRoots(), form=Elicit("Second?", Size))
+        third = await ctx.elicit("Third?", Size)
+        home = len(await ctx.roots())
+        return f"{first} {size_of(both['form'])} {third == Declined()} {home}"
+
+
+ROUNDS: list[Object] = [
+    {"form": sized(1)},
+    {"home": HOME, "form-2": sized(2)},
+    {"form-3": DECLINED},
+    {"roots": HOME},
+]
+
+
+@req("mrtr-27")
+@pytest.mark.parametrize("moves", list(itertools.product([False, True], repeat=len(ROUNDS))))
+async def test_a_handler_that_is_run_again_elsewhere_asks_only_what_is_new(
+    moves: tuple[bool, ...], autojump_clock: MockClock
+) -> None:
+    replicas = [_Order() for _ in range(len(ROUNDS) + 1)]
+    async with contextlib.AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(to(each.server)) for each in replicas]
+        at, asked = 0, await ask(wires[0])
+        for number, answers in enumerate(ROUNDS):
+            assert [*asked["inputRequests"]] == [*answers]  # the same keys, wherever it runs
+            at += moves[number]
+            asked = await wires[at].call("tools/call", again(asked, answers), rounds=False)
+        assert asked["content"][0]["text"] == "1 2 True 1"
+        assert [each.runs for each in replicas[: at + 1]] == [1] * (at + 1)
+
+
+async def test_a_handler_that_may_not_be_run_again_is_refused_elsewhere(autojump_clock: MockClock) -> None:
+    here, there, changed = _Order(replay=False), _Order(replay=False), _Order(replay=True)
+    async with to(here.server) as wire, to(there.server) as other, to(changed.server) as third:
+        asked = await ask(wire)
+        assert await refused(other, again(asked)) == ELSEWHERE
+        assert await refused(third, again(asked)) == ELSEWHERE  # it did not say so when it asked
+        assert await refused(wire, again(await ask(third))) == ELSEWHERE  # and here it does not say so now
+        assert (there.runs, changed.runs) == (0, 1)
+        await ask(wire, again(asked))  # nothing was spent
+
+
+async def test_a_bad_answer_to_a_handler_that_is_run_again_can_be_mended(autojump_clock: MockClock) -> None:
+    here, there = _Order(), _Order()
+    async with to(here.server) as wire, to(there.server) as other:
+        asked = await ask(wire)
+        said = await refused(other, again(asked, {"form": sized("?")}))
+        assert said.startswith("inputResponses['form']: the answer does not fit")
+        assert await refused(other, again(asked, {"form": 7})) == "inputResponses must be an object of objects"
+        assert await refused(other, again(asked, cast(Any, []))) == "inputResponses must be an object of objects"
+        assert [*(await ask(other, again(asked)))["inputRequests"]] == ["home", "form-2"]
+
+
+@req("mrtr-24", "mrtr-25")
+async def test_run_again_a_handler_is_given_only_what_was_asked_and_asks_for_the_rest(
+    autojump_clock: MockClock,
+) -> None:
+    here, there = _Order(), _Order()
+    async with to(here.server) as wire, to(there.server) as other:
+        asked = await ask(wire, again(await ask(wire)))
+        rest = await ask(other, again(asked, {"form-2": sized(2), "form-3": sized(9), "form": sized(9)}))
+        assert [*rest["inputRequests"]] == ["home"]
+        rest = await ask(other, again(rest, {"home": HOME}))
+        assert [*rest["inputRequests"]] == ["form-3"]
+        rest = await ask(other, again(rest, {"form-3": DECLINED}))
+        assert await done(other, again(rest, {"roots": HOME})) == "3 2 True 1"
+
+
+async def test_both_ways_of_asking_go_together_when_a_handler_is_run_again(autojump_clock: MockClock) -> None:
+    def made() -> Server:
+        async def it(ctx: Context) -> Any:
+            size = size_of(await ctx.elicit("Which size?", Size))
+            if "form" not in ctx.answers:
+                return InputRequired({"form": Elicit("Sure?", Size)}, state=size)
+            more = size_of(await ctx.elicit("And?", Size))
+            sure = size_of(Elicit("Sure?", Size).read(ctx.answers["form"]))
+            return f"{size} {sure} {more} {ctx.state}"
+
+        return serving(it, replay=True, state_keys=[KEY])
+
+    async with contextlib.AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(to(made())) for _ in range(4)]
+        asked = await ask(wires[0])
+        asked = await ask(wires[1], again(asked, {"form": sized(1)}))
+        asked = await ask(wires[2], again(asked, {"form": sized(2)}))
+        assert [*asked["inputRequests"]] == ["form-2"]
+        assert await done(wires[3], again(asked, {"form-2": sized(3)})) == "1 2 3 1"
+
+
+async def test_a_prompt_and_a_resource_are_run_again_too(autojump_clock: MockClock) -> None:
+    def made() -> Server:
+        server = Server("parking", state_keys=[KEY])
+        server.prompt(name="it", replay=True)(one)
+        server.resource("ask://it", replay=True)(one)
+        return server
+
+    async with to(made()) as wire, to(made()) as other:
+        for method, params in [("prompts/get", IT), ("resources/read", {"uri": "ask://it"})]:
+            asked = await ask(wire, params, method)
+            result = await other.call(method, again(asked, params=params), rounds=False)
+            assert "size 3" in json.dumps(result)
+
+
+async def test_new_keys_seal_and_old_ones_are_still_read(autojump_clock: MockClock) -> None:
+    def made(*keys: bytes) -> Server:
+        return serving(one, replay=True, state_keys=keys)
+
+    new = b"n" * 32
+    async with to(made(KEY)) as before, to(made(new, KEY)) as turning, to(made(new)) as after:
+        asked = await ask(before)
+        assert await done(turning, again(asked)) == "size 3"
+        assert await refused(after, again(asked)) == NOT_YOURS
+        assert await done(after, again(await ask(turning))) == "size 3"
+
+
+# The machine by itself.
+
+
+async def test_a_place_is_told_what_became_of_it(autojump_clock: MockClock) -> None:
+    parking = Parking([KEY])
+    place, asking = parking.park(context(IT), FORM)
+    assert isinstance(place, Place)
+    assert (len(parking), [each.key for each in place.open]) == (1, ["form"])
+    parking.give_up(place)
+    parking.give_up(place)
+    assert len(parking) == 0
+    with pytest.raises(RequestError, match="has been used"):
+        parking.retry(context(again(asking)))
+    assert not place.resumed.is_set()
