@@ -76,7 +76,8 @@ async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
 async def serve_stdio(server: Server, *, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output; returns at the end of input.
 
-    To be cancelled like anything else.  No signal handler is installed: `run` is for whole processes.
+    To be cancelled like anything else.  No signal handler is installed, and what is printed afterwards is on standard
+    output again: a process that does nothing but serve calls `run`.
     """
     async with own_stdio() as stream:
         await serve_stream(server, stream, tap=tap)

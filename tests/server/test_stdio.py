@@ -1,0 +1,1153 @@
+"""stdio: fds 0 and 1 as a private stream, and how a server process lives and ends.
+
+The first half takes the fds of this process; the second talks to real ones, small programs in `stdio_programs/`.
+Nothing here reads a clock: what must end is waited for, and a hang meets the timeout of every test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+from tests.requirements import req
+from trio_mcp import stdio
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.stdio import own_stdio
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
+
+
+# --- What a standard fd may be, here at both ends -------------------------------------------------------------------
+
+
+class Wire:
+    """What a launcher gives a server as fds 0 and 1, and the launcher's own ends."""
+
+    def __init__(self, stdin: int, stdout: int, write: int = -1, read: int = -1) -> None:
+        self.stdin, self.stdout = stdin, stdout
+        self.write, self.read = write, read
+
+    def close(self) -> None:
+        for fd in {self.stdin, self.stdout, self.write, self.read} - {-1}:
+            os.close(fd)
+
+
+def pipes(_folder: Path) -> Wire:
+    stdin, write = os.pipe()
+    read, stdout = os.pipe()
+    return Wire(stdin, stdout, write, read)
+
+
+def two_sockets(_folder: Path) -> Wire:
+    # What Node gives its children.
+    (stdin, write), (read, stdout) = (tuple(end.detach() for end in socket.socketpair()) for _ in range(2))
+    return Wire(stdin, stdout, write, read)
+
+
+def one_socket(_folder: Path) -> Wire:
+    # What inetd and systemd give.
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    return Wire(ours, os.dup(ours), theirs, theirs)
+
+
+def terminal(_folder: Path) -> Wire:
+    theirs, ours = pty.openpty()
+    tty.setraw(ours)
+    settings = termios.tcgetattr(ours)
+    settings[3] |= termios.ISIG  # Ctrl-C can be typed
+    termios.tcsetattr(ours, termios.TCSANOW, settings)
+    return Wire(ours, os.dup(ours), theirs, theirs)
+
+
+def files(folder: Path) -> Wire:
+    (folder / "in").write_bytes(b"skipped\nasked\n")
+    stdin = os.open(folder / "in", os.O_RDONLY)
+    # A shell's `read` may have taken a line before us: the offset is part of what we are given.
+    os.lseek(stdin, len(b"skipped\n"), os.SEEK_SET)
+    return Wire(stdin, os.open(folder / "out", os.O_WRONLY | os.O_CREAT))
+
+
+def nothing(_folder: Path) -> Wire:
+    return Wire(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
+
+
+TALKING = [pipes, two_sockets, one_socket, terminal]
+EVERYTHING = [*TALKING, files, nothing]
+SHARED = [two_sockets, one_socket]  # of these the system gives no second open file description
+
+Kind = Callable[[Path], Wire]
+
+
+@contextmanager
+def standing_in(wire: Wire, stderr: int | None = None) -> Iterator[Wire]:
+    """Let the wire be fds 0 and 1 of this process, and look afterwards that no fd was left behind or lost."""
+    kept = {fd: os.dup(fd) for fd in (0, 1, 2)}
+    try:
+        os.dup2(wire.stdin, 0)
+        os.dup2(wire.stdout, 1)
+        if stderr is not None:
+            os.dup2(stderr, 2)
+        yield wire
+    finally:
+        for fd, copy in kept.items():
+            os.dup2(copy, fd)
+            os.close(copy)
+        wire.close()
+
+
+@pytest.fixture(autouse=True)
+def no_fd_is_left() -> Iterator[None]:
+    before = sorted(os.listdir("/dev/fd"))
+    yield
+    assert sorted(os.listdir("/dev/fd")) == before
+
+
+def looks(fd: int) -> tuple[object, ...]:
+    """All that can be seen of an fd."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd)
+
+
+# --- The stream -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TALKING)
+async def test_what_the_client_writes_is_read_and_what_is_sent_reaches_it(kind: Kind, tmp_path: Path) -> None:
+    with standing_in(kind(tmp_path)) as wire:
+        async with own_stdio() as stream:
+            os.write(wire.write, b"asked\n")
+            with assert_checkpoints():
+                assert await stream.receive_some() == b"asked\n"
+            with assert_checkpoints():
+                await stream.wait_send_all_might_not_block()
+            with assert_checkpoints():
+                await stream.send_all(b"answered\n")
+        assert os.read(wire.read, 100) == b"answered\n"
+
+
+async def test_a_file_is_read_from_where_it_stands_and_written(tmp_path: Path) -> None:
+    with standing_in(files(tmp_path)):
+        async with own_stdio() as stream:
+            with assert_checkpoints():
+                assert await stream.receive_some() == b"asked\n"
+            assert await stream.receive_some() == b""
+            # Twice, for asking epoll about a file once would make the second time a conflict.
+            for _ in range(2):
+                with assert_checkpoints():
+                    await stream.wait_send_all_might_not_block()
+            await stream.send_all(b"answered\n")
+    assert (tmp_path / "out").read_bytes() == b"answered\n"
+
+
+async def test_nothing_is_a_client_that_has_left(tmp_path: Path) -> None:
+    with standing_in(nothing(tmp_path)):
+        async with own_stdio() as stream:
+            assert await stream.receive_some() == b""
+            await stream.wait_send_all_might_not_block()
+            await stream.send_all(b"to nobody\n")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("kind", EVERYTHING)
+@pytest.mark.parametrize("leave", ["end", "exception", "cancelled", "closed", "half closed", "closed in another order"])
+async def test_the_fds_are_what_they_were_whichever_way_it_ends(
+    kind: Kind, leave: str, blocking: bool, tmp_path: Path
+) -> None:
+    with standing_in(kind(tmp_path)):
+        os.set_blocking(0, blocking)
+        os.set_blocking(1, blocking)
+        os.set_inheritable(0, False)
+        before = looks(0), looks(1), looks(2)
+        with pytest.raises(ZeroDivisionError) if leave == "exception" else trio.CancelScope() as scope:
+            async with own_stdio() as stream:
+                assert looks(0) != before[0]
+                assert looks(1) != before[1]
+                if leave == "cancelled":
+                    assert isinstance(scope, trio.CancelScope)
+                    scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                elif leave == "closed":
+                    await stream.aclose()
+                elif leave == "half closed":
+                    await stream.send_eof()
+                elif leave == "closed in another order":
+                    assert isinstance(stream, trio.StapledStream)
+                    await stream.receive_stream.aclose()
+                    await stream.send_stream.aclose()
+                elif leave == "exception":
+                    raise ZeroDivisionError
+        assert (looks(0), looks(1), looks(2)) == before
+
+
+@pytest.mark.parametrize("kind", TALKING)
+async def test_waiting_for_a_silent_client_can_be_cancelled(
+    kind: Kind, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    with standing_in(kind(tmp_path)) as wire:
+        async with own_stdio() as stream:
+            with trio.move_on_after(5) as scope:
+                await stream.receive_some()
+            assert scope.cancelled_caught
+            os.write(wire.write, b"late\n")
+            assert await stream.receive_some() == b"late\n"
+
+
+async def test_taking_the_fds_is_a_checkpoint_and_takes_nothing_if_cancelled(tmp_path: Path) -> None:
+    with standing_in(pipes(tmp_path)):
+        before = looks(0), looks(1)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with own_stdio():
+                raise AssertionError("cancelled before")
+        assert (looks(0), looks(1)) == before
+        with assert_checkpoints():
+            async with own_stdio():
+                pass
+
+
+@pytest.mark.parametrize("kind", [pipes, two_sockets, one_socket])
+async def test_a_client_that_has_left_is_a_broken_stream(kind: Kind, tmp_path: Path) -> None:
+    with standing_in(kind(tmp_path)) as wire:
+        for fd in {wire.write, wire.read}:
+            os.close(fd)
+        wire.write = wire.read = -1
+        async with own_stdio() as stream:
+            assert await stream.receive_some() == b""
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(b"anybody?\n")
+
+
+async def test_a_terminal_that_was_closed_is_a_broken_stream(tmp_path: Path) -> None:
+    with standing_in(terminal(tmp_path)) as wire:
+        os.close(wire.write)
+        wire.write = wire.read = -1
+        async with own_stdio() as stream:
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(b"anybody?\n")
+
+
+@pytest.mark.parametrize("kind", [pipes, two_sockets, one_socket])
+async def test_eight_mebibytes_pass_both_ways_at_once(kind: Kind, tmp_path: Path) -> None:
+    line = bytes(range(256)) * (8 << 12)
+    got: dict[str, int] = {"client": 0, "server": 0}
+
+    async def read(who: str, receive: Callable[[], object]) -> None:
+        while got[who] < len(line):
+            data = await receive()  # type: ignore[misc]
+            start = got[who] % 256
+            assert data == (line[start : start + len(data)])
+            got[who] += len(data)
+
+    with standing_in(kind(tmp_path)) as wire:
+        client = trio.StapledStream(
+            trio.lowlevel.FdStream(os.dup(wire.write)), trio.lowlevel.FdStream(os.dup(wire.read))
+        )
+        async with client, own_stdio() as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(client.send_all, line)
+            nursery.start_soon(stream.send_all, line)
+            nursery.start_soon(read, "client", client.receive_some)
+            nursery.start_soon(read, "server", stream.receive_some)
+
+
+async def test_one_read_takes_all_that_a_pipe_holds(tmp_path: Path) -> None:
+    with standing_in(pipes(tmp_path)) as wire:
+        os.write(wire.write, bytes(65536))
+        async with own_stdio() as stream:
+            assert len(await stream.receive_some()) == 65536
+
+
+@pytest.mark.parametrize("kind", TALKING)
+async def test_two_tasks_at_one_end_are_a_conflict(kind: Kind, tmp_path: Path) -> None:
+    with standing_in(kind(tmp_path)):
+        async with own_stdio() as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(stream.receive_some)
+            nursery.start_soon(stream.send_all, bytes(1 << 20))
+            await wait_all_tasks_blocked()
+            with pytest.raises(trio.BusyResourceError):
+                await stream.receive_some()
+            with pytest.raises(trio.BusyResourceError):
+                await stream.send_all(b"me too")
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", [pipes, files])
+async def test_a_closed_stream_says_so(kind: Kind, tmp_path: Path) -> None:
+    with standing_in(kind(tmp_path)):
+        async with own_stdio() as stream:
+            await stream.aclose()
+            await stream.aclose()
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.receive_some()
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.send_all(b"")
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.wait_send_all_might_not_block()
+
+
+# --- What others see of it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TALKING)
+async def test_non_blocking_is_our_own_description_where_the_system_gives_one(kind: Kind, tmp_path: Path) -> None:
+    with standing_in(kind(tmp_path)) as wire:
+        async with own_stdio():
+            # These stand for the parent's terminal, or for a stderr that shares the description.
+            assert [os.get_blocking(wire.stdin), os.get_blocking(wire.stdout)] == [kind not in SHARED] * 2
+        assert os.get_blocking(wire.stdin)
+        assert os.get_blocking(wire.stdout)
+
+
+async def test_where_a_second_description_is_refused_the_shared_one_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = os.open
+
+    def refuse(path: str, flags: int, *args: int) -> int:
+        if path.startswith("/proc"):
+            raise PermissionError(errno.EACCES, "a pipe of another user")
+        return opens(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with standing_in(pipes(tmp_path)) as wire:
+        async with own_stdio() as stream:
+            assert not os.get_blocking(wire.stdin)
+            os.write(wire.write, b"asked")
+            assert await stream.receive_some() == b"asked"
+        assert os.get_blocking(wire.stdin)
+
+
+async def test_elsewhere_a_terminal_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with standing_in(terminal(tmp_path)) as wire:
+        async with own_stdio() as stream:
+            assert os.get_blocking(wire.stdin)
+            os.write(wire.write, b"asked")
+            assert await stream.receive_some() == b"asked"
+
+
+@pytest.mark.parametrize("kind", EVERYTHING)
+async def test_no_child_inherits_the_wire(kind: Kind, tmp_path: Path) -> None:
+    def of_the_wire() -> set[int]:
+        fds = [int(name) for name in os.listdir("/dev/fd")]
+        return {fd for fd in fds if Path(f"/dev/fd/{fd}").exists() and os.get_inheritable(fd)}
+
+    with standing_in(kind(tmp_path)):
+        before = of_the_wire()
+        async with own_stdio():
+            assert of_the_wire() == before
+            assert os.path.samestat(os.fstat(0), os.stat(os.devnull))
+            assert looks(1) == looks(2)
+
+
+@contextmanager
+def printing_to_1(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `print` do what it does outside of tests."""
+    with open(1, "w", closefd=False) as file:
+        patch.setattr(sys, "stdout", file)
+        patch.setattr(sys, "__stdout__", file)
+        yield
+        patch.undo()
+
+
+@pytest.mark.parametrize("stderr", ["open", "broken", "the wire", "somebody else's"])
+async def test_what_is_printed_before_and_within_reaches_stderr_or_nobody(
+    stderr: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = pipes(tmp_path)
+    told, tell = os.pipe()
+    if stderr == "broken":
+        os.close(told)
+    with standing_in(wire, stderr=wire.stdout if stderr == "the wire" else tell), printing_to_1(monkeypatch):
+        sys.stdout.write("before,")
+        if stderr == "somebody else's":  # it was closed when Python began
+            monkeypatch.setattr(sys, "__stderr__", None)
+        async with own_stdio() as stream:
+            sys.stdout.write("within")
+            await stream.send_all(b"message")
+        sys.stdout.write("after")
+        sys.stdout.flush()
+        assert os.read(wire.read, 100) == b"messageafter"
+    os.close(tell)
+    if stderr != "broken":
+        os.set_blocking(told, False)
+        assert os.read(told, 100) == (b"before,within" if stderr == "open" else b"")
+        os.close(told)
+
+
+async def test_there_is_one_owner_at_a_time(tmp_path: Path) -> None:
+    with standing_in(pipes(tmp_path)):
+        async with own_stdio() as stream:
+            with pytest.raises(LocalProtocolError, match="one at a time"):
+                async with own_stdio():
+                    pass
+            await stream.send_all(b"still ours")
+        async with own_stdio():
+            pass
+
+
+HARMLESS = [("open", 1), ("open", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "nth"),
+    [*(("open", nth) for nth in range(3)), *(("fcntl", nth) for nth in range(4)), ("dup2", 0), ("dup2", 1)],
+)
+async def test_an_fd_that_cannot_be_had_leaves_everything_as_it_was(
+    name: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = fcntl if name == "fcntl" else os
+    real, calls = getattr(module, name), iter(range(100))
+
+    def sometimes(*args: object) -> object:
+        if next(calls) == nth:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*args)
+
+    with standing_in(files(tmp_path) if name == "fcntl" else pipes(tmp_path)):
+        before = looks(0), looks(1)
+        monkeypatch.setattr(module, name, sometimes)
+        # A second description that cannot be had is done without.
+        with contextlib.nullcontext() if (name, nth) in HARMLESS else pytest.raises(OSError, match="Too many"):
+            async with own_stdio():
+                pass
+        monkeypatch.undo()
+        assert (looks(0), looks(1)) == before
+        async with own_stdio():
+            pass
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_ctrl_c_waits_until_all_is_taken_or_all_is_back(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.dup2, iter(range(100))
+
+    def interrupted(*args: int) -> int:
+        if next(calls) == nth:
+            signal.raise_signal(signal.SIGINT)
+        return real(*args)
+
+    async def main() -> None:
+        async with own_stdio():
+            await trio.lowlevel.checkpoint()
+
+    with standing_in(pipes(tmp_path)):
+        before = looks(0), looks(1)
+        monkeypatch.setattr(os, "dup2", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trio.run(main)
+        monkeypatch.undo()
+        assert (looks(0), looks(1)) == before
+
+
+# --- Real processes -------------------------------------------------------------------------------------------------
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+    # The package that this process tests.
+    "PYTHONPATH": str(Path(stdio.__file__).parent.parent),
+}
+
+
+class Host:
+    """What starts a server and speaks to it, a line at a time.  Whatever is no message on the wire fails the test."""
+
+    def __init__(self, wire: Wire, *command: str, stderr: int | None = None) -> None:
+        self.wire = wire
+        self.unread = b""
+        self._ids = iter(range(1, 1000))
+        self._said = b""
+        self._news = threading.Condition()
+        told, theirs = os.pipe() if stderr is None else (-1, stderr)
+        on_terminal = os.isatty(wire.stdin)
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=wire.stdin,
+            stdout=wire.stdout,
+            stderr=theirs,
+            env=ENVIRONMENT,
+            preexec_fn=_take_terminal if on_terminal else None,
+        )
+        self._listener = threading.Thread(target=self._listen, args=(told,))
+        if stderr is None:
+            os.close(theirs)
+            self._listener.start()
+        if not on_terminal:  # of a terminal we look at the flags later on
+            wire.stdin = wire.stdout = _closed(wire.stdin, wire.stdout)
+
+    def _listen(self, told: int) -> None:
+        with open(told, "rb", buffering=0) as file:
+            while data := file.read(65536):
+                with self._news:
+                    self._said += data
+                    self._news.notify_all()
+
+    def hears(self, text: str, times: int = 1) -> None:
+        """Wait until the server has said it on stderr."""
+        with self._news:
+            self._news.wait_for(lambda: self._said.count(f"<{text}>\n".encode()) >= times)
+
+    @property
+    def stderr(self) -> str:
+        """All that was said there, by a server that has ended."""
+        self._listener.join()
+        return self._said.decode()
+
+    def send(self, method: str, *, notify: bool = False, **params: object) -> int:
+        id = next(self._ids)
+        message = {"jsonrpc": "2.0", "method": method, "params": params, **({} if notify else {"id": id})}
+        left = json.dumps(message, ensure_ascii=False).encode() + b"\n"
+        while left:
+            left = left[os.write(self.wire.write, left) :]
+        return id
+
+    def line(self) -> bytes:
+        """The next line, or nothing if the server has closed the wire."""
+        while b"\n" not in self.unread:
+            try:
+                data = os.read(self.wire.read, 65536)
+            except OSError:  # a terminal that nobody has open any more
+                data = b""
+            if not data:
+                assert not self.unread, "half a line"
+                return b""
+            self.unread += data
+        line, _, self.unread = self.unread.partition(b"\n")
+        return line
+
+    def answer(self, id: int) -> dict[str, Any]:
+        while True:
+            line = self.line()
+            assert line, "the server has ended"
+            message = json.loads(line)
+            if message.get("id") == id and "method" not in message:
+                return message
+
+    def ask(self, method: str, **params: object) -> dict[str, Any]:
+        return self.answer(self.send(method, **params))
+
+    def call(self, tool: str, **arguments: object) -> dict[str, Any]:
+        return self.ask("tools/call", name=tool, arguments=arguments)
+
+    def begin(self, tool: str, **arguments: object) -> int:
+        """Call a tool, and go on as soon as it says that it waits."""
+        id = self.send("tools/call", name=tool, arguments=arguments)
+        self.hears("waiting")
+        return id
+
+    def open(self) -> Host:
+        info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}}
+        self.ask("initialize", **info)
+        self.send("notifications/initialized", notify=True)
+        return self
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def close_input(self) -> None:
+        if self.wire.write == self.wire.read:
+            with socket.socket(fileno=os.dup(self.wire.write)) as end:
+                end.shutdown(socket.SHUT_WR)
+        else:
+            self.wire.write = _closed(self.wire.write)
+
+    def leave(self) -> None:
+        """Read no more."""
+        self.wire.read = _closed(self.wire.read)
+
+    def ends(self) -> tuple[int, list[Any]]:
+        """Wait for it; the exit status, and the messages that it sent meanwhile."""
+        messages = [json.loads(line) for line in iter(self.line, b"")]
+        return self.process.wait(), messages
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self._listener.ident is not None:
+            self._listener.join()
+        self.wire.close()
+
+
+def _take_terminal() -> None:
+    """Make fd 0 the terminal that Ctrl-C is typed at."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _closed(*fds: int) -> int:
+    for fd in fds:
+        os.close(fd)
+    return -1
+
+
+Launch = Callable[..., Host]
+
+
+@pytest.fixture
+def launch(no_fd_is_left: None, tmp_path: Path) -> Iterator[Launch]:
+    hosts: list[Host] = []
+
+    def start(*arguments: str, program: str = "tools", kind: Kind = pipes, stderr: int | None = None) -> Host:
+        path = str(HERE / "stdio_programs" / f"{program}.py")
+        hosts.append(Host(kind(tmp_path), path, *arguments, stderr=stderr))
+        if kind is terminal:
+            # Printed at once on a terminal, before anybody could help it.
+            assert hosts[-1].line() == b"printed while the program was imported"
+        return hosts[-1].open()
+
+    yield start
+    for host in hosts:
+        host.close()
+
+
+EMPTY = (0, [])
+
+
+# --- The wire of a real process -------------------------------------------------------------------------------------
+
+
+@req("stdio-02", "stdio-11")
+@pytest.mark.parametrize("kind", [pipes, two_sockets, one_socket])
+def test_a_server_answers_a_line_with_a_line_and_ends_with_its_input(launch: Launch, kind: Kind) -> None:
+    host = launch(kind=kind)
+    text = "two\nlines,\r\nor \u2028 three"
+    assert host.call("echo", text=text)["result"]["content"] == [{"type": "text", "text": text}]
+    host.close_input()
+    assert host.ends() == EMPTY
+    assert host.stderr == "printed while the program was imported\nprinted when all was over\n"
+
+
+@req("stdio-03", "stdio-05")
+def test_nothing_but_messages_reaches_the_wire(launch: Launch) -> None:
+    host = launch()
+    assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
+    host.close_input()
+    assert host.ends() == EMPTY
+    for text in (
+        "printed while the program was imported",
+        "printed, überall",
+        "written to 1",
+        "put by C",
+        "read ''",
+        "said by a child",
+        "left in the buffer",
+        "printed when all was over",
+    ):
+        assert host.stderr.count(text) == 1
+
+
+@req("stdio-03")
+def test_prints_do_not_reach_the_wire_by_way_of_stderr_either(launch: Launch, tmp_path: Path) -> None:
+    wire = pipes(tmp_path)
+    host = launch(kind=lambda _: wire, stderr=wire.stdout)  # 2>&1
+    assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
+    host.close_input()
+    assert host.ends() == EMPTY
+
+
+@pytest.mark.parametrize("stderr", ["gone", "full"])
+@req("stdio-03")
+def test_prints_do_not_reach_the_wire_when_nobody_reads_stderr(launch: Launch, stderr: str) -> None:
+    read, write = os.pipe()
+    if stderr == "full":
+        os.set_blocking(write, False)
+        os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
+    else:
+        read = _closed(read)
+    host = launch(stderr=write)
+    assert host.call("echo", text="here")["result"]["content"][0]["text"] == "here"
+    host.close_input()
+    assert host.ends() == EMPTY
+    _closed(*{read, write} - {-1})
+
+
+@pytest.mark.parametrize("how", ["ended", "cancelled"])
+@req("stdio-03")
+def test_a_program_that_goes_on_has_its_standard_fds_back(launch: Launch, how: str) -> None:
+    host = launch(program="embedded")
+    host.call("echo", text="here")
+    if how == "cancelled":
+        # Without the end of input, and with stdin and stdout in order afterwards.
+        host.send("tools/call", name="leave", arguments={})
+        host.hears("served")
+        os.write(host.wire.write, b"still here\n")
+        rest = host.line()
+        assert rest == b"cancelled and stdin says 'still here\\n'"
+    else:
+        host.close_input()
+        assert host.line() == b"ended and stdin says ''"
+    assert host.ends() == EMPTY
+    assert sorted(host.stderr.split("\n")) == ["", "<served>", "left in the bufferput by C"]
+
+
+def test_eight_mebibytes_pass_through_a_real_server(launch: Launch) -> None:
+    host = launch()
+    text = "æ" * (4 << 20)
+    assert host.call("echo", text=text)["result"]["content"][0]["text"] == text
+
+
+def test_a_client_that_reads_a_byte_at_a_time_holds_nobody_else_up(launch: Launch, tmp_path: Path) -> None:
+    wire = pipes(tmp_path)
+    fcntl.fcntl(wire.read, fcntl.F_SETPIPE_SZ, 4096)
+    host = launch(kind=lambda _: wire)
+    big = host.send("tools/call", name="big", arguments={"size": 1 << 20})
+    head = b"".join(os.read(wire.read, 1) for _ in range(100))
+    # The rest of a mebibyte is stuck behind a pipe of 4 KiB; calls are served and cancelled all the same.
+    for number in range(1, 4):
+        id = host.send("tools/call", name="wait", arguments={})
+        host.hears("waiting", number)
+        host.send("notifications/cancelled", notify=True, requestId=id)
+        host.hears("cancelled", number)
+    last = host.send("ping")
+    host.unread += head
+    assert host.answer(big)["result"]["content"][0]["text"] == "x" * (1 << 20)
+    assert host.answer(last)["result"] == {}
+    host.close_input()
+    assert host.ends() == EMPTY
+
+
+# --- How a process ends ---------------------------------------------------------------------------------------------
+
+RUNNING = ["wait", "wait_in_thread", "print_in_thread"]
+
+
+@req("stdio-11")
+@pytest.mark.parametrize("tool", RUNNING)
+def test_the_end_of_input_ends_what_runs_without_another_word(launch: Launch, tool: str) -> None:
+    host = launch()
+    host.begin(tool)
+    host.close_input()
+    assert host.ends() == EMPTY
+    assert ("<cancelled>" in host.stderr) == (tool == "wait")
+
+
+def test_the_end_of_input_ends_a_server_with_a_thread_that_waits_for_a_reader_of_stderr(launch: Launch) -> None:
+    told, tell = os.pipe()
+    host = launch("5", stderr=tell)
+    host.send("tools/call", name="print_in_thread", arguments={})
+    while select.select([tell], [tell], [], 0)[1]:  # until it is full, and the thread in the middle of a print
+        assert host.ask("ping")["result"] == {}
+    host.close_input()
+    assert host.ends() == EMPTY
+    _closed(told, tell)
+
+
+def test_the_end_of_input_ends_a_server_whose_answer_nobody_reads(launch: Launch) -> None:
+    host = launch()
+    host.send("tools/call", name="big", arguments={"size": 1 << 20})
+    host.begin("wait")
+    host.close_input()
+    assert host.process.wait() == 0
+
+
+@pytest.mark.parametrize("kind", [pipes, two_sockets])
+def test_a_server_whose_client_has_vanished_ends_in_silence(launch: Launch, kind: Kind) -> None:
+    host = launch(kind=kind)
+    host.begin("wait")
+    host.leave()
+    host.send("ping")
+    assert host.process.wait() == 0
+    assert host.stderr == "printed while the program was imported\n<waiting>\n<cancelled>\nprinted when all was over\n"
+
+
+@req("stdio-10")
+def test_sigterm_ends_an_idle_server_and_the_wire_is_closed_cleanly(launch: Launch) -> None:
+    host = launch()
+    host.signal(signal.SIGTERM)
+    assert host.ends() == (143, [])
+    assert host.stderr == "printed while the program was imported\n"
+
+
+@req("stdio-10")
+def test_sigterm_lets_running_calls_finish_and_refuses_new_ones(launch: Launch, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    host = launch("inf")
+    id = host.begin("wait_for", path=str(tmp_path / "go"))
+    host.signal(signal.SIGTERM)
+    # When the signal is heard is up to the system; from then on they are refused.
+    while "result" in (refused := host.call("echo", text="more")):
+        pass
+    assert "shutting down" in refused["error"]["message"]
+    host.signal(signal.SIGTERM)  # as launchers do that pass on what we got already
+    (tmp_path / "go").write_text("finished")
+    status, messages = host.ends()
+    assert status == 143
+    assert [(message["id"], message["result"]["content"][0]["text"]) for message in messages] == [(id, "finished")]
+
+
+@pytest.mark.parametrize("tool", RUNNING)
+def test_when_the_grace_is_over_so_is_everything(launch: Launch, tool: str) -> None:
+    host = launch("0.05")
+    host.begin(tool)
+    host.signal(signal.SIGTERM)
+    assert host.ends() == (143, [])
+    assert "Traceback" not in host.stderr
+
+
+@pytest.mark.parametrize("tool", [None, *RUNNING])
+def test_one_ctrl_c_ends_everything_and_leaves_no_traceback(launch: Launch, tool: str | None) -> None:
+    host = launch()
+    if tool is not None:
+        host.begin(tool)
+    host.signal(signal.SIGINT)
+    assert host.ends() == (130, [])
+    said = host.stderr.replace("and on and on", "").split("\n")
+    assert [line for line in said if line] == [
+        "printed while the program was imported",
+        *(["<waiting>"] if tool is not None else []),
+        *(["<cancelled>"] if tool == "wait" else []),
+    ]
+
+
+def test_ctrl_c_in_the_grace_after_sigterm_ends_it(launch: Launch) -> None:
+    host = launch("inf")
+    host.begin("wait")
+    host.signal(signal.SIGTERM)
+    while "result" in host.call("echo", text="more"):
+        pass
+    host.signal(signal.SIGINT)
+    assert host.ends() == (130, [])
+
+
+def test_a_second_ctrl_c_ends_a_tool_that_blocks_the_loop(launch: Launch) -> None:
+    host = launch()
+    host.begin("block")
+    host.signal(signal.SIGINT)
+    host.hears("interrupted")
+    host.signal(signal.SIGINT)
+    assert host.ends() == (130, [])
+    assert "Traceback" not in host.stderr
+
+
+def test_a_third_ctrl_c_ends_a_thread_that_must_not_be_abandoned(launch: Launch) -> None:
+    host = launch()
+    host.begin("hold")
+    for number in range(1, 3):
+        host.signal(signal.SIGINT)
+        host.hears("interrupted", number)
+    host.signal(signal.SIGINT)
+    assert host.ends() == (-signal.SIGINT, [])
+
+
+@pytest.mark.parametrize("tool", ["interrupts", "interrupts_in_thread"])
+def test_a_tool_that_raises_keyboard_interrupt_ends_the_server_as_ctrl_c_does(launch: Launch, tool: str) -> None:
+    host = launch()
+    host.send("tools/call", name=tool, arguments={})
+    assert host.ends() == (130, [])
+    assert host.stderr == "printed while the program was imported\n"
+
+
+@pytest.mark.parametrize("tool", ["exits", "exits_in_thread"])
+def test_a_tool_that_calls_exit_has_failed_and_the_server_goes_on(launch: Launch, tool: str) -> None:
+    host = launch()
+    assert "7" not in json.dumps(host.call(tool).get("error") or host.call(tool)["result"])
+    assert host.call("echo", text="here")["result"]["content"][0]["text"] == "here"
+    host.close_input()
+    assert host.ends() == EMPTY
+
+
+# --- At a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", [None, "wait", "wait_in_thread"])
+def test_ctrl_c_at_a_terminal_ends_it_and_the_terminal_is_as_it_was(launch: Launch, tool: str | None) -> None:
+    host = launch(kind=terminal)
+    # All of them share one description: it is the shell's, and our stderr's.
+    assert os.get_blocking(host.wire.stdin)
+    if tool is not None:
+        host.begin(tool)
+    os.write(host.wire.write, b"\x03")
+    assert host.process.wait() == 130
+    assert os.get_blocking(host.wire.stdin)
+    assert "Traceback" not in host.stderr
+
+
+# --- What is not there, or not ours ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fd", [0, 1])
+def test_a_closed_standard_fd_is_a_clear_error(fd: int) -> None:
+    """Whatever has its number meanwhile: Trio's own fds are next to get it."""
+    shell = f"exec {sys.executable} {HERE / 'stdio_programs' / 'tools.py'} {fd}>&-"
+    done = subprocess.run(
+        ["sh", "-c", shell], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"LocalProtocolError: standard {'output' if fd else 'input'} is closed" in done.stderr.splitlines()[-1]
+
+
+@req("stdio-03")
+def test_a_closed_stderr_takes_nothing_and_is_not_the_wire(launch: Launch, tmp_path: Path) -> None:
+    host = launch("closes stderr", program="closed")
+    assert host.call("prints")["result"]["content"][0]["text"] == "said it all"
+    host.close_input()
+    assert host.ends() == EMPTY
+
+
+@pytest.mark.parametrize("fd", [0, 1])
+async def test_an_fd_that_was_closed_since_is_a_clear_error_too(fd: int, tmp_path: Path) -> None:
+    with standing_in(pipes(tmp_path)):
+        os.close(fd)
+        with pytest.raises(LocalProtocolError, match=r"standard \w+ is closed"):
+            async with own_stdio():
+                pass
+
+
+async def test_a_standard_stream_that_python_did_not_find_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its number belongs to something else by now, which must not be touched.
+    before = looks(0), looks(1)
+    for name, text in (("__stdin__", "input"), ("__stdout__", "output")):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, None)
+            with pytest.raises(LocalProtocolError, match=f"standard {text} is closed"):
+                async with own_stdio():
+                    pass
+    assert (looks(0), looks(1)) == before
+
+
+async def test_windows_is_told_that_it_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(LocalProtocolError, match="not supported on Windows"):
+        async with own_stdio():
+            pass
+
+
+def test_the_module_can_be_imported_on_windows() -> None:
+    script = "import sys, trio; sys.platform = 'win32'; sys.modules['fcntl'] = None; import trio_mcp.stdio"
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True)
+
+
+# --- `serve_stdio` and `run` without a server -----------------------------------------------------------------------
+
+Serve = Callable[[trio.abc.Stream, trio.Event], Awaitable[None]]
+Runs = Callable[..., None]
+
+
+async def serve_stream(
+    serve: Serve, stream: trio.abc.Stream, *, tap: Any = None, drain: trio.Event | None = None
+) -> None:
+    """A stand-in: the server is whoever serves, and the tap hears that it does."""
+    if tap is not None:
+        tap("in", b"")
+    await serve(stream, trio.Event() if drain is None else drain)
+
+
+async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def listen(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        await stream.receive_some()
+
+    monkeypatch.setattr(stdio, "serve_stream", serve_stream)
+    tapped: list[tuple[str, bytes]] = []
+    with standing_in(pipes(tmp_path)):
+        before, start = (looks(0), looks(1)), trio.current_time()
+        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        with trio.move_on_after(3600) as scope:
+            await stdio.serve_stdio(listen, tap=lambda *seen: tapped.append(seen))  # type: ignore[arg-type]
+        assert scope.cancelled_caught
+        assert trio.current_time() == start + 3600
+        assert (looks(0), looks(1)) == before
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert tapped == [("in", b"")]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
+    monkeypatch.setattr(stdio, "serve_stream", serve_stream)
+    monkeypatch.setattr(stdio, "_replaced", [])
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with standing_in(pipes(tmp_path)):
+        yield stdio.run
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_wire_is_closed_but_not_given_back_when_a_run_ends(runs: Runs) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        await stream.send_all(b"bye\n")
+
+    runs(serve)
+    assert looks(1) == looks(2)
+    assert os.path.samestat(os.fstat(0), os.stat(os.devnull))
+
+
+def test_after_a_run_nothing_is_left_in_a_buffer_for_the_end_of_the_interpreter(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would abort if a thread that was left behind had the lock of the buffer."""
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        sys.stdout.write("left")
+
+    told, tell = os.pipe()
+    os.dup2(tell, 2)
+    with printing_to_1(monkeypatch):
+        runs(serve)
+        sys.stdout.write(" at once")
+        assert os.read(told, 100) == b" at once"
+        assert sys.stdout is sys.__stdout__
+    assert os.read(told, 100) == b"left"
+    _closed(told, tell)
+
+
+@pytest.mark.parametrize("state", ["closed", "detached", "none"])
+def test_a_stdout_that_the_program_has_done_away_with_is_no_obstacle(
+    runs: Runs, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bool] = []
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        served.append(True)
+
+    with open(os.devnull, "wb") as buffer:
+        file = io.TextIOWrapper(buffer)
+        monkeypatch.setattr(sys, "__stdout__", file)
+        monkeypatch.setattr(sys, "stdout", None if state == "none" else file)
+        if state == "closed":
+            file.close()
+        elif state == "detached":
+            file.detach()
+        runs(serve)
+    assert served == [True]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_its_status(runs: Runs, number: int, status: int) -> None:
+    drained: list[bool] = []
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        signal.raise_signal(number)
+        try:
+            await trio.sleep_forever()
+        finally:
+            drained.append(drain.is_set())
+
+    with pytest.raises(SystemExit) as ended:
+        runs(serve, grace=0)
+    assert ended.value.code == status
+    assert drained == [number == signal.SIGTERM]
+
+
+def test_a_second_ctrl_c_is_a_keyboard_interrupt_where_it_meets_a_handler(runs: Runs) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        runs(serve)
+    assert ended.value.code == 130
+
+
+def test_ctrl_c_again_while_a_run_ends_waits_until_all_is_put_back(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.set_blocking
+
+    def interrupted(fd: int, blocking: bool) -> None:
+        if blocking:
+            signal.raise_signal(signal.SIGINT)
+        real(fd, blocking)
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with standing_in(two_sockets(tmp_path)) as wire:
+        monkeypatch.setattr(os, "set_blocking", interrupted)
+        monkeypatch.setattr(signal, "SIG_DFL", signal.SIG_IGN)  # what the third one would meet
+        with pytest.raises(SystemExit) as ended:
+            runs(serve)
+        assert ended.value.code == 130
+        assert os.get_blocking(wire.stdin)
+        assert os.get_blocking(wire.stdout)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_sigterm_is_heard_once_and_ctrl_c_goes_before(runs: Runs, first: int) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        for number in (first, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+        await trio.sleep_forever()
+
+    with pytest.raises(SystemExit) as ended:
+        runs(serve, grace=0)
+    assert ended.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[first]
+
+
+def test_signals_that_the_program_has_claimed_are_left_to_it(runs: Runs) -> None:
+    heard: list[int] = []
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        for number in theirs:
+            signal.raise_signal(number)
+        await wait_all_tasks_blocked()
+        assert not drain.is_set()
+
+    theirs = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda number, frame: heard.append(number)}
+    before = {number: signal.signal(number, handler) for number, handler in theirs.items()}
+    try:
+        runs(serve)
+        assert {number: signal.getsignal(number) for number in theirs} == theirs
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert heard == [signal.SIGTERM]
+
+
+def test_outside_the_main_thread_signals_are_left_alone(runs: Runs) -> None:
+    seen: list[object] = []
+
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        seen.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=runs, args=(serve,))
+    thread.start()
+    thread.join()
+    assert seen == [(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_keyboard_interrupt_ends_a_run_as_ctrl_c_does(runs: Runs, alone: bool) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        if alone:
+            raise KeyboardInterrupt
+        raise BaseExceptionGroup("", [BaseExceptionGroup("", [KeyboardInterrupt()]), OSError()])
+
+    with pytest.raises(SystemExit) as ended:
+        runs(serve)
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), ExceptionGroup("", [ZeroDivisionError()])])
+def test_what_fails_otherwise_is_raised(runs: Runs, error: Exception) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        runs(serve)
+    assert raised.value is error
