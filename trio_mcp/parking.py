@@ -2,7 +2,8 @@
 
 A question of a handler answers the request at hand with `input_required` and parks the handler.  The answers come with
 another request, on this connection or another one; that request is checked (seal, age, principal, method and params,
-and the answers themselves) before anything is spent, and then the handler goes on under it.
+and the answers themselves) before anything is spent, and then the handler goes on under it.  The middleware that it was
+started through is still round it; the retry passes through none.
 
 A handler need not wait: one that gives up after a time of its own, or fails meanwhile, goes on without a request, and
 the retry gets its result instead of another question.
@@ -62,8 +63,13 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
 
     Raises `NotInThisRevision` and `NotDeclared` for one that it cannot be asked, so that none of them is sent.
     """
+    from trio_mcp.questions import Inquiry
+
     terms, wire = ctx.terms, []
     for key, question in questions.items():
+        if not isinstance(question, Inquiry):
+            kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
+            raise LocalProtocolError(f"{key!r} is no question; ask by {kinds}")
         params = question.params(terms.revision)
         method = terms.revision.request(Role.SERVER, question.method)
         method = method or terms.revision.input_requests[question.method]

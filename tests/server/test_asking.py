@@ -5,18 +5,21 @@ The same handlers run in all of them; `KINDS` says what there is to ask, since w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 from tests.requirements import req
 from tests.server.wire import (
     CANCELLED,
+    MESSAGE,
+    PROGRESS,
     REVISION_NAMES,
     Wire,
     WireError,
@@ -42,6 +45,7 @@ from trio_mcp import (
 )
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
+from trio_mcp.core.terms import LOG_LEVELS
 from trio_mcp.questions import Inquiry
 
 Object = dict[str, Any]
@@ -475,7 +479,7 @@ async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
 @everywhere
 async def test_to_ask_nothing_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
-        with trio.testing.assert_checkpoints():
+        with assert_checkpoints():
             assert await ctx.ask() == {}
         return "nothing"
 
@@ -912,3 +916,201 @@ async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_mor
         assert not wire.asked
         assert not wire.answered(id)
     assert not caplog.records
+
+
+# Whose answer it is.
+
+
+@req("elic-35")
+@legacy
+async def test_an_answer_counts_only_from_the_client_that_was_asked(
+    revision: str, silent: Any, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        return repr(await ctx.sample("a", max_tokens=1))
+
+    server = tool(it)
+    answers = {"sampling/createMessage": silent}
+    async with server.running(), connected(server, revision, answers=answers) as wire:
+        async with connected(server, revision, answers=answers) as other:
+            ids = [await each.start("tools/call", IT) for each in (wire, other)]
+            await until(lambda: wire.asked and other.asked)
+            (question,) = (each["id"] for each in wire.messages if "method" in each)
+            for id in (question, question + 1):
+                await other.send({"jsonrpc": "2.0", "id": id, "result": SAID})
+            assert "six" in text_of((await other.response(ids[1]))["result"])
+        await wait_all_tasks_blocked()
+        assert not wire.answered(ids[0])
+        await wire.send({"jsonrpc": "2.0", "id": question, "result": {**SAID, "role": "robot"}})
+        result = (await wire.response(ids[0]))["result"]
+        assert result["isError"] is True
+        assert "role" in text_of(result)
+
+
+@legacy
+async def test_each_task_of_a_handler_may_ask_for_itself(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        said: dict[int, str] = {}
+
+        async def ask(number: int) -> None:
+            said[number] = repr((await ctx.sample(str(number), max_tokens=1)).content)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(ask, number)
+        assert all(f"text='{number}'" in text for number, text in said.items())
+        return str(len(said))
+
+    answers = {"sampling/createMessage": lambda params: {**SAID, "content": params["messages"][0]["content"]}}
+    async with connected(tool(it), revision, answers=answers) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "5"
+
+
+async def test_a_call_in_a_batch_asks_too(autojump_clock: MockClock) -> None:
+    async with connected(asking(), "2025-03-26", answers={"roots/list": lambda params: HOME}) as wire:
+        calls = [wire.request("tools/call", {"name": "roots"}, id=id) for id in ("a", "b")]
+        await wire.send(calls)
+        for id in ("a", "b"):
+            assert "file:///home" in text_of((await wire.response(id))["result"])
+
+
+@everywhere
+async def test_what_is_no_question_is_said_to_be_none(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def it(ctx: Context) -> str:
+        with pytest.raises(LocalProtocolError, match=r"'size' is no question; ask by Elicit\(\.\.\.\)"):
+            await ctx.ask(size="Which size?")  # type: ignore[arg-type]
+        return "went on"
+
+    async with connected(tool(it), revision) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "went on"
+
+
+# What a handler knows of its call, and tells.
+
+
+@everywhere
+async def test_a_context_says_what_is_known_of_the_request(revision: str, autojump_clock: MockClock) -> None:
+    seen: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[str]:
+        yield "database"
+
+    async def it(ctx: Context) -> str:
+        seen.append(
+            (
+                ctx.request_id, ctx.method, ctx.revision, ctx.lifespan, ctx.principal, dict(ctx.headers),
+                ctx.client and ctx.client["name"], dict(ctx.trace), ctx.meta.get("example.org/x"),
+                ctx.request.params["name"], ctx.supports("roots"), ctx.supports("elicitation", "url"),
+            )
+        )  # fmt: skip
+        return ""
+
+    server = Server("one", lifespan=lifespan)
+    server.tool(it)
+    trace = {"traceparent": "00-1-2-01", "tracestate": "a=b", "baggage": "c=d"}
+    capabilities = {"elicitation": {"url": {}}}
+    async with connected(server, revision, capabilities=capabilities, check=False) as wire:
+        await wire.call("tools/call", IT, id="x", meta={**trace, "example.org/x": [1]})
+        await wire.call("tools/call", IT, id=9, meta={"tracestate": 7})
+    for id, traced, mark, got in (("x", trace, [1], seen[0]), (9, {}, None, seen[1])):
+        assert got == (
+            id, "tools/call", revision, "database", None, {}, "wire", traced, mark, "it", False, True,
+        )  # fmt: skip
+
+
+@everywhere
+async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        with assert_checkpoints():
+            await ctx.progress(1, 3, "one")
+        await ctx.progress(2.5)
+        for wrong in (2.5, 1, True, float("inf")):
+            with pytest.raises(LocalProtocolError, match="must rise"):
+                await ctx.progress(wrong)
+        return ""
+
+    async def silent(ctx: Context) -> str:
+        with assert_checkpoints():
+            await ctx.progress(1)
+        await ctx.progress(1)  # nobody counts
+        return ""
+
+    server = tool(it)
+    server.tool(silent)
+    message = {} if revision == "2024-11-05" else {"message": "one"}
+    async with connected(server, revision) as wire:
+        await wire.call("tools/call", IT, progress="token")
+        assert wire.noted(PROGRESS) == [
+            {"progressToken": "token", "progress": 1, "total": 3, **message},
+            {"progressToken": "token", "progress": 2.5},
+        ]
+        await wire.call("tools/call", {"name": "silent"})
+        assert len(wire.noted(PROGRESS)) == 2
+
+
+@everywhere
+@pytest.mark.parametrize("level", [None, "debug", "warning", "emergency"])
+async def test_logs_are_sent_from_the_level_that_the_client_set(
+    revision: str, level: str | None, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        for each in LOG_LEVELS:
+            with assert_checkpoints():
+                await ctx.log(each, {"at": each}, logger="it" if each == "error" else None)  # type: ignore[arg-type]
+        with pytest.raises(LocalProtocolError, match="'loud' is no log level"):
+            await ctx.log("loud", "")  # type: ignore[arg-type]
+        return ""
+
+    async with connected(tool(it), revision, log_level=level) as wire:
+        await wire.call("tools/call", IT)
+        first = len(LOG_LEVELS) if revision == LATEST else 0  # in the modern era none are sent unasked
+        if level is not None:
+            first = LOG_LEVELS.index(level)
+        assert wire.noted(MESSAGE) == [
+            {"level": each, "data": {"at": each}, **({"logger": "it"} if each == "error" else {})}
+            for each in LOG_LEVELS[first:]
+        ]
+
+
+@everywhere
+async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> str:
+        with pytest.raises(LocalProtocolError):
+            await ctx.log("error", object())  # type: ignore[arg-type]
+        with pytest.raises(LocalProtocolError):
+            await ctx.progress(1, message=7)  # type: ignore[arg-type]
+        return "went on"
+
+    async with connected(tool(it), revision, log_level="debug") as wire:
+        assert text_of(await wire.call("tools/call", IT, progress=1)) == "went on"
+        assert not wire.notes
+
+
+@everywhere
+async def test_a_cancelled_request_cancels_its_handler_and_nothing_else(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    ended: list[object] = []
+
+    async def it(ctx: Context) -> str:
+        try:
+            await trio.sleep(5)
+        except trio.Cancelled:
+            with pytest.raises(trio.Cancelled):
+                await ctx.progress(1)
+            ended.append(ctx.request_id)
+            raise
+        return "slept"
+
+    async with connected(tool(it), revision) as wire:
+        first, second = [await wire.start("tools/call", IT, progress=number) for number in range(2)]
+        await wait_all_tasks_blocked()
+        await wire.cancel(first, "enough")
+        await wait_all_tasks_blocked()
+        assert ended == [first]
+        assert text_of((await wire.response(second))["result"]) == "slept"
+        assert not wire.answered(first)
+        assert not wire.notes

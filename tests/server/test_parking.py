@@ -43,7 +43,7 @@ from trio_mcp import (
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL
-from trio_mcp.core.terms import Terms
+from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.driver import _Driver
 from trio_mcp.parking import Parking, Place
 from trio_mcp.questions import Inquiry
@@ -219,15 +219,38 @@ async def test_two_questions_at_once_go_by_ask(autojump_clock: MockClock) -> Non
 
 async def test_what_is_known_is_that_of_the_request_at_hand(autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
-        before = (dict(ctx.trace), ctx.supports("sampling"))
-        await ctx.elicit("Which size?", Size)
-        return json.dumps([before, dict(ctx.trace), ctx.supports("sampling"), ctx.client and ctx.client["name"]])
+        known = []
+        for _ in range(2):
+            known.append([dict(ctx.trace), ctx.supports("sampling"), ctx.principal, dict(ctx.headers), ctx.request_id])
+            if len(known) == 1:
+                await ctx.elicit("Which size?", Size)
+        return json.dumps(known)
 
-    async with to(serving(it), meta={"traceparent": "00-a"}) as wire:
+    serve = _As("ada", {"x": "1"})
+    async with to(serving(it), serve=serve, meta={"traceparent": "00-a"}) as wire:
         asked = await ask(wire)
-        wire.capabilities = {"elicitation": {}}
+        wire.capabilities, serve.headers = {"elicitation": {}}, {"x": "2"}
         text = await done(wire, again(asked), meta={"traceparent": "00-b"})
-        assert json.loads(text) == [[{"traceparent": "00-a"}, True], {"traceparent": "00-b"}, False, "wire"]
+        assert json.loads(text) == [
+            [{"traceparent": "00-a"}, True, "ada", {"x": "1"}, 1],
+            [{"traceparent": "00-b"}, False, "ada", {"x": "2"}, 2],
+        ]
+
+
+async def test_the_middleware_of_the_first_request_is_round_the_whole_call(autojump_clock: MockClock) -> None:
+    """And its filter: a retry goes on with what was allowed, since it is of the same principal."""
+    passed = []
+
+    async def middleware(ctx: Context, request: Request, call_next: Any) -> Any:
+        passed.append(("in", ctx.request_id))
+        try:
+            return await call_next(request)
+        finally:
+            passed.append(("out", ctx.request_id))
+
+    async with to(serving(one, middleware=[middleware])) as wire:
+        assert await done(wire, again(await ask(wire))) == "size 3"
+        assert passed == [("in", 1), ("out", 2)]
 
 
 # Answers.
@@ -335,17 +358,22 @@ async def test_a_question_is_asked_again_only_of_who_can_still_answer(autojump_c
 
 
 class _As:
-    """Serves connections on which every message is of one principal."""
+    """Serves connections on which every message is of one principal, and comes with headers."""
 
-    def __init__(self, principal: str | None) -> None:
+    def __init__(self, principal: str | None, headers: Mapping[str, str] = NOTHING) -> None:
         self.principal = principal
+        self.headers = headers
 
     async def __call__(self, server: Server, stream: trio.abc.Stream) -> None:
         async with server.joined() as run:
             driver = _Driver(run, stream, None)
             conversation = driver._conversation
-            hear = functools.partial(conversation.hear, principal=self.principal)
-            conversation.hear = hear  # type: ignore[method-assign]
+            hear = conversation.hear
+
+            def heard(message: Any, now: float) -> None:
+                hear(message, now, principal=self.principal, headers=self.headers)
+
+            conversation.hear = heard  # type: ignore[method-assign]
             await driver.serve(None)
 
 
