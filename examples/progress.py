@@ -38,7 +38,7 @@ async def export(rows: Rows, ctx: Context) -> str:
 @server.tool(abandon=False)
 def count_primes(below: Rows, ctx: Context) -> int:
     """Count the primes below a number."""
-    # A thread cannot be interrupted; it notices when it talks to Trio.  Cancelled is raised at that line.
+    # A thread is not cancelled before it talks to Trio; `abandon=False` has the call wait for that, and end with it.
     found = 0
     for number in range(2, below):
         found += all(number % divisor for divisor in range(2, int(number**0.5) + 1))

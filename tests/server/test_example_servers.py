@@ -258,6 +258,13 @@ async def test_an_old_client_that_exposes_nothing_is_told_what_is_missing(revisi
         assert "roots" in await failure_of(wire, "read_file", path=f"{folder}/text.txt")
 
 
+async def test_a_modern_client_that_exposes_nothing_is_told_what_to_declare(folder: Path) -> None:
+    async with client_of("file_browser.py", REVISION_NAMES[-1], capabilities={}) as wire:
+        with pytest.raises(WireError) as refused:
+            await text_of(wire, "read_file", path=f"{folder}/text.txt")
+        assert (refused.value.code, refused.value.data) == (-32021, {"requiredCapabilities": {"roots": {}}})
+
+
 # Progress
 
 
