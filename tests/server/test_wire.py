@@ -18,6 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock, check_half_closeable_stream, lockstep_stream_pair, memory_stream_pair
 
+from tests.requirements import req
 from tests.server.checkpoints import (
     PATIENCE,
     Attempt,
@@ -50,6 +51,7 @@ from tests.server.wire import (
 )
 from trio_mcp.context import Context
 from trio_mcp.core.content import TextContent
+from trio_mcp.driver import serve_stream
 from trio_mcp.server import Server
 
 Say = Callable[[Any], bytes]
@@ -129,6 +131,7 @@ def sampled(text: str) -> Callable[[Any], Any]:
     return lambda params: {"role": "assistant", "model": "m", "content": {"type": "text", "text": text}}
 
 
+@req("stdio-14", "trans-07")
 @pytest.mark.parametrize("streams", [memory_stream_pair, lockstep_stream_pair, wide, narrow])
 @everywhere
 async def test_one_body_runs_in_every_revision(
@@ -248,6 +251,7 @@ async def test_a_question_that_the_server_takes_back_is_not_answered(revision: s
         # Were it still being answered, the end of the stream would have to wait for it.
 
 
+@req("stdio-20")
 @pytest.mark.parametrize("revision", ["2025-03-26"])
 async def test_batches_go_both_ways(revision: str, autojump_clock: MockClock) -> None:
     async with connected(shop(), revision) as wire:
@@ -256,6 +260,21 @@ async def test_batches_go_both_ways(revision: str, autojump_clock: MockClock) ->
         assert (await wire.response(batch[0]["id"]))["result"] == {}
         assert (await wire.response(batch[1]["id"]))["result"]["tools"]
         assert wire.lines[-1].startswith(b"[")
+
+
+@req("stdio-02", "stdio-19")
+@pytest.mark.parametrize("revision", [name for name in REVISION_NAMES if name != "2025-03-26"])
+async def test_a_line_is_one_message_where_there_are_no_batches(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(shop(), revision, answers={"sampling/createMessage": sampled("a\r\nlot of")}) as wire:
+        before = len(wire.lines)
+        ids = [await wire.start("tools/list") for _ in range(3)]
+        found = await wire.call("tools/call", {"name": "order", "arguments": {"what": "figs"}})
+        assert found["content"][0]["text"] == "a\r\nlot of figs"
+        assert all(wire.answered(id) for id in ids)
+        assert all(type(json.loads(line)) is dict for line in wire.lines[before:])
+        wire.post_bytes(json.dumps([wire.request("tools/list", id="never")]).encode() + b"\n")
+        assert (await wire.call("tools/list"))["tools"]
+        assert [message["error"]["code"] for message in wire.unaddressed] == [-32600]
 
 
 @everywhere
@@ -325,11 +344,16 @@ WRONG: list[tuple[str, str, str, Say]] = [
     ("an old error that is none", "2024-11-05", "no JSONRPCError,", lambda id: line(id=id, error={"code": "x"})),
     ("a modern result without its type", LATEST, "no CallToolResult", lambda id: result(id, **TEXT)),
     ("a modern request", LATEST, "a request by the server", lambda id: line(id=1, method="ping")),
-    ("a request of another revision", "2025-03-26", "nothing that", lambda id: line(id=1, method="elicitation/create")),
+    (
+        "a request of another revision",
+        "2025-03-26",
+        "no such request",
+        lambda id: line(id=1, method="elicitation/create"),
+    ),
     ("a bad request", ANY, "no CreateMessageRequest", lambda id: line(id=1, method="sampling/createMessage")),
-    ("an unknown notification", ANY, "nothing that a server sends", lambda id: note("weather", sun=1)),
+    ("an unknown notification", ANY, "no such notification", lambda id: note("weather", sun=1)),
     ("a bad notification", ANY, "no LoggingMessage", lambda id: note("message", level="loud", data=1)),
-    ("a client's notification", ANY, "nothing that a server sends", lambda id: note("initialized")),
+    ("a client's notification", ANY, "no such notification", lambda id: note("initialized")),
     ("progress of nothing", ANY, "nothing that runs", lambda id: note("progress", progressToken="q", progress=1)),
     ("progress at the same place", ANY, "rise", lambda id: 2 * note("progress", progressToken="p", progress=1)),
     (
@@ -721,6 +745,141 @@ def test_steps_are_the_same_in_every_run() -> None:
         )
     assert places[0] == places[1]
     assert len(set(places[0])) > 4
+
+
+# The server itself, cancelled everywhere.  `little` has room for less than a line.
+
+ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
+ANSWERS = {"sampling/createMessage": sampled("two")}
+ORDER = {"name": "order", "arguments": {"what": "figs"}}
+
+
+def little() -> tuple[PipeEnd, PipeEnd]:
+    return pipe_pair(40)
+
+
+STREAMS = pytest.mark.parametrize("streams", [wide, little])
+
+
+async def works(server: Server, wire: Wire) -> None:
+    """The link goes on, and nothing is kept of what was before."""
+    assert (await wire.call("tools/list"))["tools"]
+    await trio.sleep(1000)  # longer than a handler waits for a retry
+    kept = server.statistics()
+    assert (kept.running, kept.waiting, kept.parked) == (0, 0, 0)
+
+
+@pytest.mark.slow
+@STREAMS
+@ERAS
+def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[[], Any]) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        server = shop()
+
+        @server.tool
+        async def interrupted(ctx: Context) -> str:
+            with attempt.window():
+                await ctx.progress(1)
+                await ctx.log("info", "a line that is too long for the pipe to take it at once")
+                await ctx.sample("How many?", max_tokens=5)
+                await ctx.progress(2)
+            return "over"
+
+        made = attempt.streams(streams)
+        async with connected(server, revision, streams=made, answers=ANSWERS, log_level="info") as wire:
+            found = await wire.call("tools/call", {"name": "interrupted"}, progress="p")
+            assert found["content"][0]["text"] == "over"
+            await works(server, wire)
+
+    own = cancel_everywhere(scenario, watch="tools/call interrupted")
+    assert cancel_everywhere(scenario, watch=anything) > own > 5
+
+
+@pytest.mark.slow
+@req("cancel-17")
+@STREAMS
+@ERAS
+def test_the_client_may_cancel_a_call_anywhere(revision: str, streams: Callable[[], Any]) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        server = shop()
+        made = attempt.streams(streams)
+        async with connected(server, revision, streams=made, answers=ANSWERS, log_level="info") as wire:
+            first = wire.request("tools/call", ORDER, progress="p")
+            cancel = {"jsonrpc": "2.0", "method": CANCELLED, "params": {"requestId": first["id"]}}
+            with attempt.window(lambda: wire.post(cancel)), trio.move_on_after(10):
+                await wire.send(first)
+                await wire.response(first["id"])
+            await works(server, wire)
+
+    assert cancel_everywhere(scenario, watch=anything) > 20
+
+
+async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **options: Any) -> None:
+    """A client that wants much at once, and may find the server going or gone at any time; it reads to the end."""
+
+    async def attend(what: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await what()
+        except (Broken, WireError) as error:
+            gone = isinstance(error, WireError) or "the server ended before" in str(error)
+            if not gone or not attempt.fired:
+                raise
+
+    async with connected(server, revision, answers=ANSWERS, log_level="info", opened=False, **options) as wire:
+        await attend(wire.open)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attend, lambda: listen(server, wire))
+            nursery.start_soon(attend, lambda: wire.call("tools/list"))
+            nursery.start_soon(attend, lambda: wire.call("tools/call", ORDER, progress="p"))
+    kept = server.statistics()
+    assert (kept.connections, kept.running, kept.waiting, kept.listeners) == (0, 0, 0, 0)
+
+
+async def listen(server: Server, wire: Wire) -> None:
+    await wire.subscribe(tools=True, uris=["stock://apples"])
+    server.updated("stock://apples")
+    await wire.changed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
+@STREAMS
+@ERAS
+def test_serving_may_be_cancelled_anywhere(revision: str, streams: Callable[[], Any], shared: bool) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async def serve(server: Server, stream: trio.abc.Stream) -> None:
+            with attempt.window():
+                await serve_stream(server, stream)
+
+        server = shop()
+        async with server.running() if shared else contextlib.nullcontext():
+            await talk_until_it_ends(attempt, server, revision, streams=attempt.streams(streams), serve=serve)
+
+    assert cancel_everywhere(scenario, watch=anything) > 20
+
+
+@pytest.mark.slow
+@STREAMS
+@ERAS
+def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        ours, theirs = streams()
+        with attempt.window(ours.close):
+            await talk_until_it_ends(attempt, shop(), revision, streams=lambda: (ours, theirs))
+
+    assert cancel_everywhere(scenario, watch=anything) > 20
+
+
+@pytest.mark.slow
+@STREAMS
+@ERAS
+def test_draining_may_begin_anywhere(revision: str, streams: Callable[[], Any]) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        drain = trio.Event()
+        with attempt.window(drain.set):
+            await talk_until_it_ends(attempt, shop(), revision, streams=attempt.streams(streams), drain=drain)
+
+    assert cancel_everywhere(scenario, watch=anything) > 20
 
 
 def test_a_group_of_one_is_taken_off_as_often_as_there_is_one() -> None:

@@ -197,32 +197,21 @@ class _Schema:
         if name not in self._validators:
             schema = {**self._whole, "$ref": f"#/{self._place}/{name}"}
             self._validators[name] = jsonschema_rs.validator_for(schema, validate_formats=True)
-        # Of a union only the error of the whole would be told; the one of the right member says more.
         error = next(iter(self._validators[name].iter_errors(value)), None)
         if error is not None:
             raise Broken(f"no {name}, {error.message} at {list(error.instance_path)}: {str(value)[:1000]}")
 
-    def notification(self, message: Object) -> None:
-        self.check(self._named(message["method"], "Notification"), message)
+    def message(self, kind: str, message: Object) -> None:
+        """A "Request" or a "Notification" of the server's."""
+        name = self._sent_by_servers(kind).get(message["method"])
+        if name is None:
+            raise Broken(f"a server sends no such {kind.lower()} in this revision: {message}")
+        self.check(name, message)
 
-    def request(self, message: Object) -> None:
-        self.check(self._named(message["method"], "Request"), message)
-
-    @functools.cached_property
-    def _names(self) -> Mapping[tuple[str, str], str]:
-        found = {}
-        for name, definition in self.definitions.items():
-            method = definition.get("properties", {}).get("method", {}).get("const")
-            for kind in ("Notification", "Request"):
-                if method and name.endswith(kind):
-                    found[method, kind] = name
-        return found
-
-    def _named(self, method: str, kind: str) -> str:
-        name = self._names.get((method, kind), "")
-        union = [each["$ref"].rsplit("/", 1)[1] for each in self.definitions[f"Server{kind}"]["anyOf"]]
-        _rule(name in union, f"nothing that a server sends in this revision as a {kind.lower()}", method)
-        return name
+    def _sent_by_servers(self, kind: str) -> Mapping[str, str]:
+        """The definitions, by method.  Of a union only the error of the whole would be told."""
+        names = [each["$ref"].rsplit("/", 1)[1] for each in self.definitions[f"Server{kind}"]["anyOf"]]
+        return {self.definitions[name]["properties"]["method"]["const"]: name for name in names}
 
     def result(self, method: str, result: Object) -> None:
         if result.get("resultType") == "input_required":
@@ -451,10 +440,6 @@ class Wire:
     def post_bytes(self, data: bytes) -> None:
         self._outbox.send_nowait(data)
 
-    def expect(self, id: Any, method: str) -> None:
-        """A request was sent with `post_bytes`."""
-        self._sent[_key(id)] = _Sent(id, method, {})
-
     async def close(self) -> None:
         """Send the end of the stream, after all that was sent before, and wait until the server has ended its own."""
         self._outbox.close()
@@ -632,7 +617,7 @@ class Wire:
     def _hear_note(self, message: Object) -> None:
         method, params = message["method"], message.get("params", {})
         if self._schema is not None:
-            self._schema.notification(message)
+            self._schema.message("Notification", message)
         if method == PROGRESS:
             self._hear_progress(params)
         elif method == MESSAGE and self.modern:
@@ -687,7 +672,7 @@ class Wire:
         _rule(not self.modern, "a request by the server", message)
         _rule(_key(message["id"]) not in self._answering, "an id that is in use", message)
         if self._schema is not None:
-            self._schema.request(message)
+            self._schema.message("Request", message)
         assert self._nursery is not None
         self._answering[_key(message["id"])] = trio.CancelScope()
         self._nursery.start_soon(self._reply, message, name=f"the client answers {message['method']}")
