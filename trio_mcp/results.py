@@ -72,6 +72,11 @@ class ToolError(McpError):
     """Raised by a tool to tell the model what went wrong: `content` is text, or a list of content blocks and text."""
 
     def __init__(self, content: str | Sequence[ContentBlock | str]) -> None:
+        if not isinstance(content, str | list | tuple):
+            raise LocalProtocolError(
+                f"a ToolError takes text or a list of content, not {type(content).__name__}; of an exception only its "
+                "text, if everybody may read that"
+            )
         super().__init__(content)
         self.content = content
 
