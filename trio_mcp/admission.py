@@ -9,6 +9,7 @@ given.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -17,6 +18,9 @@ from trio_mcp.core.jsonrpc import Limits
 __all__ = ["Admission", "Share"]
 
 W = TypeVar("W")
+
+# Queues are ordered dicts: from the middle of one something can be taken, and the first is found at once, where a plain
+# dict looks for it among all that were there before.
 
 
 class Share(Generic[W]):
@@ -27,14 +31,14 @@ class Share(Generic[W]):
     def __init__(self, admission: Admission[W], start: Callable[[W], None]) -> None:
         self._admission = admission
         self._start = start
-        self._waiting: dict[Hashable, W] = {}
+        self._waiting: OrderedDict[Hashable, W] = OrderedDict()
         self.running = 0
 
     def enter(self, key: Hashable, work: W) -> str | None:
         """Start `work` now, or when its turn comes; or the reason why it is refused."""
         admission, limits = self._admission, self._admission.limits
         if self.running < limits.calls and admission.running < limits.calls_in_all:
-            self._run(work)
+            self._run(work)  # nothing waits for this place: whenever one is free, who waits has got it
             return None
         for waiting, limit, name in (
             (len(self._waiting), limits.waiting, "waiting"),
@@ -47,22 +51,14 @@ class Share(Generic[W]):
         self._queue_up()
         return None
 
-    def withdraw(self, key: Hashable) -> bool:
-        """What waits under this key will not be started.  False if it does not wait (any more)."""
-        if key not in self._waiting:
-            return False
-        del self._waiting[key]
-        self._admission.waiting -= 1
-        if not self._waiting:
-            self._admission.hungry.pop(self, None)
-        return True
+    def withdraw(self, key: Hashable) -> None:
+        """What waits under this key, if anything does, will not be started."""
+        if key in self._waiting:
+            self._take(key)
 
     def clear(self) -> list[W]:
         """What waits will not be started."""
-        waiting = list(self._waiting.items())
-        for key, _ in waiting:
-            self.withdraw(key)
-        return [work for _, work in waiting]
+        return [self._take(key) for key in list(self._waiting)]
 
     def leave(self) -> None:
         """Something that was started has ended."""
@@ -70,6 +66,18 @@ class Share(Generic[W]):
         self._admission.running -= 1
         self._queue_up()
         self._admission.serve()
+
+    def next(self) -> None:
+        """Start what has waited longest, and stand behind the others."""
+        self._run(self._take(next(iter(self._waiting))))
+        self._queue_up()
+
+    def _take(self, key: Hashable) -> W:
+        work = self._waiting.pop(key)
+        self._admission.waiting -= 1
+        if not self._waiting:
+            self._admission.hungry.pop(self, None)
+        return work
 
     def _queue_up(self) -> None:
         if self._waiting and self.running < self._admission.limits.calls:
@@ -80,13 +88,6 @@ class Share(Generic[W]):
         self._admission.running += 1
         self._start(work)
 
-    def next(self) -> None:
-        """Start what has waited longest, and stand behind the others."""
-        work = self._waiting.pop(next(iter(self._waiting)))
-        self._admission.waiting -= 1
-        self._run(work)
-        self._queue_up()
-
 
 class Admission(Generic[W]):
     """What all connections of a server have running and waiting."""
@@ -96,13 +97,13 @@ class Admission(Generic[W]):
         self.running = 0
         self.waiting = 0
         # Whose turn is next: shares that have something waiting and room to run it.
-        self.hungry: dict[Share[W], None] = {}
+        self.hungry: OrderedDict[Share[W], None] = OrderedDict()
 
     def share(self, start: Callable[[W], None]) -> Share[W]:
         return Share(self, start)
 
     def serve(self) -> None:
+        """Start what there is room for."""
         while self.hungry and self.running < self.limits.calls_in_all:
-            share = next(iter(self.hungry))
-            del self.hungry[share]
+            share, _ = self.hungry.popitem(last=False)
             share.next()

@@ -78,7 +78,7 @@ class Context:
 
     __slots__ = (
         "_keys", "_link", "_place", "_scope", "_waits", "answers", "asked", "elsewhere", "kept_roots", "lifespan",
-        "recorded", "replay", "request", "rounds", "state", "terms",
+        "recorded", "replay", "request", "rounds", "state", "terms", "told",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms) -> None:
@@ -98,6 +98,7 @@ class Context:
         """The client's answers to an `InputRequired` that this handler returned; a question's `read` reads them."""
         self.state: Json = None
         """What that `InputRequired` carried."""
+        self.told = False  # whether something was sent in the course of the request at hand, for the machinery
         # For the machinery of questions.
         self.asked: tuple[Inquiry[Any], ...] = ()
         self.rounds = 0
@@ -283,7 +284,7 @@ class Context:
         self._link, self._place = None, place
 
     def go_on(self, link: Link, request: Request, terms: Terms) -> None:
-        self._link, self._place, self.request, self.terms = link, None, request, terms
+        self._link, self._place, self.request, self.terms, self.told = link, None, request, terms, False
 
     @property
     def scope(self) -> trio.CancelScope:

@@ -30,6 +30,7 @@ from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING
+from trio_mcp.groups import sole
 from trio_mcp.parking import Place, read_answer, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
@@ -55,8 +56,14 @@ class Wire(Protocol):
     async def flush(self) -> None:
         """As `wake`; the caller may be used to write."""
 
+    async def cleared(self) -> None:
+        """Wait until all that is to be sent now is being written, apart from what comes after it."""
+
     async def room(self) -> None:
         """Wait while too much is waiting to be sent.  Always a checkpoint."""
+
+    def close(self) -> None:
+        """Nothing more will be heard or sent: the server has stopped."""
 
 
 class _Asked:
@@ -94,16 +101,16 @@ class Conversation:
         self._run = run
         self._wire = wire
         self._share = run.admission.share(self._begin)
-        self._contexts: dict[Id, Context] = {}
+        self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
         self._asked: dict[Id, _Asked] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
         self._held: dict[tuple[str, str, Id | None], Notification] = {}
         self._listening: set[Id] = set()
         self._roots: Roots | None = None
         self._roots_changes = 0
-        self._quiet = trio.Event()
+        self._quiet = trio.lowlevel.ParkingLot()
         self._variables = contextvars.copy_context()
-        run.connections += 1
+        run.connections.add(self)
 
     # What comes in.
 
@@ -162,6 +169,7 @@ class Conversation:
         self._share.withdraw(event.id)
         self._run.publisher.listeners.forget(Key(self, event.id))
         self._listening.discard(event.id)
+        self._held = {key: held for key, held in self._held.items() if key[2] != event.id}
         self.session.refuse(event.id, RequestError(INTERNAL_ERROR, "cancelled"))
 
     # Requests.
@@ -180,6 +188,7 @@ class Conversation:
         try:
             try:
                 with ctx.scope:
+                    await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
                     back = self._retried(ctx)
                     if isinstance(back, Place):
                         self._hand_over(ctx, back)
@@ -202,8 +211,6 @@ class Conversation:
         request, revision = ctx.request, ctx.terms.revision
         if "requestState" not in request.params or request.method not in revision.input_required:
             return None
-        if not self.session.serves(request.id):
-            return {}  # cancelled before it began: nothing is spent, and nobody hears this
         return self._run.parking.retry(ctx)
 
     def _hand_over(self, ctx: Context, place: Place) -> None:
@@ -214,13 +221,23 @@ class Conversation:
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
+        await self._part(ctx)
         self._answer(ctx, outcome)
         await self._wire.flush()
         if self.session.queued > self._run.limits.outgoing:
             await self._wire.room()  # so that who does not read is not served without end
 
+    async def _part(self, ctx: Context) -> None:
+        """Keep what was told in the course of a request apart from its answer.
+
+        Some clients lose progress that they read in one piece with the result.
+        """
+        if ctx.told:
+            await self._wire.cleared()
+
     def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
         """Answer the request of `ctx`.  A result that cannot be written costs this call only."""
+        del self._contexts[ctx.request.id]  # from now on another may have the id
         try:
             self._write_answer(ctx.request.id, outcome)
         except LocalProtocolError as error:
@@ -233,23 +250,23 @@ class Conversation:
             self.session.answer(id, outcome)
 
     def _forget(self, ctx: Context) -> None:
-        id = ctx.request.id
-        if self._contexts.get(id) is ctx:  # what was answered may have been followed by another of the same id
-            del self._contexts[id]
+        if self._contexts.get(ctx.request.id) is ctx:
+            del self._contexts[ctx.request.id]
         self._share.leave()
-        if not self._contexts:
-            self._quiet.set()
+        if not self._share.running:
+            self._quiet.unpark_all()
 
     async def quiet(self) -> None:
         """Wait until no handler of this client is at work any more; those that wait for a retry are nobody's."""
-        while self._contexts:
-            self._quiet = trio.Event()
-            await self._quiet.wait()
+        while self._share.running:
+            await self._quiet.park()
 
     # Questions to the client.
 
     async def tell(self, ctx: Context) -> None:
-        self._wire.wake()
+        if self.session.queued:
+            ctx.told = True
+            self._wire.wake()
         await self._wire.room()
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
@@ -287,6 +304,7 @@ class Conversation:
         if not unknown:  # a handler that is run again
             await trio.lowlevel.checkpoint()
             return ctx.recorded
+        await self._part(ctx)
         if not self.session.serves(ctx.request.id):
             raise LocalProtocolError(f"a question was not sent: {ctx.method}, which it belongs to, is over")
         place = self._park(ctx, unknown)
@@ -334,11 +352,11 @@ class Conversation:
     def _listen(self, call: Call) -> None:
         request, id = call.request, call.request.id
         declared = self.session.declared(call.terms.revision)
-        visible = self._visible(Context(self, request, call.terms))
+        ctx = Context(self, request, call.terms)
         try:
-            acknowledged = self._run.publisher.listeners.listen(Key(self, id), visible, declared)
-        except RequestError as error:
-            self.session.refuse(id, error)
+            acknowledged = self._run.publisher.listeners.listen(Key(self, id), self._visible(ctx), declared)
+        except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
+            self._write_answer(id, self._run.dispatcher.failure(ctx, error))
         else:
             self._listening.add(id)
             self.session.notify(acknowledged.method, acknowledged.params, about=id)
@@ -381,8 +399,12 @@ class Conversation:
         self._wire.wake()
         await self.quiet()
 
+    def stop(self) -> None:
+        self.lost("the server has stopped")
+        self._wire.close()
+
     def closed(self) -> None:
-        self._run.connections -= 1
+        self._run.connections.discard(self)
 
 
 def _failure_in(error: BaseException) -> BaseException:
@@ -396,7 +418,7 @@ def _failure_in(error: BaseException) -> BaseException:
             return error
         if failures is not None:
             _log.error("a handler failed while it was being stopped", exc_info=failures)
-        raise rest
+        raise sole(rest)
     if not isinstance(error, Exception | SystemExit):
         raise error
     return error

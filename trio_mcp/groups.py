@@ -6,8 +6,7 @@ reach it as it was.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 import trio
 
@@ -21,20 +20,38 @@ def sole(error: BaseException) -> BaseException:
     return error
 
 
-@asynccontextmanager
-async def open_nursery() -> AsyncIterator[trio.Nursery]:
+class open_nursery:
     """A nursery for tasks that serve its block: they are cancelled when it ends.
 
     If one exception ends it, that leaves as itself; only several make a group.
     """
-    alone: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            yield nursery
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        alone = group.exceptions[0]  # a group of the block's own is inside that of the nursery
-    if alone is not None:
-        raise alone  # not in the `except`, which would change what is chained to it
+
+    # A class like Trio's own manager: a generator that is dropped (when a run crashes) would be closed by another task,
+    # which must not close a nursery, and so hide what happened.
+
+    __slots__ = ("_manager", "_nursery")
+
+    async def __aenter__(self) -> trio.Nursery:
+        self._manager = trio.open_nursery()
+        self._nursery = await self._manager.__aenter__()
+        return self._nursery
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if error is None:
+            self._nursery.cancel_scope.cancel(reason="what its tasks served has ended")
+        try:
+            return await self._manager.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            alone = group.exceptions[0]  # a group of the block's own is inside that of the nursery
+        if alone is error:
+            return False
+        context = alone.__context__
+        try:
+            raise alone
+        finally:
+            alone.__context__ = context  # as it was, without what the block was left with
+            del alone, error  # or they would be kept by their own tracebacks

@@ -8,7 +8,7 @@ asked, since the answer may come on another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from trio_mcp.catalog import Catalog
     from trio_mcp.core.session import Call, Offer
 
-__all__ = ["Run", "Statistics"]
+__all__ = ["Connection", "Run", "Statistics"]
+
+
+class Connection(Protocol):
+    """One that takes part in a run."""
+
+    def stop(self) -> None:
+        """The run is over: nobody is served any more."""
 
 
 @attrs.frozen(eq=False)
@@ -60,7 +67,7 @@ class Run:
         self.nursery = nursery
         self.offer = offer
         self.limits = limits
-        self.connections = 0
+        self.connections: set[Connection] = set()
         self.admission: Admission[Call] = Admission(limits)
         self.publisher = Publisher(limits, window)
         self.parking = Parking(keys)
@@ -75,9 +82,14 @@ class Run:
         nursery.start_soon(self.publisher.run, name="changes of the server, merged")
         nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
 
+    def stop(self) -> None:
+        """End all connections, before that ends on which their handlers stand."""
+        for connection in tuple(self.connections):
+            connection.stop()
+
     def statistics(self) -> Statistics:
         return Statistics(
-            self.connections,
+            len(self.connections),
             self.admission.running,
             self.admission.waiting,
             len(self.parking),

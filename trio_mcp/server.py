@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
@@ -31,6 +31,8 @@ from trio_mcp.groups import open_nursery
 from trio_mcp.running import Run, Statistics
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
@@ -118,7 +120,7 @@ class Server:
         self._declared: frozenset[str] = frozenset()
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # its own, and those of the servers that it is mounted in
-        self._shared: Run | None = None
+        self._shared: Run | None = None  # the one that all connections have in common
         self._sharing = False
         self.catalog.on_change.append(self._publish)
         self.offer()  # what cannot be declared is told now, not to the first client
@@ -322,54 +324,19 @@ class Server:
 
     # Running.
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[object]:
         """The server runs as long as the block: every connection served meanwhile shares its lifespan, its limits and
         its listeners, and handlers that wait for an answer may get it on another connection.
 
-        What the block raises leaves it unchanged.
+        What the block raises leaves it unchanged.  Connections that are still open at its end are closed then.
         """
-        if self._sharing:
-            raise LocalProtocolError(f"{self._info['name']} is running already")
-        self._sharing = True
-        try:
-            async with self._run() as self._shared:
-                try:
-                    yield
-                finally:
-                    self._shared = None
-        finally:
-            self._sharing = False
+        return _Running(self, shared=True)
 
-    @contextlib.asynccontextmanager
-    async def joined(self) -> AsyncIterator[Run]:
+    def joined(self) -> AbstractAsyncContextManager[Run]:
         """The run that a connection belongs to; for transports."""
         if self._shared is not None:
-            yield self._shared
-            return
-        async with self._run() as run:
-            yield run
-
-    @contextlib.asynccontextmanager
-    async def _run(self) -> AsyncIterator[Run]:
-        parts = {part.catalog: part for part in self._parts()}
-        async with contextlib.AsyncExitStack() as stack:
-            lifespans = {}
-            for part in (self, *parts.values()):
-                if part.lifespan is not None:
-                    lifespans[part.catalog] = await stack.enter_async_context(part.lifespan(part))
-            nursery = await stack.enter_async_context(open_nursery())
-            run = Run(
-                self, parts, lifespans, nursery,
-                offer=self.offer, limits=self._limits, window=self._burst, keys=self._keys, threads=self._threads,
-            )  # fmt: skip
-            for part in (self, *parts.values()):
-                part._runs.add(run)
-            try:
-                yield run
-            finally:
-                for part in (self, *parts.values()):
-                    part._runs.discard(run)
+            return contextlib.nullcontext(self._shared)
+        return _Running(self, shared=False)
 
     def _parts(self) -> Iterator[Server]:
         for mounted in self._mounted:
@@ -384,6 +351,54 @@ class Server:
         from trio_mcp.stdio import run
 
         run(self)
+
+
+class _Running:
+    """A run of a server, as a block.
+
+    A class, and no generator that would have to be in this block for as long: see `groups`.
+    """
+
+    __slots__ = ("_server", "_shared", "_stack")
+
+    def __init__(self, server: Server, *, shared: bool) -> None:
+        self._server = server
+        self._shared = shared
+
+    async def __aenter__(self) -> Run:
+        server = self._server
+        async with contextlib.AsyncExitStack() as stack:
+            if self._shared:
+                if server._sharing:
+                    raise LocalProtocolError(f"{server._info['name']} is running already")
+                server._sharing = True
+                stack.callback(setattr, server, "_sharing", False)
+            parts = {part.catalog: part for part in server._parts()}
+            lifespans = {}
+            for part in (server, *parts.values()):
+                if part.lifespan is not None:
+                    lifespans[part.catalog] = await stack.enter_async_context(part.lifespan(part))
+            nursery = await stack.enter_async_context(open_nursery())
+            run = Run(
+                server, parts, lifespans, nursery,
+                offer=server.offer, limits=server._limits, window=server._burst, keys=server._keys,
+                threads=server._threads,
+            )  # fmt: skip
+            for part in (server, *parts.values()):
+                part._runs.add(run)
+                stack.callback(part._runs.discard, run)
+            stack.callback(run.stop)
+            if self._shared:
+                server._shared = run
+            self._stack = stack.pop_all()
+        return run
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if self._shared:
+            self._server._shared = None
+        return await self._stack.__aexit__(kind, error, traceback)
 
 
 # What a server is made of.
