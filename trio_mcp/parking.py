@@ -208,7 +208,8 @@ class Parking:
             return None
         place = self._places.get(state.handle)
         if place is None:
-            refusal = self._parked.take(state.handle) or Refusal.SPENT
+            refusal = self._parked.take(state.handle)
+            assert refusal is not None  # it knows of those that are here, and of no others
             if refusal is not Refusal.ELSEWHERE or state.carried is None:
                 raise refusal.error
             ctx.elsewhere = refusal.error

@@ -483,8 +483,10 @@ async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None
 
 
 @req("mrtr-11")
+@pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("connections", [1, 2])
-async def test_a_state_is_spent_once(connections: int, autojump_clock: MockClock) -> None:
+async def test_a_state_is_spent_once(connections: int, replay: bool, autojump_clock: MockClock) -> None:
+    """Also by a handler that would be run again, if it had been lost."""
     runs = itertools.count()
 
     async def it(ctx: Context) -> str:
@@ -493,7 +495,7 @@ async def test_a_state_is_spent_once(connections: int, autojump_clock: MockClock
         await trio.sleep(1)
         return str(size)
 
-    server = serving(it)
+    server = serving(it, replay=replay)
     async with server.running(), to(server) as wire, to(server) as second:
         asked = await ask(wire)
         outcomes: list[str] = []
