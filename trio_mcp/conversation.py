@@ -184,20 +184,8 @@ class Conversation:
 
     async def _work(self, ctx: Context) -> None:
         """One call, from its beginning to its end, which may be on another link."""
-        outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, _SHUTTING_DOWN)
         try:
-            try:
-                with ctx.scope:
-                    await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
-                    back = self._retried(ctx)
-                    if isinstance(back, Place):
-                        self._hand_over(ctx, back)
-                        return
-                    outcome = await self._run.dispatcher(ctx) if back is None else back
-            except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
-                outcome = self._run.dispatcher.failure(ctx, _failure_in(error))
-            finally:
-                ctx.over()
+            outcome = await self._outcome(ctx)
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
             if ctx.link is not None:  # None: the client never came back
@@ -205,6 +193,21 @@ class Conversation:
         finally:  # also when it was cancelled together with the server; then nobody is told
             if ctx.link is not None:
                 cast("Conversation", ctx.link)._forget(ctx)
+
+    async def _outcome(self, ctx: Context) -> JsonObject | RequestError:
+        # By itself: an error that is returned here is held by no frame of its own traceback.
+        try:
+            with ctx.scope:
+                await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
+                back = self._retried(ctx)
+                if not isinstance(back, Place):
+                    return await self._run.dispatcher(ctx) if back is None else back
+                self._hand_over(ctx, back)
+        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
+            return self._run.dispatcher.failure(ctx, _failure_in(error))
+        finally:
+            ctx.over()
+        return RequestError(INTERNAL_ERROR, "cancelled")  # to nobody: it was, or another context has its request now
 
     def _retried(self, ctx: Context) -> Place | JsonObject | None:
         """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""

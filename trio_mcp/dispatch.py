@@ -236,6 +236,8 @@ class Dispatcher:
                 value = await self._run(entry.handler, call)
             except RequestError as error:
                 value = _pages(ctx, error)
+                if value is None:
+                    raise
             if not isinstance(value, InputRequired):
                 return finish(value)
             if not ctx.terms.revision.handshake:
@@ -315,19 +317,19 @@ def _session_of(ctx: Context) -> Key:
     return Key(ctx.link, None)  # type: ignore[arg-type]
 
 
-def _pages(ctx: Context, error: RequestError) -> InputRequired:
-    """What `UrlElicitationRequired` asks where there is no such error (elic-56).  Raises it where there is, and every
-    other error, and what the same question would raise if it were asked by `ctx.elicit_url`."""
+def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
+    """What `UrlElicitationRequired` asks where there is no such error (elic-56).  None where there is, and for every
+    other error.  Raises what the same question would raise if it were asked by `ctx.elicit_url`."""
     if error.code != URL_ELICITATION_REQUIRED:
-        raise error
+        return None
     from trio_mcp.questions import UrlElicitationRequired
 
     if not isinstance(error, UrlElicitationRequired):
-        raise error
+        return None
     pages = {f"url-{number}": question for number, question in enumerate(error.questions, 1)}
     worded(ctx, pages)  # elic-12
     if ctx.terms.revision.handshake:
-        raise error
+        return None
     if any(ctx.answers.get(key, NOTHING).get("action") in ("decline", "cancel") for key in pages):
         raise RequestError(INTERNAL_ERROR, error.message)  # elic-50: asked again, the user would say no again
     return InputRequired(pages, ctx.state)
