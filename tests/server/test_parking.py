@@ -797,10 +797,8 @@ async def test_a_retry_that_is_cancelled_before_it_began_spends_nothing(autojump
         asked = await ask(wire)
         retry = wire.request("tools/call", again(asked))
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": retry["id"]}}
-        wire.expect(retry["id"], "tools/call")
         wire.post_bytes(b"".join(json.dumps(each).encode() + b"\n" for each in (retry, cancel)))
-        await trio.sleep(1)
-        assert not wire.answered(retry["id"])
+        await trio.sleep(1)  # an answer would be one to nothing that was asked, which the client finds
         assert server.statistics().parked == 1
         assert await done(wire, again(asked)) == "size 3"
 
