@@ -4,7 +4,8 @@
 clock, and at the n-th step of the tasks it watches does the deed: it cancels the scope of the window that the scenario
 has opened, or whatever the window was given to do (drop the link, send a cancellation).  n = 0 is before the first
 checkpoint; it goes on until a run ends without having got to n.  Trio's order of tasks is seeded, so step n is the same
-in every run, and `only=n` runs the one that failed.
+in every run, and `only=n` runs the one that failed.  Where several tasks are woken at once, try more seeds than one:
+they are the orders in which those tasks may run.
 
     async def scenario(attempt: Attempt) -> None:
         async with connected(server, "2025-11-25", streams=attempt.streams(narrow)) as wire:

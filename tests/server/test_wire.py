@@ -859,6 +859,22 @@ def test_serving_may_be_cancelled_anywhere(revision: str, streams: Callable[[], 
 
 
 @pytest.mark.slow
+@modern
+def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revision: str) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async def serve(server: Server, stream: trio.abc.Stream) -> None:
+            with attempt.window():
+                await serve_stream(server, stream)
+
+        async with connected(shop(), revision, streams=attempt.streams(), serve=serve, answers=ANSWERS) as wire:
+            with contextlib.suppress(Broken, WireError):
+                await wire.call("tools/call", ORDER)
+
+    # The handler that waits, its client's next request and the one who reads that are all woken at once.
+    assert all(cancel_everywhere(scenario, watch=anything, seed=seed) > 20 for seed in range(10))
+
+
+@pytest.mark.slow
 @STREAMS
 @ERAS
 def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]) -> None:
