@@ -77,7 +77,7 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_link", "_place", "_scope", "_waits", "answers", "asked", "elsewhere", "kept_roots", "lifespan",
+        "_keys", "_link", "_place", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "pages",
         "recorded", "replay", "request", "rounds", "state", "terms", "told",
     )  # fmt: skip
 
@@ -85,9 +85,9 @@ class Context:
         self._link: Link | None = link
         self._place: Place | None = None
         self._scope = trio.CancelScope()
-        # Of those who wait for the client.  No sets and lists here: most calls ask nothing.
+        # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
-        self._keys: frozenset[str] = frozenset()
+        self._keys: set[str] | None = None
         self.request = request
         """The request at hand, as it came."""
         self.terms = terms
@@ -100,7 +100,7 @@ class Context:
         """What that `InputRequired` carried."""
         self.told = False  # whether something was sent in the course of the request at hand, for the machinery
         # For the machinery of questions.
-        self.asked: tuple[Inquiry[Any], ...] = ()
+        self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
         self.elsewhere: RequestError | None = None  # the refusal, unless the handler replays
         self.replay = False
@@ -188,14 +188,14 @@ class Context:
         clients are not told (but in 2025-11-25 they always find out by trying again), or when this one has gone.
         Raises `LocalProtocolError` for a page that this call sent nobody to.
         """
-        if not any(question is each for each in self.asked):  # elic-22
+        if not any(question is each for each in self.pages):  # elic-22
             raise LocalProtocolError("no client was sent to that page by this call; tell by the context that asked")
-        link, told = self._link, False
-        if link is None or self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
+        if self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
             await trio.lowlevel.checkpoint()
-        else:
-            told = link.session.notify(_COMPLETED, question.completed_params())
-            await link.tell(self)
+            return False
+        assert self._link is not None  # only modern calls are ever without one
+        told = self._link.session.notify(_COMPLETED, question.completed_params())
+        await self._link.tell(self)
         return told
 
     # What can be asked.  All of these raise NotInThisRevision and NotDeclared for a client that cannot be asked,
@@ -251,17 +251,22 @@ class Context:
 
     def _key(self, name: str) -> str:
         """A key that this call has not used yet, and the next run of the same handler will use at the same place."""
+        if self._keys is None:
+            self._keys = set()
         key, number = name, 1
         while key in self._keys:
             number += 1
             key = f"{name}-{number}"
-        self._keys |= {key}
+        self._keys.add(key)
         return key
 
     async def _opened(self, what: str) -> Link:
         """The connection, when there is somebody to ask."""
         if self._place is not None and self._place.left:
             await self._place.resumed.wait()
+        return self.opened(what)
+
+    def opened(self, what: str) -> Link:
         if self._link is None:
             raise LocalProtocolError(
                 f"{what} was not sent: a question of this call waits for its answer; ask several by ctx.ask(a=…, b=…)"

@@ -308,7 +308,8 @@ class Conversation:
             await trio.lowlevel.checkpoint()
             return ctx.recorded
         await self._part(ctx)
-        if not self.session.serves(ctx.request.id):
+        # Another task of the handler may have asked meanwhile.
+        if ctx.opened("a question") is not self or not self.session.serves(ctx.request.id):
             raise LocalProtocolError(f"a question was not sent: {ctx.method}, which it belongs to, is over")
         place = self._park(ctx, unknown)
         try:

@@ -63,7 +63,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
 
     Raises `NotInThisRevision` and `NotDeclared` for one that it cannot be asked, so that none of them is sent.
     """
-    from trio_mcp.questions import Inquiry
+    from trio_mcp.questions import ElicitUrl, Inquiry
 
     terms, wire = ctx.terms, []
     for key, question in questions.items():
@@ -80,7 +80,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
         if lacking:
             raise NotDeclared(question.method, "client", lacking[-1])
         wire.append(Question(key, question.method, params))
-    ctx.asked += tuple(questions.values())
+    ctx.pages += tuple(question for question in questions.values() if isinstance(question, ElicitUrl))
     return wire
 
 

@@ -6,6 +6,7 @@ The same handlers run in all of them; `KINDS` says what there is to ask, since w
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -476,15 +477,31 @@ async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
         assert server.statistics().parked == 0
 
 
-@everywhere
-async def test_to_ask_nothing_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
+@since("2025-11-25")
+async def test_whatever_is_awaited_is_a_checkpoint(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
+        page = ElicitUrl("Please pay.", PAGE)
+        for wait in (
+            *(functools.partial(kind.ask, ctx) for kind in KINDS.values()),
+            ctx.roots,
+            functools.partial(ctx.ask, page=page),
+            functools.partial(ctx.completed, page),
+            functools.partial(ctx.progress, 1),
+            functools.partial(ctx.log, "error", None),
+        ):
+            with assert_checkpoints():
+                await wait()
         with assert_checkpoints():
             assert await ctx.ask() == {}
-        return "nothing"
+        return "done"
 
-    async with connected(tool(it), revision) as wire:
-        assert text_of(await wire.call("tools/call", IT)) == "nothing"
+    answers = {
+        "elicitation/create": lambda params: {"action": "decline"},
+        "sampling/createMessage": lambda params: SAID,
+        "roots/list": lambda params: HOME,
+    }
+    async with connected(tool(it), revision, answers=answers) as wire:
+        assert text_of(await wire.call("tools/call", IT)) == "done"
 
 
 # Roots.

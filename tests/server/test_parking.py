@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import Attempt, cancel_everywhere, wide
+from tests.server.checkpoints import Attempt, cancel_everywhere, narrow, wide
 from tests.server.wire import CAPABILITIES, LATEST, MESSAGE, PROGRESS, Wire, WireError, connected
 from trio_mcp import (
     Accepted,
@@ -202,19 +202,32 @@ async def test_nobody_is_told_of_progress_while_no_request_is_open(autojump_cloc
         assert [note["data"] for note in wire.noted(MESSAGE)] == [0, 1, 2, 103, 104]
 
 
-async def test_two_questions_at_once_go_by_ask(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("talks", [False, True])
+async def test_two_questions_at_once_go_by_ask(talks: bool, autojump_clock: MockClock) -> None:
+    """Also when both have to wait first, until what was told before is on its way."""
+
     async def it(ctx: Context) -> str:
-        async def second() -> None:
-            for question in (ctx.roots, functools.partial(ctx.elicit, "And?", Size)):
-                with pytest.raises(LocalProtocolError, match=r"waits for its answer; ask several by ctx\.ask"):
-                    await question()
+        failed: list[object] = []
 
+        async def ask(question: Callable[[], Awaitable[object]]) -> None:
+            try:
+                await question()
+            except LocalProtocolError as error:
+                failed.append(error)
+
+        for number in range(2 * talks):
+            await ctx.progress(number)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(second)
-            return await one(ctx)
+            for question in (ctx.roots, functools.partial(ctx.elicit, "And?", Size)):
+                nursery.start_soon(ask, question)
+        assert "waits for its answer; ask several by ctx.ask(" in str(*failed)
+        return "one"
 
-    async with to(serving(it)) as wire:
-        assert await done(wire, again(await ask(wire))) == "size 3"
+    answers = {"roots/list": lambda params: HOME, "elicitation/create": lambda params: DECLINED}
+    async with to(serving(it), answers=answers, streams=narrow) as wire:
+        (content,) = (await wire.call("tools/call", IT, progress="p"))["content"]
+        assert content["text"] == "one"
+        assert len(wire.asked) == 1
 
 
 async def test_what_is_known_is_that_of_the_request_at_hand(autojump_clock: MockClock) -> None:
