@@ -77,8 +77,8 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_link", "_place", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "pages",
-        "recorded", "replay", "request", "rounds", "state", "terms", "told",
+        "_keys", "_link", "_over", "_place", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan",
+        "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms) -> None:
@@ -87,6 +87,7 @@ class Context:
         self._scope = trio.CancelScope()
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
+        self._over = False
         self._keys: set[str] | None = None
         self.request = request
         """The request at hand, as it came."""
@@ -303,12 +304,15 @@ class Context:
     def over(self) -> None:
         """The call has ended, or is about to: nobody waits for the client any more, not even where a cancellation
         does not come: under a shield, or for a worker thread that was left behind."""
+        self._over = True
         for scope in self._waits:
             scope.cancel(reason="the call has ended")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Wait for the client in here.  Raises SessionClosed when the call ends, where it is not cancelled with it."""
+        if self._over:
+            raise SessionClosed("the call has ended: nobody is asked any more")
         with trio.CancelScope() as scope:
             self._waits += (scope,)
             try:

@@ -308,10 +308,9 @@ class Conversation:
             await trio.lowlevel.checkpoint()
             return ctx.recorded
         await self._part(ctx)
-        # Another task of the handler may have asked meanwhile.
-        if ctx.opened("a question") is not self or not self.session.serves(ctx.request.id):
-            raise LocalProtocolError(f"a question was not sent: {ctx.method}, which it belongs to, is over")
-        place = self._park(ctx, unknown)
+        # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        place = cast("Conversation", ctx.opened("a question"))._park(ctx, unknown)
         try:
             await place.resumed.wait()
         except trio.Cancelled:

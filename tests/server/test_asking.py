@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -933,6 +934,30 @@ async def test_a_call_that_is_cancelled_while_it_cannot_hear_it_asks_nothing_mor
         assert not wire.asked
         assert not wire.answered(id)
     assert not caplog.records
+
+
+@everywhere
+async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
+    go_on, failed = threading.Event(), []
+
+    async def it(ctx: Context) -> str:
+        def ask() -> None:
+            go_on.wait(5)
+            try:
+                trio.from_thread.run(ctx.roots)
+            except SessionClosed as error:
+                failed.append(error)
+
+        with trio.move_on_after(0.01):
+            await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        return "left"
+
+    with trio.fail_after(5):
+        async with connected(tool(it), revision, capabilities={"roots": {}}) as wire:
+            assert text_of(await wire.call("tools/call", IT)) == "left"
+            go_on.set()
+            await until(lambda: failed)
+            assert not wire.asked
 
 
 # Whose answer it is.
