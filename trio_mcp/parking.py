@@ -223,11 +223,11 @@ class Parking:
     @staticmethod
     def _start_again(ctx: Context, state: SealedState) -> None:
         asked, answers, carried = state.carried
-        given = ctx.request.params.get("inputResponses", {})
+        responses = ctx.request.params.get("inputResponses", {})
+        given = {key: responses[key] for key in asked if key in responses} if isinstance(responses, dict) else None
         # Who asked reads the answers; here only their shape is looked at (mrtr-22).
-        if not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
+        if given is None or not all(isinstance(answer, dict) for answer in given.values()):
             raise RequestError(INVALID_PARAMS, "inputResponses must be an object of objects")
-        given = {key: given[key] for key in asked if key in given}
         ctx.rounds, ctx.state = state.round, carried
         if state.handle is None:
             ctx.answers, ctx.recorded = {**answers, **given}, dict(state.answers)

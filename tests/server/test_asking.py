@@ -259,7 +259,6 @@ async def test_a_handler_can_do_without_a_client_that_cannot_be_asked(
         assert text_of(await wire.call("tools/call", IT)) == expected
 
 
-@req("elic-49", "elic-50")
 @existing_legacy
 @places
 async def test_an_error_of_the_client_is_raised_where_it_was_asked(
@@ -307,7 +306,7 @@ async def test_an_answer_that_does_not_fit_is_refused_by_its_place(
         assert server.statistics().parked == (revision == LATEST)  # it can be mended
 
 
-@req("elic-59", "elic-49")
+@req("elic-49", "elic-50", "elic-59")
 @pages_and_forms
 @pytest.mark.parametrize(
     ("action", "outcome"), [("accept", "Accepted"), ("decline", "Declined()"), ("cancel", "Dismissed()")]
@@ -667,7 +666,7 @@ async def test_who_does_not_want_to_visit_a_page_is_not_asked_again(
 # Handlers that build their rounds themselves.
 
 
-@req("mrtr-07", "mrtr-15", "mrtr-24")
+@req("mrtr-07", "mrtr-15")
 @everywhere
 @places
 async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answers(
@@ -697,6 +696,15 @@ async def test_a_handler_may_return_its_questions_and_is_run_again_with_the_answ
         assert runs == [([], None), (["a"], {"round": 1}), (["a", "b", "home"], ["two", None])]
         assert len(wire.asked) == 3
         assert server.statistics().parked == 0
+
+
+@everywhere
+async def test_a_request_state_means_nothing_where_there_is_none(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(asking(), revision, answers={"roots/list": lambda params: HOME}) as wire:
+        junk = {"requestState": "x", "inputResponses": 7}
+        assert (await wire.call("tools/list", junk))["tools"]
+        if revision != LATEST:
+            assert "file:///home" in text_of(await wire.call("tools/call", {"name": "roots", **junk}))
 
 
 @everywhere
@@ -963,11 +971,13 @@ async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
 # Whose answer it is.
 
 
-@req("elic-35")
+@req("elic-29", "elic-30", "elic-35")
 @legacy
 async def test_an_answer_counts_only_from_the_client_that_was_asked(
     revision: str, silent: Any, autojump_clock: MockClock
 ) -> None:
+    """To know the id of a question is of no use: it belongs to the connection that it was asked on."""
+
     async def it(ctx: Context) -> str:
         return repr(await ctx.sample("a", max_tokens=1))
 
@@ -987,6 +997,24 @@ async def test_an_answer_counts_only_from_the_client_that_was_asked(
         result = (await wire.response(ids[0]))["result"]
         assert result["isError"] is True
         assert "role" in text_of(result)
+
+
+@legacy
+@pytest.mark.parametrize("answer", [{"result": 7}, {"result": {}, "error": {"code": 1, "message": "x"}}, {"error": 7}])
+async def test_an_answer_that_is_none_is_said_to_be_none(
+    revision: str, answer: Object, silent: Any, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        return repr(await ctx.roots())
+
+    async with connected(tool(it), revision, answers={"roots/list": silent}) as wire:
+        id = await wire.start("tools/call", IT)
+        await until(lambda: wire.asked)
+        (question,) = (each["id"] for each in wire.messages if "method" in each)
+        await wire.send({"jsonrpc": "2.0", "id": question, **answer})
+        result = (await wire.response(id))["result"]
+        assert result["isError"] is True
+        assert "the client's answer to roots/list is none" in text_of(result)
 
 
 @legacy

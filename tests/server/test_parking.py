@@ -402,7 +402,7 @@ def tampered(state: str) -> Iterator[str]:
     yield base64.urlsafe_b64encode(bytes(32) + payload).decode()
 
 
-@req("mrtr-08", "mrtr-09", "mrtr-10", "elic-29", "elic-30", "elic-35", "elic-43")
+@req("mrtr-08", "mrtr-09", "mrtr-10", "elic-30", "elic-35", "elic-43")
 async def test_only_its_owner_can_use_a_state_and_for_its_request_only(autojump_clock: MockClock) -> None:
     """And who tries spends nothing."""
     server, other = serving(one, state_keys=[KEY]), serving(one)
@@ -643,7 +643,7 @@ async def test_a_server_that_stops_waits_for_no_parked_handler(shared: bool, cap
 # Bounds.
 
 
-@req("mrtr-14")
+@req("mrtr-14", "elic-50")
 async def test_who_does_not_come_back_in_time_finds_nobody(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1133,6 +1133,25 @@ async def test_run_again_a_handler_is_given_only_what_was_asked_and_asks_for_the
         assert [*rest["inputRequests"]] == ["form-3"]
         rest = await ask(other, again(rest, {"form-3": DECLINED}))
         assert await done(other, again(rest, {"roots": HOME})) == "3 2 True 1"
+
+
+@req("mrtr-22", "mrtr-24")
+async def test_returned_questions_are_answered_by_what_was_asked_and_no_more(autojump_clock: MockClock) -> None:
+    async def it(ctx: Context) -> Any:
+        if "b" not in ctx.answers:
+            return InputRequired({key: Elicit(f"{key}?", Size) for key in "ab" if key not in ctx.answers})
+        return json.dumps([sorted(ctx.answers), size_of(await ctx.elicit("And?", Size))])
+
+    async with to(serving(it)) as wire:
+        asked = await ask(wire)
+        for malformed in ([], "a", {"a": []}, {"b": None}):
+            said = await refused(wire, again(asked, cast(Any, malformed)))
+            assert said == "inputResponses must be an object of objects"
+        asked = await ask(wire, again(asked, {"a": sized(1), "c": 7, "form": sized(4)}))
+        assert [*asked["inputRequests"]] == ["b"]
+        asked = await ask(wire, again(asked, {"b": sized(2), "form": sized(4)}))
+        assert [*asked["inputRequests"]] == ["form"]
+        assert await done(wire, again(asked, {"form": sized(5)})) == '[["a", "b"], 5]'
 
 
 async def test_both_ways_of_asking_go_together_when_a_handler_is_run_again(autojump_clock: MockClock) -> None:
