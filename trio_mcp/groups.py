@@ -20,6 +20,13 @@ def sole(error: BaseException) -> BaseException:
     return error
 
 
+def _same(one: BaseException, other: BaseException | None) -> bool:
+    """Whether one is the other, or a copy: Trio copies the groups that it searches for cancellations."""
+    if isinstance(one, BaseExceptionGroup) and isinstance(other, BaseExceptionGroup):
+        return len(one.exceptions) == len(other.exceptions) and all(map(_same, one.exceptions, other.exceptions))
+    return one is other
+
+
 class open_nursery:
     """A nursery for tasks that serve its block: they are cancelled when it ends.
 
@@ -47,7 +54,7 @@ class open_nursery:
             if len(group.exceptions) > 1:
                 raise
             alone = group.exceptions[0]  # a group of the block's own is inside that of the nursery
-        if alone is error:
+        if _same(alone, error):
             return False
         context = alone.__context__
         try:

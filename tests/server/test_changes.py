@@ -1,0 +1,556 @@
+"""Changes while clients are connected: who is told what, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.requirements import req
+from tests.server.checkpoints import narrow
+from tests.server.wire import (
+    ACKNOWLEDGED,
+    LATEST,
+    Wire,
+    WireError,
+    connected,
+    everywhere,
+    legacy,
+    modern,
+)
+from trio_mcp import Limits, LocalProtocolError, Prompt, Resource, ResourceTemplate, Server, Tool
+from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
+
+Object = dict[str, Any]
+BURST = 0.05
+LISTS = ("tools", "prompts", "resources")
+TOLD = {
+    "tools": "notifications/tools/list_changed",
+    "prompts": "notifications/prompts/list_changed",
+    "resources": "notifications/resources/list_changed",
+    "updated": "notifications/resources/updated",
+}
+
+
+def changing(**options: Any) -> Server:
+    """A server of everything, with something in it."""
+    server = Server("changing", offers=LISTS, **options)
+    server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
+    server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
+    return server
+
+
+def notices(wire: Wire) -> list[tuple[str, str | None]]:
+    """All changes that were told, whoever asked for them."""
+    names = {method: name for name, method in TOLD.items()}
+    return [(names[method], params.get("uri")) for method, params in wire.notes if method in names]
+
+
+async def settle() -> None:
+    """Until whatever was changed has been told."""
+    await trio.sleep(1)
+    await wait_all_tasks_blocked()
+
+
+@contextlib.asynccontextmanager
+async def listening(server: Server, revision: str, *uris: str, **options: Any) -> AsyncIterator[Wire]:
+    """A client that asked for everything, and for updates of these."""
+    async with connected(server, revision, **options) as wire:
+        await wire.subscribe(tools=True, prompts=True, resources=True, uris=uris)
+        yield wire
+
+
+# What is a change.
+
+CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]] = {
+    # What is done, and what is told of it.
+    "a tool more": (lambda server: server.tool(name="more")(lambda: ""), ("tools", None)),
+    "a raw tool more": (
+        lambda server: server.add_tool(Tool("raw", {"type": "object"}), lambda ctx, given: ""),
+        ("tools", None),
+    ),
+    "a prompt more": (lambda server: server.prompt(name="more")(lambda: ""), ("prompts", None)),
+    "a raw prompt more": (lambda server: server.add_prompt(Prompt("raw"), lambda ctx, given: ""), ("prompts", None)),
+    "a resource more": (lambda server: server.resource("r://more", name="more")(lambda: ""), ("resources", None)),
+    "a template more": (lambda server: server.resource("m://{x}", name="more")(lambda x: ""), ("resources", None)),
+    "a raw template more": (
+        lambda server: server.add_template(ResourceTemplate("raw", "w://{x}"), lambda ctx, uri, found: ""),
+        ("resources", None),
+    ),
+    "a tool less": (lambda server: server.remove_tool("old"), ("tools", None)),
+    "a prompt less": (lambda server: server.remove_prompt("old"), ("prompts", None)),
+    "a resource less": (lambda server: server.remove_resource("r://one"), ("resources", None)),
+    "a template less": (lambda server: server.remove_template("o://{x}"), ("resources", None)),
+    "it is said of tools": (lambda server: server.changed("tools"), ("tools", None)),
+    "it is said of prompts": (lambda server: server.changed("prompts"), ("prompts", None)),
+    "it is said of resources": (lambda server: server.changed("resources"), ("resources", None)),
+    "an update": (lambda server: server.updated("r://one"), ("updated", "r://one")),
+    "an update of what was not asked for": (lambda server: server.updated("r://two"), None),
+    "an update below": (lambda server: server.updated("r://one/below"), None),
+    "an update of nothing": (lambda server: server.updated("nothing://"), None),
+    "a completion more": (lambda server: server.completion("old")(lambda value: []), None),
+    "nothing": (lambda server: server.changed(), None),
+}
+
+
+@req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20", "sub-01", "sub-05", "sub-13")
+@everywhere
+@pytest.mark.parametrize("what", CHANGES)
+async def test_a_change_is_told_once_and_nothing_else_is(what: str, revision: str, autojump_clock: MockClock) -> None:
+    change, told = CHANGES[what]
+    server = changing()
+    server.tool(name="old")(lambda: "")
+    server.prompt(name="old")(lambda text: "")
+    server.resource("o://{x}", name="old")(lambda x: "")
+    async with server.running(), listening(server, revision, "r://one") as wire:
+        change(server)
+        await settle()
+    assert notices(wire) == ([] if told is None else [told])
+
+
+@req("tool-04", "prm-04", "res-02", "sub-01", "sub-13", "sub-14")
+@modern
+@pytest.mark.parametrize("asked", [(), *((name,) for name in LISTS), ("tools", "resources")])
+async def test_who_listens_is_told_of_what_they_asked_for_alone(
+    asked: tuple[str, ...], revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision) as wire:
+        subscription = await wire.subscribe(**dict.fromkeys(asked, True))
+        assert subscription.agreed == set(asked)
+        server.changed(*LISTS)
+        server.updated("r://one")
+        await settle()
+    assert notices(wire) == [(name, None) for name in asked]
+
+
+@req("sub-13", "tool-03", "prm-03", "res-02")
+@everywhere
+async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, autojump_clock: MockClock) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision) as wire:
+        server.changed(*LISTS)
+        server.updated("r://one")
+        await settle()
+    assert notices(wire) == ([] if wire.modern else [(name, None) for name in LISTS])
+
+
+@req("life-06", "arch-02")
+@legacy
+async def test_nothing_is_told_before_the_handshake_has_ended(revision: str, autojump_clock: MockClock) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision, opened=False) as wire:
+        server.changed("tools")
+        await settle()
+        info = {"name": "wire", "version": "1"}
+        params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": info}
+        await wire.call("initialize", params)
+        server.changed("tools")
+        await settle()
+        assert notices(wire) == []
+        await wire.notify("notifications/initialized")
+        await settle()
+        server.changed("tools")
+        await settle()
+    assert notices(wire) == [("tools", None)]
+
+
+@req("arch-02", "arch-04", "sub-11")
+@everywhere
+async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("bare")
+    server.tool(name="old")(lambda: "")
+    async with server.running(), connected(server, revision) as wire:
+        if wire.modern:
+            asked = await wire.subscribe(tools=True, prompts=True, resources=True, uris=["r://one"])
+            assert asked.agreed == {"tools"}
+        else:
+            with pytest.raises(WireError) as refused:
+                await wire.call("resources/subscribe", {"uri": "r://one"})
+            assert refused.value.code == -32601
+        server.changed(*LISTS)
+        server.updated("r://one")
+        server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "")
+        server.updated("r://one")
+        await settle()
+    assert notices(wire) == [("tools", None)]
+
+
+def test_what_is_no_list_has_not_changed() -> None:
+    with pytest.raises(LocalProtocolError, match="'tool' is no list; there are tools, prompts, resources"):
+        changing().changed("tools", "tool")  # type: ignore[arg-type]
+
+
+def test_nobody_is_told_while_nothing_runs() -> None:
+    server = changing()
+    server.changed(*LISTS)
+    server.updated("r://one")
+
+
+# When it is told.
+
+
+@everywhere
+@pytest.mark.parametrize("burst", [0, BURST, 2])
+async def test_changes_of_one_window_are_told_once_at_its_end(
+    burst: float, revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing(burst=burst)
+    async with server.running(), listening(server, revision, "r://one", "r://two") as wire:
+        for _ in range(3):
+            start = trio.current_time()
+            for _ in range(5):
+                server.changed("resources", "tools")
+                server.updated("r://two")
+            told = []
+            while len(told) < 3:
+                told.append((await wire.changed(), trio.current_time() - start))
+            times = {round(time, 9) for _, time in told}
+            assert [change for change, _ in told] == [("resources", None), ("tools", None), ("updated", "r://two")]
+            assert times == {burst}
+        await settle()
+        assert len(notices(wire)) == 9
+
+
+@everywhere
+async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """A list that changes all the time is told of all the same, twenty times a second."""
+    server = changing()
+    async with server.running(), listening(server, revision) as wire:
+        start = trio.current_time()
+        told: list[float] = []
+
+        async def listen() -> None:
+            while True:
+                await wire.changed()
+                told.append(round(trio.current_time() - start, 9))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            for _ in range(100):
+                server.changed("tools")
+                await trio.sleep(0.01)
+            await settle()
+            nursery.cancel_scope.cancel()
+    assert 15 <= len(told) <= 21
+    assert told[0] == BURST
+    assert all(later - earlier > BURST - 1e-6 for earlier, later in itertools.pairwise(told))
+
+
+@everywhere
+async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_clock: MockClock) -> None:
+    server = changing()
+    async with server.running(), listening(server, revision) as wire:
+        start = trio.current_time()
+        server.changed("tools")
+        await wire.changed()
+        server.changed("tools")
+        await wire.changed()
+        assert trio.current_time() - start == pytest.approx(2 * BURST)
+
+
+# Who is told.
+
+
+@req("res-19", "res-20", "sub-13")
+@everywhere
+async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    async with (
+        server.running(),
+        connected(server, revision) as one,
+        connected(server, revision) as two,
+        connected(server, revision) as nobody,
+    ):
+        first = await one.subscribe(uris=["r://one"])
+        second = await one.subscribe(uris=["r://two"])
+        await two.subscribe(uris=["r://two"])
+        for uri in ("r://one", "r://two"):
+            server.updated(uri)
+        await settle()
+        assert (notices(one), notices(two)) == (
+            [("updated", "r://one"), ("updated", "r://two")],
+            [("updated", "r://two")],
+        )
+        await first.end()
+        await settle()
+        for uri in ("r://one", "r://two"):
+            server.updated(uri)
+        await settle()
+        assert notices(one)[2:] == [("updated", "r://two")]
+        await second.end()
+        await settle()
+        server.updated("r://two")
+        await settle()
+        assert len(notices(one)) == 3
+        assert len(notices(two)) == 3
+        assert notices(nobody) == []
+
+
+@req("res-19", "res-20")
+@legacy
+async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_nothing_does_no_harm(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision) as wire:
+        for _ in range(2):
+            assert await wire.call("resources/subscribe", {"uri": "r://one"}) == {}
+        server.updated("r://one")
+        await settle()
+        assert notices(wire) == [("updated", "r://one")]
+        for uri in ("r://one", "r://one", "r://two", "nothing://"):
+            assert await wire.call("resources/unsubscribe", {"uri": uri}) == {}
+        server.updated("r://one")
+        await settle()
+        assert len(notices(wire)) == 1
+
+
+@req("res-21")
+@modern
+@pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
+async def test_the_modern_revision_has_no_such_requests(method: str, revision: str, autojump_clock: MockClock) -> None:
+    async with connected(changing(), revision) as wire:
+        with pytest.raises(WireError) as refused:
+            await wire.call(method, {"uri": "r://one"})
+    assert refused.value.code == -32601
+
+
+@req("sub-02", "sub-03", "sub-05")
+@modern
+@pytest.mark.parametrize("ids", [(1001, 1002), ("1001", 1001), ("", "a")])
+async def test_subscriptions_of_one_connection_are_told_each_under_its_own_id(
+    ids: tuple[Any, Any], revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    asked = ({"toolsListChanged": True}, {"toolsListChanged": True, "resourceSubscriptions": ["r://one", "r://one"]})
+    async with server.running(), connected(server, revision) as wire:
+        for id, filter in zip(ids, asked, strict=True):
+            await wire.start("subscriptions/listen", {"notifications": filter}, id=id)
+        await settle()
+        server.changed("tools")
+        server.updated("r://one")
+        await settle()
+        assert wire.noted(ACKNOWLEDGED) == [
+            {"_meta": {META_SUBSCRIPTION_ID: ids[0]}, "notifications": asked[0]},
+            {
+                "_meta": {META_SUBSCRIPTION_ID: ids[1]},
+                "notifications": {"toolsListChanged": True, "resourceSubscriptions": ["r://one"]},
+            },
+        ]
+        assert wire.noted(TOLD["tools"]) == [{"_meta": {META_SUBSCRIPTION_ID: id}} for id in ids]
+        assert wire.noted(TOLD["updated"]) == [{"_meta": {META_SUBSCRIPTION_ID: ids[1]}, "uri": "r://one"}]
+        assert not any(wire.answered(id) for id in ids)
+
+
+@everywhere
+async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autojump_clock: MockClock) -> None:
+    server = changing()
+    async with (
+        server.running(),
+        listening(server, revision, "r://one") as one,
+        listening(server, LATEST, "r://one") as two,
+    ):
+        server.changed("prompts")
+        server.updated("r://one")
+        await settle()
+    assert notices(one) == notices(two) == [("prompts", None), ("updated", "r://one")]
+
+
+@everywhere
+async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock: MockClock) -> None:
+    server = changing()
+    async with server.running():
+        async with listening(server, revision, "r://one"):
+            assert server.statistics().listeners == 1
+            server.changed("tools")
+        assert server.statistics().listeners == 0
+        await settle()  # what was about to be told finds nobody
+        async with connected(server, revision) as wire:
+            server.changed("tools")
+            await settle()
+        assert len(notices(wire)) == (0 if wire.modern else 1)
+
+
+# The end of a subscription.
+
+
+@req("sub-08", "cancel-12", "cancel-13")
+@modern
+async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, drain = changing(), trio.Event()
+    async with server.running(), connected(server, revision, drain=drain) as wire:
+        ids = [
+            await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}) for _ in range(2)
+        ]
+        await settle()
+        drain.set()
+        for id in ids:
+            result = (await wire.response(id))["result"]
+            assert result["resultType"] == "complete"
+            assert result["_meta"][META_SUBSCRIPTION_ID] == id
+        server.changed("tools")
+        await settle()
+        assert notices(wire) == []
+        assert server.statistics().listeners == 0
+        await wire.ended.wait()
+
+
+@req("sub-01", "cancel-03", "cancel-18")
+@modern
+async def test_a_cancelled_subscription_is_over_at_once_and_has_no_answer(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision) as wire:
+        id = await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        await settle()
+        server.changed("tools")  # is about to be told
+        await wire.cancel(id)
+        await settle()
+        assert (notices(wire), server.statistics().listeners) == ([], 0)
+        assert not wire.answered(id)
+        await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id=id)  # it is free
+        await settle()
+        server.changed("tools")
+        await settle()
+        assert notices(wire) == [("tools", None)]
+
+
+# What cannot be asked for.
+
+
+@req("sub-14", "core-30")
+@modern
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"notifications": None},
+        {"notifications": []},
+        {"notifications": {"toolsListChanged": "yes"}},
+        {"notifications": {"toolsListChanged": None}},
+        {"notifications": {"resourceSubscriptions": "r://one"}},
+        {"notifications": {"resourceSubscriptions": [1]}},
+        {"notifications": {"resourceSubscriptions": {"r://one": True}}},
+    ],
+    ids=str,
+)
+async def test_a_filter_that_makes_no_sense_is_refused(
+    params: Object, revision: str, autojump_clock: MockClock
+) -> None:
+    server = changing()
+    async with server.running(), connected(server, revision) as wire:
+        with pytest.raises(WireError) as refused:
+            await wire.call("subscriptions/listen", params)
+        assert (refused.value.code, server.statistics().listeners) == (-32602, 0)
+
+
+LIMITS: list[tuple[Object, tuple[str, ...], int | None]] = [
+    ({"listener_changes": 5}, ("r://one",), None),
+    ({"listener_changes": 5}, tuple(f"r://{number}" for number in range(6)), -32602),
+    ({"uri_length": 7}, ("r://one",), None),
+    ({"uri_length": 6}, ("r://one",), -32602),
+    ({"subscriptions": 4}, ("r://one", "r://two"), None),
+    ({"subscriptions": 4}, ("r://one", "r://two", "r://3", "r://4"), -32603),
+]
+
+
+@everywhere
+@pytest.mark.parametrize(("limits", "uris", "code"), LIMITS)
+async def test_there_are_bounds_to_what_may_be_listened_to(
+    limits: Object, uris: tuple[str, ...], code: int | None, revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("small", limits=Limits(**limits))
+    server.resource("r://{x}", name="r")(lambda x: x)
+    async with server.running(), connected(server, revision) as wire:
+        if code is None:
+            assert (await wire.subscribe(uris=uris)).agreed == set(uris)
+        else:
+            with pytest.raises(WireError) as refused:
+                await wire.subscribe(uris=uris)
+            assert refused.value.code == code
+        assert (await wire.call("resources/read", {"uri": "r://fine"}))["contents"]
+
+
+# A client that does not read.
+
+
+@everywhere
+async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    uris = [f"r://{number}" for number in range(20)]
+    server = Server("slow", offers=LISTS, limits=Limits(outgoing=4))
+    server.resource("r://{x}", name="r")(lambda x: x)
+    async with server.running(), listening(server, revision, *uris, streams=narrow) as wire:
+        with wire.deaf():
+            for _ in range(50):
+                server.changed(*LISTS)
+                for uri in uris:
+                    server.updated(uri)
+                await settle()
+        await settle()
+        told = notices(wire)
+        # Of the 1150 notices there is what was on its way, what waited for the wire, and what waited for room: each
+        # of these no more than once for each change that there can be.
+        every = {*((name, None) for name in LISTS), *(("updated", uri) for uri in uris)}
+        assert set(told) == every
+        assert len(told) <= 4 + 2 * len(every)
+        server.changed("tools")
+        await settle()
+        assert notices(wire)[len(told) :] == [("tools", None)]
+
+
+@modern
+async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("slow", offers=LISTS, limits=Limits(outgoing=1))
+    async with server.running(), connected(server, revision, streams=narrow) as wire:
+        subscriptions = [await wire.subscribe(tools=True, prompts=True) for _ in range(3)]
+        with wire.deaf():
+            for _ in range(5):
+                server.changed("tools", "prompts")
+                await settle()
+            for subscription in subscriptions[1:]:
+                await subscription.end()
+            await settle()
+        await settle()
+        # `wire` itself fails where something is told on a subscription that is over; most were never told.
+        assert len(notices(wire)) <= 6
+        before = len(notices(wire))
+        server.changed("tools")
+        await settle()
+        assert notices(wire)[before:] == [("tools", None)]
+
+
+@everywhere
+async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: str, autojump_clock: MockClock) -> None:
+    server = changing(limits=Limits(outgoing=1))
+    async with (
+        server.running(),
+        listening(server, revision, streams=narrow) as slow,
+        listening(server, revision) as quick,
+    ):
+        with slow.deaf():
+            for number in range(1, 11):
+                start = trio.current_time()
+                server.changed("tools")
+                await quick.changed()
+                assert trio.current_time() - start == pytest.approx(BURST)
+                assert len(notices(quick)) == number
+                await settle()
+        await settle()
+        assert 1 <= len(notices(slow)) <= 3
