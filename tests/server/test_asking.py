@@ -20,6 +20,8 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 from tests.requirements import req
 from tests.server.wire import (
     CANCELLED,
+    CAPABILITIES,
+    CLIENT_INFO,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
@@ -45,6 +47,8 @@ from trio_mcp import (
     SessionClosed,
     UrlElicitationRequired,
 )
+from trio_mcp.conversation import Conversation
+from trio_mcp.core.jsonrpc import Notification, Request, Result
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
 from trio_mcp.core.terms import LOG_LEVELS
@@ -966,6 +970,51 @@ async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
             go_on.set()
             await until(lambda: failed)
             assert not wire.asked
+
+
+class _Nowhere:
+    """A wire that takes nothing: the test looks into the session."""
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    room = cleared = flush
+
+
+@legacy
+async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        with trio.move_on_after(5):
+            await ctx.ask(home=ListRoots(), a=Sample("a", max_tokens=1))
+        return "late"
+
+    server = tool(it)
+    opening = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
+    async with server.joined() as run:
+        conversation = Conversation(run, _Nowhere())
+        conversation.hear(Request(1, "initialize", opening), 0)
+        conversation.hear(Notification("notifications/initialized", {}), 0)
+        conversation.session.outgoing()
+        for id in (7, 8):
+            conversation.hear(Request(id, "tools/call", IT), 0, about=f"stream {id}")
+        await wait_all_tasks_blocked()
+        asked = conversation.session.outgoing()
+        labels = [label for _, label in asked]
+        assert sorted(str(label) for label in labels) == ["stream 7", "stream 7", "stream 8", "stream 8"]
+        await trio.sleep(6)
+        ended = conversation.session.outgoing()
+        assert [(type(message), label) for message, label in ended if label == "stream 7"] == [
+            (Notification, "stream 7"),
+            (Notification, "stream 7"),
+            (Result, "stream 7"),
+        ]
+        conversation.closed()
 
 
 # Whose answer it is.
