@@ -188,26 +188,34 @@ class Conversation:
             outcome = await self._outcome(ctx)
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
-            if ctx.link is not None:  # None: the client never came back
-                await cast("Conversation", ctx.link)._end(ctx, outcome)
+            if (link := _of(ctx)) is not None:  # None: the client never came back
+                await link._end(ctx, outcome)
         finally:  # also when it was cancelled together with the server; then nobody is told
-            if ctx.link is not None:
-                cast("Conversation", ctx.link)._forget(ctx)
+            if (link := _of(ctx)) is not None:
+                link._forget(ctx)
 
     async def _outcome(self, ctx: Context) -> JsonObject | RequestError:
-        # By itself: an error that is returned here is held by no frame of its own traceback.
         try:
             with ctx.scope:
                 await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
-                back = self._retried(ctx)
-                if not isinstance(back, Place):
-                    return await self._run.dispatcher(ctx) if back is None else back
-                self._hand_over(ctx, back)
-        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
-            return self._run.dispatcher.failure(ctx, _failure_in(error))
+                outcome = await self._result(ctx)
+                if (link := _of(ctx)) is not None:
+                    await link._part(ctx)
+                return outcome
         finally:
             ctx.over()
-        return RequestError(INTERNAL_ERROR, "cancelled")  # to nobody: it was, or another context has its request now
+        return RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
+
+    async def _result(self, ctx: Context) -> JsonObject | RequestError:
+        # By itself: an error that is returned here is held by no frame of its own traceback.
+        try:
+            back = self._retried(ctx)
+            if isinstance(back, Place):
+                self._hand_over(ctx, back)
+                return {}  # to nobody: another context has its request now
+            return await self._run.dispatcher(ctx) if back is None else back
+        except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
+            return self._run.dispatcher.failure(ctx, _failure_in(error))
 
     def _retried(self, ctx: Context) -> Place | JsonObject | None:
         """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""
@@ -224,11 +232,10 @@ class Conversation:
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        await self._part(ctx)
-        self._answer(ctx, outcome)
-        await self._wire.flush()
-        if self.session.queued > self._run.limits.outgoing:
-            await self._wire.room()  # so that who does not read is not served without end
+        if self._answer(ctx, outcome):
+            await self._wire.flush()
+            if self.session.queued > self._run.limits.outgoing:
+                await self._wire.room()  # so that who does not read is not served without end
 
     async def _part(self, ctx: Context) -> None:
         """Keep what was told in the course of a request apart from its answer.
@@ -238,19 +245,18 @@ class Conversation:
         if ctx.told:
             await self._wire.cleared()
 
-    def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        """Answer the request of `ctx`.  A result that cannot be written costs this call only."""
+    def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
         del self._contexts[ctx.request.id]  # from now on another may have the id
         try:
-            self._write_answer(ctx.request.id, outcome)
+            return self._write_answer(ctx.request.id, outcome)
         except LocalProtocolError as error:
-            self._write_answer(ctx.request.id, self._run.dispatcher.failure(ctx, error))
+            return self._write_answer(ctx.request.id, self._run.dispatcher.failure(ctx, error))
 
-    def _write_answer(self, id: Id, outcome: JsonObject | RequestError) -> None:
+    def _write_answer(self, id: Id, outcome: JsonObject | RequestError) -> bool:
         if isinstance(outcome, RequestError):
-            self.session.refuse(id, outcome)
-        else:
-            self.session.answer(id, outcome)
+            return self.session.refuse(id, outcome)
+        return self.session.answer(id, outcome)
 
     def _forget(self, ctx: Context) -> None:
         if self._contexts.get(ctx.request.id) is ctx:
@@ -408,6 +414,11 @@ class Conversation:
 
     def closed(self) -> None:
         self._run.connections.discard(self)
+
+
+def _of(ctx: Context) -> Conversation | None:
+    """The conversation that the request at hand belongs to, if there is one."""
+    return cast("Conversation | None", ctx.link)
 
 
 def _failure_in(error: BaseException) -> BaseException:
