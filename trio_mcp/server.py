@@ -293,6 +293,8 @@ class Server:
 
         Both are to be called in the event loop; from a thread by `trio.from_thread.run_sync`.
         """
+        if not isinstance(uri, str):
+            raise LocalProtocolError(f"a resource is told by its URI, text; not {type(uri).__name__}")
         self._publish(resource_updated(uri))
 
     def _publish(self, change: Change) -> None:

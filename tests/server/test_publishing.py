@@ -1,0 +1,148 @@
+"""Changes merged into bursts, without any server or client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.requirements import req
+from trio_mcp.core.jsonrpc import Id, Limits, Notification, Request
+from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change, resource_updated
+from trio_mcp.publishing import Key, Publisher
+
+WINDOW = 0.5
+DECLARED = {name: {"listChanged": True, "subscribe": True} for name in ("tools", "prompts", "resources")}
+LISTEN: dict[Change, Any] = {
+    TOOLS_CHANGED: {"toolsListChanged": True},
+    PROMPTS_CHANGED: {"promptsListChanged": True},
+    RESOURCES_CHANGED: {"resourcesListChanged": True},
+    resource_updated("r://one"): {"resourceSubscriptions": ["r://one"]},
+}
+
+
+class Hearer:
+    """A connection that writes down what it hears, and when."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, str, Id | None]] = []
+
+    def tell_change(self, notification: Notification, about: Id | None) -> None:
+        self.heard.append((round(trio.current_time(), 6), notification.method.split("/", 1)[1], about))
+
+
+@contextlib.asynccontextmanager
+async def publishing(window: float = WINDOW) -> AsyncIterator[Publisher]:
+    """Time counts from here."""
+    publisher = Publisher(Limits(), window)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publisher.run)
+        await wait_all_tasks_blocked()
+        assert trio.current_time() == 0
+        yield publisher
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+
+
+def listen(publisher: Publisher, hearer: Hearer, id: Id, *changes: Change) -> Key:
+    asked = {name: value for change in changes for name, value in LISTEN[change].items()}
+    key = Key(hearer, id)
+    publisher.listeners.listen(key, Request(id, "subscriptions/listen", {"notifications": asked}), DECLARED)
+    return key
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock(autojump_threshold=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "heard"),
+    [
+        ([0], [0.5]),
+        ([0, 0, 0], [0.5]),
+        ([0, 0.2, 0.49], [0.5]),
+        ([0, 0.51], [0.5, 1.01]),
+        ([0, 0.4, 0.8, 1.2], [0.5, 1.3]),
+        ([0, 0.3, 0.6, 0.9, 1.2, 1.5], [0.5, 1.1, 1.7]),
+        ([0, 5], [0.5, 5.5]),
+    ],
+)
+async def test_a_window_opens_with_the_first_change_and_all_in_it_are_one(
+    changes: list[float], heard: list[float], clock: MockClock
+) -> None:
+    hearer = Hearer()
+    async with publishing() as publisher:
+        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        for at in changes:
+            await trio.sleep_until(at)
+            publisher.publish(TOOLS_CHANGED)
+    assert [time for time, _, _ in hearer.heard] == heard
+
+
+@req("sub-01", "sub-13")
+async def test_each_hears_what_it_asked_for_in_the_order_of_the_first_changes(clock: MockClock) -> None:
+    one, two = Hearer(), Hearer()
+    async with publishing() as publisher:
+        listen(publisher, one, "a", TOOLS_CHANGED, resource_updated("r://one"))
+        listen(publisher, one, "b", TOOLS_CHANGED)
+        listen(publisher, two, "a", PROMPTS_CHANGED)
+        for change in (resource_updated("r://one"), PROMPTS_CHANGED, TOOLS_CHANGED, resource_updated("r://one")):
+            publisher.publish(change)
+        publisher.publish(RESOURCES_CHANGED)
+        publisher.publish(resource_updated("r://two"))
+    assert one.heard == [
+        (0.5, "resources/updated", "a"), (0.5, "tools/list_changed", "a"), (0.5, "tools/list_changed", "b"),
+    ]  # fmt: skip
+    assert two.heard == [(0.5, "prompts/list_changed", "a")]
+
+
+async def test_who_left_within_the_window_hears_nothing_and_who_came_hears_it(clock: MockClock) -> None:
+    left, stayed, came = Hearer(), Hearer(), Hearer()
+    async with publishing() as publisher:
+        key = listen(publisher, left, 1, TOOLS_CHANGED)
+        listen(publisher, stayed, 1, TOOLS_CHANGED)
+        publisher.publish(TOOLS_CHANGED)
+        publisher.listeners.forget(key)
+        listen(publisher, came, 1, TOOLS_CHANGED)
+    assert (len(left.heard), len(stayed.heard), len(came.heard)) == (0, 1, 1)
+
+
+async def test_what_nobody_listened_to_is_not_kept(clock: MockClock) -> None:
+    hearer = Hearer()
+    async with publishing() as publisher:
+        publisher.publish(TOOLS_CHANGED)
+        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        await trio.sleep(1)
+    assert hearer.heard == []
+
+
+async def test_without_a_window_changes_are_told_at_once(clock: MockClock) -> None:
+    hearer = Hearer()
+    async with publishing(0) as publisher:
+        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        for _ in range(2):
+            publisher.publish(TOOLS_CHANGED)
+            publisher.publish(TOOLS_CHANGED)
+            await wait_all_tasks_blocked()
+    assert [time for time, _, _ in hearer.heard] == [0, 0]
+
+
+async def test_a_hearer_that_publishes_is_told_in_the_next_window(clock: MockClock) -> None:
+    """A change may follow from hearing of another one, and neither is lost."""
+
+    class Echo(Hearer):
+        def tell_change(self, notification: Notification, about: Id | None) -> None:
+            super().tell_change(notification, about)
+            if len(self.heard) < 3:
+                publisher.publish(TOOLS_CHANGED)
+
+    hearer = Echo()
+    async with publishing() as publisher:
+        listen(publisher, hearer, 1, TOOLS_CHANGED)
+        publisher.publish(TOOLS_CHANGED)
+    assert [time for time, _, _ in hearer.heard] == [0.5, 1.0, 1.5]

@@ -1,0 +1,511 @@
+"""What users import and write: the public names, the decorators, and what a server is made with."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+import trio_mcp
+from tests.server.wire import REVISION_NAMES, WireError, connected, everywhere
+from trio_mcp import (
+    CacheHints,
+    Context,
+    Limits,
+    LocalProtocolError,
+    Prompt,
+    Resource,
+    ResourceTemplate,
+    Server,
+    Tool,
+)
+
+PACKAGE = Path(trio_mcp.__file__).parent
+Object = dict[str, Any]
+
+# The public names.
+
+
+def imported_for_type_checkers() -> dict[str, str]:
+    """The names under `if TYPE_CHECKING`, with the modules that they come from."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert isinstance(block.test, ast.Name)
+    assert block.test.id == "TYPE_CHECKING"
+    found = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for each in node.names:
+            assert each.asname is None
+            found[each.name] = str(node.module)
+    return found
+
+
+def test_the_public_names_are_the_same_wherever_they_stand() -> None:
+    assert imported_for_type_checkers() == trio_mcp._HOME_OF
+    assert sorted(trio_mcp._HOME_OF) == sorted(trio_mcp.__all__)
+    assert len(set(trio_mcp.__all__)) == len(trio_mcp.__all__)
+
+
+@pytest.mark.parametrize("name", trio_mcp.__all__)
+def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(trio_mcp, name)
+    home = sys.modules[trio_mcp._HOME_OF[name]]
+    assert value is getattr(home, name)
+    assert name in home.__all__
+    assert inspect.getdoc(value)
+    assert vars(trio_mcp)[name] is value  # found once
+
+
+def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
+    with pytest.raises(AttributeError, match="module 'trio_mcp' has no attribute 'FastMCP'"):
+        trio_mcp.FastMCP  # noqa: B018
+
+
+def test_a_fresh_interpreter_finds_every_name_at_once() -> None:
+    script = "from trio_mcp import *; import trio_mcp; print(all(name in globals() for name in trio_mcp.__all__))"
+    run = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(run, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+# What needs no words: the name says it all.
+_PLAIN = {"remove_tool", "remove_prompt", "remove_resource", "remove_template", "method", "request_id"}
+# For the machinery, and out of reach for it with an underscore.
+_INSIDE = {"link", "let_go", "go_on", "cancel", "opened"}
+
+
+@pytest.mark.parametrize("owner", [Server, Context], ids=lambda owner: owner.__name__)
+def test_what_a_user_calls_has_a_docstring(owner: type) -> None:
+    public = {name: value for name, value in vars(owner).items() if not name.startswith("_")}
+    said = {name for name, value in public.items() if callable(value) or isinstance(value, property)}
+    assert {name for name in said if not inspect.getdoc(getattr(owner, name))} <= _PLAIN | _INSIDE
+
+
+# The decorators.
+
+
+def hello(text: str = "you") -> str:
+    """Says hello."""
+    return f"hello {text}"
+
+
+async def ahello(text: str = "you") -> str:
+    """Says hello."""
+    return f"hello {text}"
+
+
+class Greeter:
+    """Says hello."""
+
+    __name__ = "greeter"
+
+    def hello(self, text: str = "you") -> str:
+        """Says hello."""
+        return f"hello {text}"
+
+    def __call__(self, text: str = "you") -> str:
+        return f"hello {text}"
+
+
+FUNCTIONS: list[Callable[..., Any]] = [
+    hello,
+    ahello,
+    Greeter().hello,
+    Greeter(),
+    functools.partial(hello),
+    lambda text="you": f"hello {text}",
+]
+FORMS: dict[str, tuple[Callable[[Server, Any], Any], str, Object]] = {
+    # How it is registered, and how it is reached.
+    "tool": (lambda server, function: server.tool(function), "tools/call", {}),
+    "tool()": (lambda server, function: server.tool()(function), "tools/call", {}),
+    "tool(name)": (lambda server, function: server.tool(name="other")(function), "tools/call", {"name": "other"}),
+    "prompt": (lambda server, function: server.prompt(function), "prompts/get", {}),
+    "prompt()": (lambda server, function: server.prompt()(function), "prompts/get", {}),
+    "prompt(name)": (lambda server, function: server.prompt(name="other")(function), "prompts/get", {"name": "other"}),
+    "resource(template)": (
+        lambda server, function: server.resource("h://{text}", name="h")(function),
+        "resources/read",
+        {"uri": "h://you"},
+    ),
+}
+
+
+def said(result: Object) -> str:
+    """The one text in a result, whatever it is a result of."""
+    ((value,),) = (value for value in result.values() if isinstance(value, list))
+    text: str = value.get("content", value)["text"] if isinstance(value.get("content", value), dict) else value["text"]
+    return text
+
+
+@everywhere
+@pytest.mark.parametrize("form", FORMS)
+async def test_each_form_of_a_decorator_registers_and_returns_the_function_itself(
+    form: str, revision: str, autojump_clock: MockClock
+) -> None:
+    register, method, params = FORMS[form]
+    for function in FUNCTIONS if form not in ("tool", "tool()") else FUNCTIONS[:-1]:  # "<lambda>" names no tool
+        server = Server("decorated")
+        assert register(server, function) is function
+        async with connected(server, revision) as wire:
+            lists = await wire.call(method.split("/")[0] + ("/templates" if "uri" in params else "") + "/list")
+            ((item,),) = (value for value in lists.values() if isinstance(value, list))
+            assert said(await wire.call(method, params or {"name": item["name"]})) == "hello you"
+
+
+COMPLETIONS: dict[str, tuple[Callable[[Server, Any], Any], set[str]]] = {
+    # How it is registered, and for which arguments of the prompt it is asked.
+    "completion": (lambda server, function: server.completion(function), {"one", "two"}),
+    "completion()": (lambda server, function: server.completion()(function), {"one", "two"}),
+    "completion(ref)": (lambda server, function: server.completion("prompt")(function), {"one", "two"}),
+    "completion(ref, argument)": (lambda server, function: server.completion("prompt", "two")(function), {"two"}),
+    "completion(argument)": (lambda server, function: server.completion(argument="one")(function), {"one"}),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("form", COMPLETIONS)
+async def test_each_form_of_completion_completes_what_it_says(
+    form: str, revision: str, autojump_clock: MockClock
+) -> None:
+    register, completed = COMPLETIONS[form]
+    server = Server("completing")
+    server.prompt(name="prompt")(lambda one, two: "")
+
+    async def function(value: str) -> list[str]:
+        return [value * 2]
+
+    assert register(server, function) is function
+    async with connected(server, revision) as wire:
+        for argument in ("one", "two"):
+            params = {"ref": {"type": "ref/prompt", "name": "prompt"}, "argument": {"name": argument, "value": "a"}}
+            values = (await wire.call("completion/complete", params))["completion"]["values"]
+            assert values == (["aa"] if argument in completed else [])
+
+
+@everywhere
+async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("by hand")
+
+    def add() -> None:
+        server.add_tool(Tool("tool", {"type": "object"}), lambda ctx, arguments: "tool")
+        server.add_prompt(Prompt("prompt"), lambda ctx, arguments: "prompt")
+        server.add_resource(Resource("resource", "r://one"), lambda ctx, uri: "resource", cache=CacheHints(1))
+        server.add_template(ResourceTemplate("template", "t://{x}"), lambda ctx, uri, found: f"{uri} {found['x']}")
+
+    calls = [
+        ("tools/call", {"name": "tool"}, "tool"),
+        ("prompts/get", {"name": "prompt"}, "prompt"),
+        ("resources/read", {"uri": "r://one"}, "resource"),
+        ("resources/read", {"uri": "t://one"}, "t://one one"),
+    ]
+    add()
+    async with connected(server, revision) as wire:
+        for _ in range(2):
+            for method, params, text in calls:
+                assert said(await wire.call(method, params)) == text
+            server.remove_tool("tool")
+            server.remove_prompt("prompt")
+            server.remove_resource("r://one")
+            server.remove_template("t://{x}")
+            for method, params, _ in calls:
+                with pytest.raises(WireError):
+                    await wire.call(method, params)
+            add()
+    with pytest.raises(LocalProtocolError, match="is there already"):
+        add()
+
+
+# What a server is made with.
+
+
+class Wrong:
+    """A typo in place of something."""
+
+
+MISTAKES: list[tuple[Object, str]] = [
+    ({"name": 3}, "the name of a server is text, not int"),
+    ({"version": 1.0}, "the version of a server is text, not float"),
+    ({"version": None}, "at least a name and a version"),
+    ({"title": b"x"}, "the title of a server is text, not bytes"),
+    ({"description": ["x"]}, "the description of a server is text, not list"),
+    ({"website_url": Wrong()}, "the websiteUrl of a server is text, not Wrong"),
+    ({"instructions": 3}, "the instructions of a server is text, not int"),
+    ({"instructions": "\ud800"}, "half a surrogate pair"),
+    ({"icons": ["icon.png"]}, "the icons of a server must be a list of Icon objects"),
+    ({"page_size": 0}, "page_size is a number of items, 1 or more, or None for one page; not 0"),
+    ({"page_size": True}, "not True"),
+    ({"page_size": "10"}, "not '10'"),
+    ({"burst": -0.1}, "burst is a number of seconds, 0 or more; not -0.1"),
+    ({"burst": float("inf")}, "not inf"),
+    ({"burst": float("nan")}, "not nan"),
+    ({"burst": None}, "not None"),
+    ({"threads": 0}, "threads is a number of threads, 1 or more; not 0"),
+    ({"threads": 1.5}, "not 1.5"),
+    ({"middleware": print}, "middleware is a list of functions"),
+    ({"middleware": ["log"]}, "middleware is a list of functions"),
+    ({"filter": "tools"}, "filter is a function, not str"),
+    ({"lifespan": Wrong()}, "lifespan is a function, not Wrong"),
+    ({"offers": ["tool"]}, "offers: 'tool' is nothing to offer; there are tools, prompts, resources, completions"),
+    ({"cache": {"tools/call": CacheHints()}}, "cache: 'tools/call' is no list; there are tools/list, prompts/list"),
+    ({"cache": {"tools/list": 60}}, "the hints for tools/list must be CacheHints, not int"),
+    ({"revisions": []}, "names at least one revision"),
+    ({"revisions": ["2024-11-05", "latest"]}, "there is no revision 'latest'; there are 2024-11-05, 2025-03-26"),
+    ({"revisions": "2024-11-05"}, "there is no revision '2'"),
+]
+
+
+@pytest.mark.parametrize(("options", "why"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_in_what_a_server_is_made_with_is_told_at_once(options: Object, why: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        Server(**{"name": "mistaken", **options})
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32]])
+async def test_a_key_that_seals_nothing_is_told_when_the_server_begins(keys: Any, autojump_clock: MockClock) -> None:
+    server = Server("sealed", state_keys=keys)
+    with pytest.raises(LocalProtocolError, match="sealing needs a sequence of keys"):
+        async with server.running():
+            pass
+
+
+@everywhere
+@pytest.mark.parametrize("served", [REVISION_NAMES[:1], REVISION_NAMES[1:3], REVISION_NAMES[3:4], REVISION_NAMES[:-1]])
+async def test_a_server_may_keep_to_some_revisions(
+    served: tuple[str, ...], revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("choosy", revisions=served)
+    async with connected(server, revision, opened=False) as wire:
+        if wire.modern:
+            with pytest.raises(WireError):
+                await wire.about()
+        else:
+            info = {"name": "wire", "version": "1"}
+            params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": info}
+            agreed = (await wire.call("initialize", params))["protocolVersion"]
+            assert agreed == (revision if revision in served else served[-1])
+
+
+@everywhere
+async def test_the_limits_are_those_that_were_given(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("small", limits=Limits(calls=1, waiting=1))
+    server.tool(name="wait")(forever)
+    async with connected(server, revision) as wire:
+        for _ in range(2):
+            await wire.start("tools/call", {"name": "wait"})
+        with pytest.raises(WireError, match="overloaded: 1 requests wait already"):
+            await wire.call("tools/call", {"name": "wait"})
+
+
+async def forever() -> None:
+    await trio.sleep_forever()
+
+
+def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    import trio_mcp.stdio
+
+    ran: list[Server] = []
+    monkeypatch.setattr(trio_mcp.stdio, "run", ran.append)
+    server = Server("run")
+    server.run()
+    assert ran == [server]
+
+
+def test_an_update_names_a_uri() -> None:
+    with pytest.raises(LocalProtocolError, match="is told by its URI, text; not PosixPath"):
+        Server("updating").updated(Path("/tmp"))  # type: ignore[arg-type]
+
+
+# What type checkers make of it.
+
+PROGRAM = """
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import trio
+from trio_mcp import (
+    CacheHints, Context, Field, LocalProtocolError, Prompt, RequestError, Resource, ResourceTemplate, Server, Tool,
+    ToolAnnotations, ToolError, image, serve_stdio, serve_stream,
+)
+from trio_mcp.core.content import Described
+from trio_mcp.core.jsonrpc import JsonObject, Request
+from trio_mcp.dispatch import CallNext
+
+
+@dataclass
+class Database:
+    url: str
+
+
+@dataclass
+class Size:
+    width: int
+
+
+@asynccontextmanager
+async def lifespan(server: Server) -> AsyncIterator[Database]:
+    yield Database("sqlite://")
+
+
+async def log(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+    return await call_next(request)
+
+
+def visible(principal: Any, item: Described) -> bool:
+    return item.name != "hidden"
+
+
+server = Server(
+    "typed", version="1", lifespan=lifespan, middleware=[log], filter=visible, offers=["prompts"],
+    cache={"tools/list": CacheHints(60_000)}, revisions=["2025-11-25", "2026-07-28"],
+)
+
+
+@server.tool
+async def bare(city: str, *, ctx: Context) -> str:
+    database: Database = ctx.lifespan
+    await ctx.progress(1, 2, message="half")
+    await ctx.log("info", {"city": city})
+    answer = await ctx.elicit("Which size?", Size)
+    return database.url
+
+
+@server.tool(name="called", annotations=ToolAnnotations(read_only_hint=True), thread=False)
+def called(number: Annotated[int, Field(ge=1)]) -> list[int]:
+    if number > 3:
+        raise ToolError("too many")
+    return [number]
+
+
+@server.prompt
+def prompt(text: str) -> str:
+    return text
+
+
+@server.prompt(title="Called")
+def called_prompt(text: str = "") -> list[str]:
+    return [text]
+
+
+@server.resource("r://one", cache=CacheHints(5))
+def resource() -> bytes:
+    return b""
+
+
+@server.resource("t://{x}")
+async def template(x: str) -> str:
+    return x
+
+
+@server.completion
+def anything(value: str) -> list[str]:
+    return [value]
+
+
+@server.completion("prompt", "text")
+async def texts(value: str, arguments: dict[str, str]) -> list[str]:
+    return [value]
+
+
+server.add_tool(Tool("raw", {"type": "object"}), lambda ctx, arguments: arguments)
+server.add_prompt(Prompt("raw"), lambda ctx, arguments: "raw")
+server.add_resource(Resource("raw", "raw://"), lambda ctx, uri: "raw", cache=CacheHints(5))
+server.add_template(ResourceTemplate("raw", "raw://{x}"), lambda ctx, uri, variables: "raw")
+
+other = Server("other")
+other.mount(server, prefix="typed_")
+server.changed("tools")
+server.updated("r://one")
+
+# A decorated function keeps its type.
+reveal_type(bare)
+reveal_type(called)
+reveal_type(prompt)
+reveal_type(called_prompt)
+reveal_type(resource)
+reveal_type(template)
+reveal_type(texts)
+running: int = server.statistics().running
+
+
+async def main(stream: trio.abc.Stream) -> None:
+    async with server.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, stream)
+    await serve_stdio(server)
+
+
+if __name__ == "__main__":
+    server.run()
+"""
+REVEALED = [
+    "def (city: str, *, ctx: Context) -> Coroutine[Any, Any, str]",
+    "def (number: int) -> list[int]",
+    "def (text: str) -> str",
+    "def (text: str =) -> list[str]",
+    "def () -> bytes",
+    "def (x: str) -> Coroutine[Any, Any, str]",
+    "def (value: str, arguments: dict[str, str]) -> Coroutine[Any, Any, list[str]]",
+]
+MISTYPED = """
+from trio_mcp import Context, Server
+
+server = Server("typed", page_size="10")
+server.changed("tool")
+server.tool(titel="x")
+server.resource(print)
+
+
+async def tool(ctx: Context) -> None:
+    await ctx.log("loud", "x")
+    ctx.progres(1)
+"""
+
+
+def mypy(program: str, folder: Path) -> list[str]:
+    """What `mypy --strict` says of a program."""
+    file = folder / "program.py"
+    file.write_text(program)
+    cache = Path(__file__).parents[2] / ".mypy_cache" / "programs"
+    options = ["--strict", "--hide-error-context", "--no-error-summary", "--cache-dir", str(cache)]
+    run = [sys.executable, "-m", "mypy", *options, "--config-file", "", str(file)]
+    done = subprocess.run(run, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_a_typed_program_passes_strict_type_checks_and_keeps_its_types(tmp_path: Path) -> None:
+    said = mypy(PROGRAM, tmp_path)
+    assert [line for line in said if ": note: Revealed" not in line] == []
+    revealed = [line.split('Revealed type is "')[1].removesuffix('"') for line in said]
+    plain = [line.replace("builtins.", "").replace("typing.", "") for line in revealed]
+    assert [line.replace("trio_mcp.context.", "") for line in plain] == REVEALED
+
+
+@pytest.mark.slow
+def test_type_checkers_find_the_mistakes_that_they_can(tmp_path: Path) -> None:
+    lines = sorted({int(line.split(":")[1]) for line in mypy(MISTYPED, tmp_path) if ": error:" in line})
+    assert lines == [4, 5, 6, 7, 11, 12]
+
+
+@pytest.mark.slow
+def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
+    program = "\n".join(line for line in PROGRAM.splitlines() if not line.startswith("reveal_type"))
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    run = [sys.executable, "-W", "error", str(file)]
+    done = subprocess.run(run, cwd=PACKAGE.parent, input=b"", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
