@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.schema import _members, _resolved_alone, _substituted, _unsupported, _wrapper
+from trio_mcp.core.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
 
 __all__ = ["MAKERS", "TEXTS", "Form", "Hint", "Member", "Walk", "compiled", "full_name", "is_typed_dict"]
 
@@ -67,7 +67,7 @@ class Walk(abc.ABC):
             return self.array(origin, self.of(arguments[0]))
         if origin in _MAPPINGS:
             return self.mapping(*map(self.of, arguments))
-        return self.of(arguments[0]) if _wrapper(origin) else self._once(hint)
+        return self.of(arguments[0]) if wrapper_of(origin) else self._once(hint)
 
     def _simple(self, hint: Hint) -> Form | None:
         if isinstance(hint, typing.NewType):
@@ -95,13 +95,13 @@ class Walk(abc.ABC):
         variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
         where = "the hint"
         if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
-            value = _resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), where)
-            return self.of(_substituted(value, variables))
-        found = _members(kind, where) if isinstance(kind, type) else None
+            value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), where)
+            return self.of(substituted(value, variables))
+        found = members_of(kind, where) if isinstance(kind, type) else None
         if found is None:
-            raise _unsupported(hint, where)
+            raise unsupported(hint, where)
         return self.members(
-            kind, [Member(each.name, _substituted(each.hint, variables), each.required) for each in found]
+            kind, [Member(each.name, substituted(each.hint, variables), each.required) for each in found]
         )
 
     @abc.abstractmethod

@@ -325,12 +325,12 @@ def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
 
 def _hints_of_members(form: Any) -> Mapping[str, Any]:
     """The hints of a class by the names that its members have in a form."""
-    from trio_mcp.core.schema import _members
+    from trio_mcp.core.schema import members_of
 
     while typing.get_origin(form) is typing.Annotated:
         form = typing.get_args(form)[0]
     kind = typing.get_origin(form) or form
-    found = _members(kind, "the form") if isinstance(kind, type) else None
+    found = members_of(kind, "the form") if isinstance(kind, type) else None
     return {member.name: member.hint for member in found or ()}
 
 

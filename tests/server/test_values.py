@@ -276,7 +276,7 @@ BOUNDED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    from trio_mcp.core.schema import _members, _resolved_alone, _substituted
+    from trio_mcp.core.schema import _resolved_alone, _substituted, members_of
 
     kind = typing.get_origin(hint) or hint
     variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
@@ -286,7 +286,7 @@ def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
     if depth == 0:
         return st.nothing()
     required, optional = {}, {}
-    for member in _members(kind, "") or ():
+    for member in members_of(kind, "") or ():
         into = required if member.required else optional
         into[member.name] = values(_substituted(member.hint, variables), depth - 1)
     if any(each.is_empty for each in required.values()):

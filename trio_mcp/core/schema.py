@@ -43,7 +43,10 @@ from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.records import record
 
-__all__ = ["Description", "Field", "describe", "hint_of", "parameters_schema", "schema_of"]
+__all__ = [
+    "Description", "Field", "describe", "hint_of", "members_of", "parameters_schema", "resolved_alone", "schema_of",
+    "substituted", "unsupported", "wrapper_of",
+]  # fmt: skip
 
 Hint = Any  # Python has no type for all that may stand behind a colon
 
@@ -103,7 +106,7 @@ def hint_of(function: Callable[..., object], name: str) -> Hint | Absent:
     if hint is signature.empty:
         return ABSENT
     where = f"the hint of {name!r} in {_name(function)}"
-    return _resolved_alone(hint, getattr(_inmost(function), "__globals__", {}), where)
+    return resolved_alone(hint, getattr(_inmost(function), "__globals__", {}), where)
 
 
 def _name(function: Callable[..., object]) -> str:
@@ -141,7 +144,7 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
         raise LocalProtocolError(f"{where} cannot be resolved: {error}; define it at module level") from None
 
 
-def _resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
+def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
     return _resolved(types.SimpleNamespace(__annotations__={"it": hint}), names, where)["it"]
 
 
@@ -228,13 +231,13 @@ class _Builder:
             return self._array(_ARRAYS[origin], arguments[0], where)
         if origin in _MAPPINGS:
             return self._mapping(*arguments, where=where)
-        if _wrapper(origin):
+        if wrapper_of(origin):
             return self.build(arguments[0], where)
         return self._once(hint, where)
 
     def _simple(self, hint: Hint, where: str) -> JsonObject:
         if not isinstance(hint, collections.abc.Hashable):  # `[int]` where `list[int]` was meant
-            raise _unsupported(hint, where)
+            raise unsupported(hint, where)
         if isinstance(hint, typing.NewType):
             return self.build(hint.__supertype__, where)
         if hint in _PLAIN:
@@ -266,13 +269,13 @@ class _Builder:
         kind = typing.get_origin(hint) or hint
         variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
         if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
-            value = _resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), f"{where}: {kind.__name__}")
-            return self.build(_substituted(value, variables), where)
-        if not isinstance(kind, type) or (members := _members(kind, where)) is None:
-            raise _unsupported(hint, where)
+            value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), f"{where}: {kind.__name__}")
+            return self.build(substituted(value, variables), where)
+        if not isinstance(kind, type) or (members := members_of(kind, where)) is None:
+            raise unsupported(hint, where)
         said = describe(kind)
         schema = self.closed_object(
-            [each._replace(hint=_substituted(each.hint, variables)) for each in members], said.members
+            [each._replace(hint=substituted(each.hint, variables)) for each in members], said.members
         )
         return {"type": "object", "description": said.text, **schema} if said.text else schema
 
@@ -308,7 +311,7 @@ class _Builder:
         if not arguments:
             return {"type": "array", "maxItems": 0}
         if any(getattr(each, "__unpacked__", False) for each in arguments):  # tuple[int, *tuple[str, ...]]
-            raise _unsupported(tuple[arguments], where)  # type: ignore[valid-type]
+            raise unsupported(tuple[arguments], where)  # type: ignore[valid-type]
         items = [self.build(each, where) for each in arguments]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
 
@@ -324,13 +327,13 @@ class _Builder:
         return schema
 
 
-def _wrapper(origin: Hint) -> str | None:
+def wrapper_of(origin: Hint) -> str | None:
     """Which of the forms that say something about a member, not its value.  By name: two modules have them."""
     name = str(origin).rpartition(".")[2]
     return name if name in ("Required", "NotRequired", "ReadOnly", "Final") else None
 
 
-def _unsupported(hint: Hint, where: str) -> LocalProtocolError:
+def unsupported(hint: Hint, where: str) -> LocalProtocolError:
     known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass or an attrs class"
     return LocalProtocolError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
 
@@ -339,7 +342,7 @@ def _choice(values: Collection[Any], where: str) -> JsonObject:
     plain = [value.value if isinstance(value, enum.Enum) else value for value in values]
     for value in plain:
         if type(value) not in _JSON_TYPES:
-            raise _unsupported(value, where)
+            raise unsupported(value, where)
     kinds = {_JSON_TYPES[type(value)] for value in plain}
     return {"type": kinds.pop(), "enum": plain} if len(kinds) == 1 else {"enum": plain}
 
@@ -358,7 +361,7 @@ def _as_json(default: Any) -> Json | Absent:
     return default if type(default) in (str, int, float, bool) else ABSENT
 
 
-def _substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
+def substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
     """`hint` with type variables replaced: `list[T]` becomes `list[int]`."""
     if isinstance(hint, TypeVar):
         return variables.get(hint, hint)
@@ -372,7 +375,7 @@ def _substituted(hint: Hint, variables: Mapping[Hint, Hint]) -> Hint:
 # The members of classes.
 
 
-def _members(kind: type, where: str) -> list[_Member] | None:
+def members_of(kind: type, where: str) -> list[_Member] | None:
     """What the class has to be made of, or None if it is of no kind known here."""
     for recognises, members in _KINDS:
         if recognises(kind):
@@ -427,7 +430,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any, dict[str, Hint]], _Fou
 def _required(hint: Hint, otherwise: bool) -> bool:
     # Seen on the hint itself: where hints are text, __required_keys__ was made before anybody could read them.
     origin: Hint = typing.get_origin(hint)
-    wrapper = _wrapper(origin)
+    wrapper = wrapper_of(origin)
     if wrapper in ("Required", "NotRequired"):
         return wrapper == "Required"
     if wrapper or origin is typing.Annotated:
