@@ -196,6 +196,9 @@ class Server:
         """Make a resource of a function: one URI, or all that a template such as ``notes://{name}`` stands for, whose
         variables are its parameters."""
 
+        if not isinstance(uri, str):
+            raise LocalProtocolError('say which resource it is: @server.resource("notes://{name}")')
+
         def register(function: F) -> F:
             self.catalog.add(registration.resource_of(function, uri, **options))
             return function
@@ -264,6 +267,8 @@ class Server:
     def _decorate(self, make: Callable[..., Any], function: Any, options: dict[str, Any]) -> Any:
         if function is None:
             return lambda function: self._decorate(make, function, options)
+        if not callable(function):
+            raise LocalProtocolError(f"what is decorated is a function; say options by name: name={function!r}")
         self.catalog.add(make(function, **options))
         return function
 
@@ -345,14 +350,15 @@ class Server:
             yield mounted
             yield from mounted._parts()
 
-    def run(self) -> None:
-        """Serve standard input and output until the client closes them; for the end of a script.
+    def run(self, *, grace: float = 5.0) -> None:
+        """Serve standard input and output as the purpose of this process; for the end of a script.
 
-        Ends the process with status 0 then, 130 after Ctrl-C and 143 after SIGTERM.
+        Returns when the client closes them or has gone; raises SystemExit(130) after Ctrl-C, and SystemExit(143) after
+        SIGTERM, which gives the calls that run `grace` seconds.  Inside a Trio program use `serve_stdio`.
         """
         from trio_mcp.stdio import run
 
-        run(self)
+        run(self, grace=grace)
 
 
 class _Running:

@@ -509,3 +509,13 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
     run = [sys.executable, "-W", "error", str(file)]
     done = subprocess.run(run, cwd=PACKAGE.parent, input=b"", capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
+    server = Server("mistaken")
+    with pytest.raises(LocalProtocolError, match="say options by name: name='adder'"):
+        server.tool("adder")  # type: ignore[call-overload]
+    with pytest.raises(LocalProtocolError, match="say options by name: name='greeting'"):
+        server.prompt("greeting")  # type: ignore[call-overload]
+    with pytest.raises(LocalProtocolError, match="say which resource it is"):
+        server.resource(lambda: "text")  # type: ignore[call-overload]

@@ -276,19 +276,19 @@ BOUNDED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    from trio_mcp.core.schema import _resolved_alone, _substituted, members_of
+    from trio_mcp.core.schema import resolved_alone, substituted, members_of
 
     kind = typing.get_origin(hint) or hint
     variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
     if hasattr(kind, "__value__"):
-        value = _resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), "")
-        return values(_substituted(value, variables), depth)
+        value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), "")
+        return values(substituted(value, variables), depth)
     if depth == 0:
         return st.nothing()
     required, optional = {}, {}
     for member in members_of(kind, "") or ():
         into = required if member.required else optional
-        into[member.name] = values(_substituted(member.hint, variables), depth - 1)
+        into[member.name] = values(substituted(member.hint, variables), depth - 1)
     if any(each.is_empty for each in required.values()):
         return st.nothing()
     optional = {name: each for name, each in optional.items() if not each.is_empty}
