@@ -315,11 +315,12 @@ async def forever() -> None:
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
     import trio_mcp.stdio
 
-    ran: list[Server] = []
-    monkeypatch.setattr(trio_mcp.stdio, "run", ran.append)
+    ran: list[tuple[Server, float]] = []
+    monkeypatch.setattr(trio_mcp.stdio, "run", lambda server, grace: ran.append((server, grace)))
     server = Server("run")
     server.run()
-    assert ran == [server]
+    server.run(grace=1.5)
+    assert ran == [(server, 5.0), (server, 1.5)]
 
 
 def test_an_update_names_a_uri() -> None:
