@@ -166,7 +166,7 @@ class Parking:
         """The result for a handler that will be started from the beginning with the answers."""
         round, asking = next_round(ctx), self._asking(ctx, worded(ctx, questions))
         again = [list(questions), dict(ctx.answers), carried]
-        return {**asking, "requestState": self._seal(ctx, round, None, ctx.recorded if ctx.replay else NOTHING, again)}
+        return {**asking, "requestState": self._seal(ctx, round, None, ctx.recorded, again)}
 
     @staticmethod
     def _asking(ctx: Context, questions: Sequence[Question]) -> JsonObject:

@@ -30,6 +30,7 @@ from trio_mcp import (
     Context,
     Declined,
     Elicit,
+    ElicitUrl,
     InputRequired,
     Limits,
     ListRoots,
@@ -39,6 +40,7 @@ from trio_mcp import (
     Server,
     SessionClosed,
     ToolError,
+    UrlElicitationRequired,
 )
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
@@ -1109,6 +1111,17 @@ async def test_a_handler_that_may_not_be_run_again_is_refused_elsewhere(autojump
         await ask(wire, again(asked))  # nothing was spent
 
 
+@req("mrtr-25", "mrtr-27")
+async def test_what_came_is_kept_also_for_another_replica(autojump_clock: MockClock) -> None:
+    here, there = _Order(), _Order()
+    async with to(here.server) as wire, to(there.server) as other:
+        asked = await ask(wire, again(await ask(wire)))
+        asked = await ask(wire, again(asked, {"home": HOME}))
+        assert [*asked["inputRequests"]] == ["form-2"]
+        asked = await ask(other, again(asked, {"form-2": sized(2)}))
+        assert [*asked["inputRequests"]] == ["form-3"]
+
+
 async def test_a_bad_answer_to_a_handler_that_is_run_again_can_be_mended(autojump_clock: MockClock) -> None:
     here, there = _Order(), _Order()
     async with to(here.server) as wire, to(there.server) as other:
@@ -1152,6 +1165,24 @@ async def test_returned_questions_are_answered_by_what_was_asked_and_no_more(aut
         asked = await ask(wire, again(asked, {"b": sized(2), "form": sized(4)}))
         assert [*asked["inputRequests"]] == ["form"]
         assert await done(wire, again(asked, {"form": sized(5)})) == '[["a", "b"], 5]'
+
+
+async def test_a_page_that_must_be_visited_leaves_the_state_as_it_was(autojump_clock: MockClock) -> None:
+    states = []
+
+    async def it(ctx: Context) -> Any:
+        states.append(ctx.state)
+        if ctx.state is None:
+            return InputRequired({}, state="begun")
+        if "url-1" not in ctx.answers:
+            raise UrlElicitationRequired(ElicitUrl("Please pay.", "https://shop.example/visit"))
+        return str(ctx.state)
+
+    async with to(serving(it)) as wire:
+        wire.answers["elicitation/create"] = lambda params: {"action": "accept"}
+        (content,) = (await wire.call("tools/call", IT))["content"]
+        assert content["text"] == "begun"
+        assert states == [None, "begun", "begun"]
 
 
 async def test_both_ways_of_asking_go_together_when_a_handler_is_run_again(autojump_clock: MockClock) -> None:
