@@ -11,6 +11,7 @@ holds those above it by weak references only: a server that nobody needs any mor
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,6 +61,9 @@ _LISTS: Mapping[str, tuple[str, str]] = {
 _CAPABILITY = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
 _PREFIX = r"[A-Za-z0-9_.-]{0,127}"
 
+# Worker threads change catalogs too.  One lock for all, since a change of one goes on in those that it is mounted in.
+_changing = threading.RLock()
+
 _Page: TypeAlias = tuple[str, int | None, str | None]  # revision, size, cursor
 _Completed: TypeAlias = tuple[str | None, str | None, str | None]  # kind and key of an entry, argument; None is any
 
@@ -98,7 +102,7 @@ class Catalog:
         fixed: ResourceEntry | None = self._tables["resources"].get(uri)
         if fixed is not None:
             return fixed, {}
-        for template in self._tables["templates"].values():
+        for template in tuple(self._tables["templates"].values()):
             variables = template.match(uri)
             if variables is not None:
                 return template, variables
@@ -161,7 +165,9 @@ class Catalog:
             return self._page(kind, member, revision, cursor, size, allowed)
         pages, at = self._pages[kind], (revision.name, size, cursor)
         page = pages.get(at)
-        if page is None:
+        if page is not None:
+            return page
+        with _changing:  # what is kept is of now
             page = self._page(kind, member, revision, cursor, size, None)
             # Clients can make up cursors without end that lead somewhere; kept is what is found by those that we gave.
             if cursor is None or at in pages:
@@ -181,7 +187,7 @@ class Catalog:
     ) -> JsonObject:
         from trio_mcp.core.pages import paginate
 
-        entries = [entry for entry in self._tables[kind].values() if allowed is None or allowed(entry)]
+        entries = [entry for entry in tuple(self._tables[kind].values()) if allowed is None or allowed(entry)]
         items, following = paginate(entries, cursor, size, lambda entry: entry.key)
         page: JsonObject = {member: [entry.json(revision) for entry in items]}
         return page if following is None else {**page, "nextCursor": following}
@@ -193,9 +199,10 @@ class Catalog:
 
         Raises LocalProtocolError, and changes nothing anywhere, if its name or URI is taken in one of these places.
         """
-        plan = _free(self._places(entry))
-        _fill(plan)
-        _announce(plan)
+        with _changing:
+            plan = _free(self._places(entry))
+            _fill(plan)
+            _announce(plan)
 
     def remove_tool(self, name: str) -> None:
         self._remove("tools", "tool", name)
@@ -212,17 +219,18 @@ class Catalog:
         self._remove("templates", "resource template", uri_template)
 
     def _remove(self, kind: str, what: str, key: str) -> None:
-        entry: Entry | None = self._tables[kind].get(key)
-        if entry is None:
-            raise LocalProtocolError(f"there is no {what} {key!r} to remove")
-        if entry.owners:
-            raise LocalProtocolError(f"{entry} was mounted with what it belongs to; remove it there")
-        plan = list(self._places(entry))
-        for catalog, each in plan:
-            del catalog._tables[kind][each.key]
-            for place in [place for place in catalog._completers if place[:2] == (kind, each.key)]:
-                del catalog._completers[place]
-        _announce(plan)
+        with _changing:
+            entry: Entry | None = self._tables[kind].get(key)
+            if entry is None:
+                raise LocalProtocolError(f"there is no {what} {key!r} to remove")
+            if entry.owners:
+                raise LocalProtocolError(f"{entry} was mounted with what it belongs to; remove it there")
+            plan = list(self._places(entry))
+            for catalog, each in plan:
+                del catalog._tables[kind][each.key]
+                for place in [place for place in catalog._completers if place[:2] == (kind, each.key)]:
+                    del catalog._completers[place]
+            _announce(plan)
 
     def add_completer(self, completer: Completer, ref: str | None = None, argument: str | None = None) -> None:
         """Complete one argument, or all without a completer of their own, of the prompt or URI template `ref`, or of
@@ -262,13 +270,14 @@ class Catalog:
             raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")
         if (self, prefix) in other._links():
             raise LocalProtocolError(f"this is mounted here already, with the prefix {prefix!r}; give it another one")
-        entries = [entry for table in other._tables.values() for entry in table.values()]
-        plan = _free(place for entry in entries for place in self._places(entry.under(prefix, other)))
-        _fill(plan)
-        other._above.append((weakref.ref(self), prefix))
-        for catalog in (self, *self._all_above()):
-            catalog.kinds |= other.kinds
-        _announce(plan)
+        with _changing:
+            entries = [entry for table in other._tables.values() for entry in table.values()]
+            plan = _free(place for entry in entries for place in self._places(entry.under(prefix, other)))
+            _fill(plan)
+            other._above.append((weakref.ref(self), prefix))
+            for catalog in (self, *self._all_above()):
+                catalog.kinds |= other.kinds
+            _announce(plan)
 
     def _links(self) -> Sequence[tuple[Catalog, str]]:
         """The catalogs in which this one is mounted, if they are still there."""

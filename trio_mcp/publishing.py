@@ -7,6 +7,8 @@ any case, and the last notice finds everything that came before it.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import trio
@@ -38,8 +40,15 @@ class Publisher:
         self._window = window
         self._changes: dict[Change, None] = {}
         self._changed = trio.Event()
+        self._thread = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
 
     def publish(self, change: Change) -> None:
+        """Tell of a change, from any thread."""
+        if threading.get_ident() != self._thread:
+            with suppress(trio.RunFinishedError):  # with it went all listeners
+                self._token.run_sync_soon(self.publish, change, idempotent=True)
+            return
         # What nobody listens to now is nobody's loss: who begins to listen later reads the list after that.
         if self.listeners:
             self._changes[change] = None

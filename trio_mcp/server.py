@@ -296,14 +296,14 @@ class Server:
     def updated(self, uri: str) -> None:
         """Tell clients that subscribed to it that a resource is to be read again.
 
-        Both are to be called in the event loop; from a thread by `trio.from_thread.run_sync`.
+        Both, and all that adds and removes, may be called from any thread.
         """
         if not isinstance(uri, str):
             raise LocalProtocolError(f"a resource is told by its URI, text; not {type(uri).__name__}")
         self._publish(resource_updated(uri))
 
     def _publish(self, change: Change) -> None:
-        for run in self._runs:
+        for run in tuple(self._runs):
             run.publisher.publish(change)
 
     # What it is.

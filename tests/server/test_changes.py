@@ -24,7 +24,9 @@ from tests.server.wire import (
     modern,
 )
 from trio_mcp import Limits, LocalProtocolError, Prompt, Resource, ResourceTemplate, Server, Tool
+from trio_mcp.core.listen import TOOLS_CHANGED
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
+from trio_mcp.publishing import Publisher
 
 Object = dict[str, Any]
 BURST = 0.05
@@ -554,3 +556,35 @@ async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: s
                 await settle()
         await settle()
         assert 1 <= len(notices(slow)) <= 3
+
+
+async def test_a_worker_thread_may_change_the_server_and_tell_of_it(autojump_clock: MockClock) -> None:
+    server = Server("threads", offers=["resources"])
+
+    @server.tool
+    def learn(name: str) -> str:
+        """Learn something new."""
+        server.tool(name=name)(lambda: name)
+        server.updated("notes://all")
+        return f"learned {name}"
+
+    async with connected(server, "2026-07-28") as wire:
+        await wire.subscribe(tools=True, uris=["notes://all"])
+        for name in ("one", "two"):  # the second is told as well as the first
+            await wire.call("tools/call", {"name": "learn", "arguments": {"name": name}})
+            assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "notes://all")}
+        listed = await wire.call("tools/list")
+        assert [tool["name"] for tool in listed["tools"]] == ["learn", "one", "two"]
+
+
+async def test_a_change_that_comes_after_the_loop_has_ended_is_nobodys(autojump_clock: MockClock) -> None:
+    publishers: list[Publisher] = []
+
+    async def make() -> None:
+        publishers.append(Publisher(Limits(), 0.05))
+
+    def in_another_loop() -> None:
+        trio.run(make)
+
+    await trio.to_thread.run_sync(in_another_loop)
+    publishers[0].publish(TOOLS_CHANGED)
