@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import trio
@@ -58,7 +59,7 @@ async def serve_stream(
 
 async def _close(stream: trio.abc.Stream, deadline: float) -> None:
     # Streams do close when they are cancelled at it, only less politely.
-    with trio.CancelScope(shield=True, deadline=deadline):
+    with suppress(*_GONE), trio.CancelScope(shield=True, deadline=deadline):
         await stream.aclose()
 
 

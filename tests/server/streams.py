@@ -1,0 +1,71 @@
+"""A stream that is watched from inside: who writes what in one piece, and what happens when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import trio
+
+from tests.server.checkpoints import Pair, wide
+
+__all__ = ["Watched", "Write", "lines_in", "watched"]
+
+
+class Write(NamedTuple):
+    task: str
+    data: bytes
+
+
+class Watched(trio.abc.HalfCloseableStream):
+    """A server's end.  `fails` is asked before each write, with its number from 1, and may give what it raises."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self.stream = stream
+        self.writes: list[Write] = []
+        self.read = 0  # bytes
+        self.closed_at: float | None = None
+        self.fails: Callable[[int], BaseException | None] = lambda number: None
+
+    def fail_with(self, error: BaseException) -> None:
+        self.fails = lambda number: error
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(Write(trio.lowlevel.current_task().name, bytes(data)))
+        error = self.fails(len(self.writes))
+        if error is not None:
+            await trio.lowlevel.checkpoint()
+            raise error
+        await self.stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self.stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        data = await self.stream.receive_some(max_bytes)
+        self.read += len(data)
+        return data
+
+    async def aclose(self) -> None:
+        if self.closed_at is None:
+            self.closed_at = trio.current_time()
+        await self.stream.aclose()
+
+
+def watched(make: Callable[[], Pair] = wide) -> tuple[Callable[[], Any], list[Watched]]:
+    """Makes pairs for `connected`, and the list of the server's ends that were made so far."""
+    made: list[Watched] = []
+
+    def pair() -> tuple[trio.abc.Stream, Watched]:
+        ours, theirs = make()
+        made.append(Watched(theirs))
+        return ours, made[-1]
+
+    return pair, made
+
+
+def lines_in(data: bytes) -> int:
+    return data.count(b"\n")

@@ -1,0 +1,1029 @@
+"""Bytes in, bytes out: how one connection reads, writes and ends, whatever its stream does."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.requirements import req
+from tests.server.checkpoints import PipeEnd, narrow, patiently, pipe_pair, wide
+from tests.server.streams import Watched, lines_in, watched
+from tests.server.wire import (
+    LATEST,
+    MESSAGE,
+    PROGRESS,
+    REVISION_NAMES,
+    Broken,
+    Wire,
+    WireError,
+    connected,
+    everywhere,
+    modern,
+)
+from trio_mcp import Context, Limits, Server, serve_stream
+from trio_mcp.driver import CLOSING
+
+BATCHES = "2025-03-26"
+ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
+
+
+class Bench:
+    """A server with what the tests need, and the gates at which its handlers wait."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = server = Server("bench", burst=0, **options)
+        self.gates: dict[str, trio.Event] = {}
+        self.began: list[str] = []
+        self.ended: list[str] = []
+
+        @server.tool
+        async def echo(text: str) -> str:
+            return text
+
+        @server.tool(thread=False)
+        def much(size: int) -> str:
+            return "x" * size
+
+        @server.tool
+        async def gate(name: str) -> str:
+            self.began.append(name)
+            try:
+                await self.open(name).wait()
+                return name
+            finally:
+                self.ended.append(name)
+
+        @server.tool
+        async def report(ctx: Context, times: int, log: bool = False, name: str = "") -> str:
+            if name:
+                await self.open(name).wait()
+            for number in range(times):
+                if log:
+                    await ctx.log("info", number)
+                else:
+                    await ctx.progress(number)
+            return "reported"
+
+        @server.tool
+        async def ask(ctx: Context) -> str:
+            await ctx.progress(1)
+            await ctx.sample("How many?", max_tokens=5)
+            return "asked"
+
+        @server.resource("it://changes")
+        def changes() -> str:
+            return ""
+
+    def open(self, name: str) -> trio.Event:
+        return self.gates.setdefault(name, trio.Event())
+
+
+def call(tool: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": tool, "arguments": arguments}
+
+
+def texts(found: list[dict[str, Any]]) -> list[str]:
+    return [each["result"]["content"][0]["text"] for each in found]
+
+
+async def gone(wire: Wire) -> None:
+    await patiently(wire.ended.wait, "the end of the server's side")
+
+
+# Reading.
+
+
+def transcript(revision: str) -> bytes:
+    """What a client may send all at once, with every way to end a line and with what is no message in between."""
+    wire = Wire(wide()[0], revision)
+    opening = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    lines: list[Any] = [] if wire.modern else [wire.request("initialize", opening), _note("initialized")]
+    lines += [wire.request("tools/list"), wire.request("tools/call", call("echo", text="ä€𝄞\n\r\u2028"))]
+    written = [json.dumps(each, ensure_ascii=index % 2 == 0).encode() for index, each in enumerate(lines)]
+    last = json.dumps(wire.request("tools/call", call("echo", text="last"))).encode()
+    return b"\xef\xbb\xbf" + b"\r\n".join(written) + b"\n\n \r\n\xff\n{]\r\n" + last + b"\n"
+
+
+def _note(name: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": f"notifications/{name}"}
+
+
+def lines_from(revision: str, pieces: list[bytes]) -> list[bytes]:
+    """What a server answers to these pieces, each read by itself; sorted, as calls may end in any order."""
+
+    async def main() -> bytes:
+        ours, theirs = wide()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_stream, Bench().server, theirs)
+            for piece in pieces:
+                await ours.send_all(piece)
+                await wait_all_tasks_blocked()
+            await ours.send_eof()
+        return ours.heard
+
+    return sorted(trio.run(main, clock=MockClock(autojump_threshold=0)).splitlines())
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(REVISION_NAMES), st.data())
+def test_chunk_boundaries_do_not_matter(revision: str, data: st.DataObject) -> None:
+    whole = transcript(revision)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=12)))
+    edges = [0, *cuts, len(whole)]
+    answers = lines_from(revision, [whole])
+    assert len(answers) == (5 if revision == LATEST else 6)
+    assert lines_from(revision, [whole[a:b] for a, b in itertools.pairwise(edges)]) == answers
+
+
+@everywhere
+def test_bytes_may_come_one_by_one(revision: str) -> None:
+    whole = transcript(revision)
+    assert lines_from(revision, [bytes([byte]) for byte in whole]) == lines_from(revision, [whole])
+
+
+JUNK: list[tuple[bytes, int]] = [
+    (b"hello", -32700),
+    (b"\xff\xfe", -32700),
+    (b'{"jsonrpc": "2.0", "id": 7, "method": "ping"', -32700),
+    (b"NaN", -32700),
+    (b"7", -32600),
+    (b"null", -32600),
+    (b"{}", -32600),
+    (b'{"jsonrpc": "1.0", "id": null, "method": "ping"}', -32600),
+    (b"[" * 2000, -32600),
+    (b"x" * 2001, -32600),
+]
+
+
+@pytest.mark.parametrize(("junk", "code"), JUNK, ids=[str(line[:20]) for line, _ in JUNK])
+@everywhere
+async def test_what_is_no_message_is_answered_once_and_costs_nothing_else(
+    revision: str, junk: bytes, code: int, autojump_clock: MockClock
+) -> None:
+    bench = Bench(limits=Limits(message_bytes=2000))
+    async with connected(bench.server, revision) as wire:
+        for count in (1, 2):
+            wire.post_bytes(junk + b"\n")
+            assert (await wire.call("tools/list"))["tools"]
+            assert [error["error"]["code"] for error in wire.unaddressed] == [code] * count
+        # As JSON-RPC has it, unless the revision was agreed and says otherwise.
+        assert [("id" in error) for error in wire.unaddressed] == [revision != "2025-11-25"] * 2
+
+
+@everywhere
+async def test_a_line_that_is_too_long_is_answered_before_it_ends_and_the_next_one_counts(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench(limits=Limits(message_bytes=1000))
+    async with connected(bench.server, revision) as wire:
+        wire.post_bytes(b'{"' + b"x" * 1000)
+        await wait_all_tasks_blocked()
+        [refusal] = wire.unaddressed
+        assert "1000" in refusal["error"]["message"]
+        for _ in range(5):
+            wire.post_bytes(b"y" * 1000)
+        wire.post_bytes(b"\n")
+        assert (await wire.call("tools/list"))["tools"]
+        assert len(wire.unaddressed) == 1
+
+
+@everywhere
+async def test_a_last_line_without_its_end_is_nothing(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with connected(bench.server, revision) as wire:
+        wire.post_bytes(json.dumps(wire.request("tools/call", call("gate", name="a"))).encode())
+        await wait_all_tasks_blocked()
+    assert bench.began == []
+
+
+@req("stdio-19", "batch-03")
+@pytest.mark.parametrize("revision", [name for name in REVISION_NAMES if name != BATCHES])
+async def test_an_array_is_no_line(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with connected(bench.server, revision) as wire:
+        wire.post_bytes(json.dumps([wire.request("tools/call", call("gate", name="a"))] * 2).encode() + b"\n")
+        assert (await wire.call("tools/list"))["tools"]
+        [refusal] = wire.unaddressed
+        assert (refusal["error"]["code"], bench.began) == (-32600, [])
+    assert all(line.startswith(b"{") for line in wire.lines)
+
+
+@req("stdio-20", "batch-01", "batch-04")
+async def test_a_batch_is_answered_by_one_line_when_all_of_it_is_done(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with connected(bench.server, BATCHES) as wire:
+        gated = wire.request("tools/call", call("gate", name="a"))
+        listed, bad = wire.request("tools/list"), wire.request("tools/call", call("nothing"))
+        await wire.send([gated, _note("initialized"), listed, {"jsonrpc": "2.0", "method": "notifications/x"}, bad])
+        before = len(wire.lines)
+        await wire.send([_note("initialized"), _note("cancelled")])  # owed nothing
+        await wait_all_tasks_blocked()
+        assert (bench.began, len(wire.lines)) == (["a"], before)
+        assert await wire.call("ping") == {}  # what is outside of the batch does not wait for it
+        bench.open("a").set()
+        assert texts([await wire.response(gated["id"])]) == ["a"]
+        answers = json.loads(wire.lines[-1])
+        assert {each["id"] for each in answers} == {gated["id"], listed["id"], bad["id"]}
+
+
+async def test_a_batch_does_not_wait_for_what_its_client_has_cancelled(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with connected(bench.server, BATCHES) as wire:
+        gated, listed = wire.request("tools/call", call("gate", name="a")), wire.request("tools/list")
+        await wire.send([gated, listed])
+        await wait_all_tasks_blocked()
+        assert not wire.answered(listed["id"])
+        await wire.cancel(gated["id"])
+        assert [each["id"] for each in json.loads((await wire.response(listed["id"])) and wire.lines[-1])] == [
+            listed["id"]
+        ]
+        assert bench.ended == ["a"]
+
+
+# Writing.
+
+
+@everywhere
+async def test_an_answer_is_written_at_once_by_the_task_that_has_it(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams) as wire:
+        for text in "abc":
+            await wire.call("tools/call", call("echo", text=text))
+        assert [write.task[:15] for write in made[0].writes[-3:]] == ["tools/call echo"] * 3
+
+
+@everywhere
+async def test_what_piles_up_behind_a_write_leaves_in_one(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    streams, made = watched(narrow)
+    async with connected(bench.server, revision, streams=streams) as wire:
+        ids = [await wire.start("tools/call", call("gate", name="all")) for _ in range(50)]
+        await wait_all_tasks_blocked()
+        before = len(made[0].writes)
+        with wire.deaf():
+            bench.open("all").set()
+            await wait_all_tasks_blocked()
+        for id in ids:
+            await wire.response(id)
+        assert [lines_in(write.data) for write in made[0].writes[before:]] == [1, 49]
+
+
+@req("stdio-02")
+@everywhere
+async def test_a_message_is_one_line_whatever_it_says(revision: str, autojump_clock: MockClock) -> None:
+    text = "one\ntwo\r\nthree\u2028four\u2029five\x85six\x0b\x0c\x1c\x1d\x1eseven\t\x00\x7f"
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams) as wire:
+        assert texts([await wire.exchange("tools/call", call("echo", text=text))]) == [text]
+        assert texts([await wire.exchange("tools/call", call("echo", text="\n" * 1000))]) == ["\n" * 1000]
+        with pytest.raises(WireError):
+            await wire.call("tools/call", call(text))
+    data = b"".join(write.data for write in made[0].writes)
+    assert data.endswith(b"\n")
+    assert [json.loads(line)["jsonrpc"] for line in data.splitlines()] == ["2.0"] * lines_in(data)
+
+
+@req("stdio-14")
+@modern
+async def test_a_modern_server_writes_no_requests(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    sampled = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "1"}}
+    async with connected(bench.server, revision, answers={"sampling/createMessage": lambda _: sampled}) as wire:
+        await wire.subscribe(tools=True, resources=True, uris=["it://changes"])
+        assert texts([{"result": await wire.call("tools/call", call("ask"), progress="p")}]) == ["asked"]
+        bench.server.changed("tools")
+        bench.server.updated("it://changes")
+        assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
+        assert not [message for message in wire.messages if "method" in message and "id" in message]
+        assert wire.asked
+
+
+def pieces(end: Watched) -> list[list[str]]:
+    """What each write was about: methods, and "answer"."""
+    return [
+        [message.get("method", "answer") for message in map(json.loads, write.data.splitlines())]
+        for write in end.writes
+    ]
+
+
+@everywhere
+async def test_progress_and_logs_are_written_before_the_answer_and_apart_from_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
+        for log, method in ((False, PROGRESS), (True, MESSAGE)):
+            before = len(made[0].writes)
+            await wire.call("tools/call", call("report", times=1, log=log), progress="p")
+            assert pieces(made[0])[before:] == [[method], ["answer"]]
+
+
+@everywhere
+async def test_that_holds_on_a_busy_wire_too(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    streams, made = watched(narrow)
+    async with connected(bench.server, revision, streams=streams) as wire:
+        others = [await wire.start("tools/call", call("gate", name="now")) for _ in range(3)]
+        ids = [await wire.start("tools/call", call("report", times=2, name="now"), progress=token) for token in "pqrst"]
+        await wait_all_tasks_blocked()
+        before = len(made[0].writes)
+        bench.open("now").set()
+        for id in (*others, *ids):
+            await wire.response(id)
+    written = made[0].writes[before:]
+    apart: set[str] = set()
+    for write in written:
+        told = {m["params"]["progressToken"] for m in map(json.loads, write.data.splitlines()) if "method" in m}
+        done = {m["id"] for m in map(json.loads, write.data.splitlines()) if "id" in m}
+        assert not told & {token for token, id in zip("pqrst", ids, strict=True) if id in done}
+        apart |= told
+    assert apart == set("pqrst")
+    assert len(written) < 8  # and yet they were not written one by one
+
+
+@modern
+async def test_a_question_is_apart_from_progress_too(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams) as wire:
+        await wire.call("tools/call", call("ask"), progress="p", rounds=False)
+        assert pieces(made[0]) == [[PROGRESS], ["answer"]]
+
+
+@everywhere
+async def test_a_tap_sees_every_byte_both_ways(revision: str, autojump_clock: MockClock) -> None:
+    seen: dict[str, list[bytes]] = {"in": [], "out": []}
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams, tap=lambda way, data: seen[way].append(data)) as wire:
+        wire.post_bytes(b"junk\n")
+        await wire.call("tools/call", call("report", times=2), progress="p")
+    assert seen["out"] == [write.data for write in made[0].writes]
+    assert b"".join(seen["in"]) == bytes(made[0].stream.heard)  # type: ignore[attr-defined]
+    assert all(type(data) is bytes for way in seen.values() for data in way)
+
+
+# Clients that do not read.
+
+
+async def pump(wire: Wire, messages: Any) -> None:
+    for message in messages:
+        await wire.send(message)
+        await trio.lowlevel.checkpoint()
+
+
+@everywhere
+async def test_who_does_not_read_is_heard_all_the_same(revision: str, autojump_clock: MockClock) -> None:
+    """Cancellations are acted on while megabytes wait for the client."""
+    bench = Bench()
+    async with connected(bench.server, revision, streams=narrow) as wire:
+        with wire.deaf():
+            big = await wire.start("tools/call", call("much", size=50_000))
+            gated = await wire.start("tools/call", call("gate", name="a"))
+            await wait_all_tasks_blocked()
+            assert bench.began == ["a"]
+            await wire.cancel(gated)
+            await wait_all_tasks_blocked()
+            assert bench.ended == ["a"]
+            listed = await wire.start("tools/list")
+            await wait_all_tasks_blocked()
+        assert len(texts([await wire.response(big)])[0]) == 50_000
+        assert (await wire.response(listed))["result"]["tools"]
+        assert not wire.answered(gated)
+
+
+class Slow(PipeEnd):
+    """An end at which reading takes its time."""
+
+    pause = 0.0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.sleep(self.pause)
+        return await super().receive_some(max_bytes)
+
+
+@everywhere
+async def test_a_client_that_reads_one_byte_a_second_is_served_at_that_pace(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    ours, theirs = narrow()
+    slow = Slow(ours._out, ours._into)
+    async with connected(bench.server, revision, streams=lambda: (slow, theirs)) as wire:
+        slow.pause = 1.0
+        big = await wire.start("tools/call", call("much", size=3000))
+        gated = await wire.start("tools/call", call("gate", name="a"))
+        await trio.sleep(100)
+        await wire.cancel(gated)
+        await trio.sleep(1)
+        assert (bench.ended, wire.answered(big)) == (["a"], False)
+        assert len(texts([await wire.response(big)])[0]) == 3000
+        assert trio.current_time() > 3000
+        slow.pause = 0.0
+
+
+@everywhere
+async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench(limits=Limits(outgoing=10, calls=4))
+    async with connected(bench.server, revision, streams=narrow, log_level="info") as wire:
+        with wire.deaf():
+            ids = [
+                await wire.start("tools/call", call("report", times=30, log=bool(n % 2)), progress=f"p{n}")
+                for n in range(4)
+            ]
+            await wait_all_tasks_blocked()
+            assert queued(bench.server) <= 10 + 4
+            waiting = await wire.start("tools/call", call("report", times=1, log=True))
+            await wait_all_tasks_blocked()
+            assert (bench.server.statistics().running, bench.server.statistics().waiting) == (4, 1)
+            await wire.cancel(ids[0])
+            await wait_all_tasks_blocked()
+            # Its place is free, and what was queued for it is not sent any more.
+            assert (bench.server.statistics().running, bench.server.statistics().waiting) == (4, 0)
+        for id in (*ids[1:], waiting):
+            assert texts([await wire.response(id)]) == ["reported"]
+        assert not wire.answered(ids[0])
+
+
+def queued(server: Server) -> int:
+    """How many messages wait for the wires of a server."""
+    [run] = server._runs
+    return sum(connection.session.queued for connection in run.connections)  # type: ignore[attr-defined]
+
+
+@everywhere
+async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """In whatever pieces it comes."""
+    bench = Bench(limits=Limits(outgoing=5, calls=5))
+    streams, made = watched(lambda: pipe_pair(1000))
+    async with connected(bench.server, revision, streams=streams) as wire:
+        requests = [wire.request("tools/list" if n % 2 else "no/such/method") for n in range(500)]
+        with wire.deaf():
+            for request in requests:
+                wire.post(request)
+                wire.post_bytes(b"junk\n")
+            await wait_all_tasks_blocked()
+            # What it answers by itself stops there; the five that were begun by then may still end.
+            assert 5 + 5 < queued(bench.server) <= 5 + 5 + 1 + 5
+            read = made[0].read
+            assert read < 30 * len(json.dumps(requests[-1])) + 1000
+            await trio.sleep(1000)
+            assert made[0].read == read
+        for request in requests:
+            await wire.response(request["id"])
+        await wait_all_tasks_blocked()
+        assert len(wire.unaddressed) == 500
+
+
+@everywhere
+async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """What it has sent and is not read waits in its own pipe."""
+    bench = Bench(limits=Limits(outgoing=50, calls=50, requests=200, waiting=100))
+    ours, theirs = pipe_pair(60_000)
+    pings = [b'{"jsonrpc":"2.0","id":%d,"method":"ping"}\n' % number for number in range(300)]
+    flood = itertools.cycle([b"junk\n", b"{}\n", *pings])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, bench.server, theirs)
+        before = None
+        for _ in range(100):
+            with trio.move_on_after(1):
+                await ours.send_all(b"".join(itertools.islice(flood, 1000)))
+            await wait_all_tasks_blocked()
+            gc.collect()
+            assert queued(bench.server) <= 101
+            before = before or len(gc.get_objects())
+            assert len(gc.get_objects()) < before + 500
+        ours.close()
+
+
+# Streams that fail.
+
+
+@pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
+@everywhere
+async def test_a_write_that_fails_ends_this_connection_and_no_other(
+    revision: str, error: type[Exception], autojump_clock: MockClock
+) -> None:
+    """Whichever write it is, and whoever writes: a handler, or the task for what is told and refused."""
+    bench = Bench()
+    async with bench.server.running(), connected(bench.server, revision) as other:
+        for number in range(1, 8):
+            streams, made = watched()
+            async with connected(bench.server, revision, streams=streams, log_level="info", opened=False) as wire:
+                made[0].fails = lambda count, number=number: error() if count == number else None
+                with suppress(Broken):  # the server has gone
+                    await wire.open()
+                    await wire.start("tools/call", call("gate", name="for ever"))
+                    for _ in range(3):
+                        await wire.call("tools/call", call("report", times=1), progress="p")
+                        await wire.call("tools/list")
+                await wait_all_tasks_blocked()
+                assert len(made[0].writes) == number  # and it was the last
+                assert (made[0].closed_at is not None, wire.ended.is_set()) == (True, True)
+                assert bench.server.statistics().running == 0
+            assert await other.call("tools/list")
+    assert bench.began == bench.ended
+    assert bench.began
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
+@everywhere
+async def test_what_a_tap_raises_ends_its_connection_as_itself(
+    revision: str, shared: bool, way: str, autojump_clock: MockClock
+) -> None:
+    mine = KeyError("mine")
+    bench = Bench()
+
+    called = False
+
+    def tap(direction: str, data: bytes) -> None:
+        nonlocal called
+        called |= b"tools/call" in data
+        if called and direction == way:
+            raise mine
+
+    async with both(bench.server, revision, shared) as other:
+        streams, made = watched()
+        with pytest.raises(KeyError) as caught:
+            await last_call(connected(bench.server, revision, streams=streams, tap=tap))
+        assert caught.value is mine
+        assert made[0].closed_at is not None
+        assert bench.server.statistics().running == 0
+        if other is not None:
+            assert await other.call("tools/list")
+
+
+async def last_call(connecting: AbstractAsyncContextManager[Wire], first: Callable[[], None] = lambda: None) -> None:
+    """A call that the server does not outlive."""
+    async with connecting as wire:
+        first()
+        await wire.start("tools/call", call("echo", text="x"))
+        await gone(wire)
+
+
+@asynccontextmanager
+async def both(server: Server, revision: str, shared: bool) -> AsyncIterator[Wire | None]:
+    """Another client, if there is a run that it can share."""
+    if shared:
+        async with server.running(), connected(server, revision) as other:
+            yield other
+    else:
+        yield None
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
+async def test_what_a_stream_of_another_kind_raises_ends_its_connection_as_itself(
+    shared: bool, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    mine = OSError("the cable")
+    async with both(bench.server, LATEST, shared) as other:
+        streams, made = watched()
+        with pytest.raises(OSError) as caught:
+            await last_call(connected(bench.server, LATEST, streams=streams), lambda: made[0].fail_with(mine))
+        assert caught.value is mine
+        assert made[0].closed_at is not None
+        if other is not None:
+            assert await other.call("tools/list")
+
+
+@pytest.mark.parametrize("error", [trio.BrokenResourceError, trio.ClosedResourceError])
+@everywhere
+async def test_a_read_that_fails_is_the_end(revision: str, error: type[Exception], autojump_clock: MockClock) -> None:
+    class Failing(Watched):
+        async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+            data = await super().receive_some(max_bytes)
+            if not data:
+                raise error
+            return data
+
+    bench = Bench()
+    ours, theirs = wide()
+    async with connected(bench.server, revision, streams=lambda: (ours, Failing(theirs))) as wire:
+        await wire.start("tools/call", call("gate", name="a"))
+        await wait_all_tasks_blocked()
+    assert bench.ended == ["a"]
+
+
+# The end.
+
+
+@everywhere
+async def test_nothing_is_written_after_the_end_of_what_is_read(revision: str, autojump_clock: MockClock) -> None:
+    """Not the answers of what was at work, not errors, not changes: some clients stumble over it."""
+    bench = Bench()
+    streams, made = watched()
+    async with connected(bench.server, revision, streams=streams, log_level="info") as wire:
+        await wire.subscribe(tools=True, uris=["it://changes"])
+        for name in "abc":
+            await wire.start("tools/call", call("gate", name=name))
+        await wait_all_tasks_blocked()
+        before = len(made[0].writes)
+        bench.server.changed("tools")
+        with trio.CancelScope(shield=True):
+            await wire.close()
+        assert len(made[0].writes) == before
+    assert sorted(bench.ended) == ["a", "b", "c"]
+
+
+@everywhere
+async def test_at_the_end_the_line_at_hand_is_finished_and_what_was_not_begun_is_dropped(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    streams, made = watched(narrow)
+    async with connected(bench.server, revision, streams=streams) as wire:
+        with wire.deaf():
+            first = await wire.start("tools/call", call("echo", text="first"))
+            await wait_all_tasks_blocked()
+            second = await wire.start("tools/call", call("echo", text="second"))
+            await wait_all_tasks_blocked()
+            wire._outbox.close()
+            await wait_all_tasks_blocked()
+        await gone(wire)
+        assert (wire.answered(first), wire.answered(second)) == (True, False)
+        assert lines_in(made[0].writes[-1].data) == 1
+
+
+@pytest.mark.parametrize("how", ["the client", "a cancellation", "the run"])
+@everywhere
+async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: str, autojump_clock: MockClock) -> None:
+    """The stream is closed in time, although there is a line that cannot be finished."""
+    bench = Bench()
+    ours, theirs = narrow()
+    end, scope, over = Watched(theirs), trio.CancelScope(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_run_until, over, bench.server)
+        nursery.start_soon(_serve_in, scope, bench.server, end)
+        wire = Wire(ours, revision)
+        nursery.start_soon(wire.run)
+        await wire.open()
+        with wire.deaf():
+            await wire.start("tools/call", call("much", size=100))
+            await wait_all_tasks_blocked()
+            start = trio.current_time()
+            {"the client": wire._outbox.close, "a cancellation": scope.cancel, "the run": over.set}[how]()
+            await trio.sleep(10 * CLOSING)
+        assert end.closed_at == start + CLOSING
+        assert bench.server.statistics().connections == 0
+        over.set()
+        nursery.cancel_scope.cancel()
+
+
+async def _run_until(over: trio.Event, server: Server, task_status: Any) -> None:
+    async with server.running():
+        task_status.started()
+        await over.wait()
+
+
+async def _serve_in(scope: trio.CancelScope, server: Server, stream: trio.abc.Stream) -> None:
+    with scope:
+        await serve_stream(server, stream)
+
+
+@everywhere
+async def test_the_stream_is_closed_before_a_handler_that_takes_its_time(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("slow")
+
+    @server.tool
+    async def stubborn() -> str:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(100)
+        return "at last"
+
+    streams, made = watched()
+    async with connected(server, revision, streams=streams) as wire:
+        await wire.start("tools/call", call("stubborn"))
+        await wait_all_tasks_blocked()
+        await wire.close()
+        assert made[0].closed_at == trio.current_time() == 0
+        assert server.statistics().running == 1
+    assert trio.current_time() == 100
+
+
+@pytest.mark.parametrize("closing", ["for ever", "with an error"])
+async def test_a_stream_that_cannot_be_closed_politely_is_closed_all_the_same(
+    closing: str, autojump_clock: MockClock
+) -> None:
+    class Slow(Watched):
+        async def aclose(self) -> None:
+            try:
+                if self.closed_at is None and closing == "for ever":
+                    await trio.sleep_forever()
+                elif self.closed_at is None:
+                    raise trio.BrokenResourceError
+            finally:
+                await super().aclose()
+
+    bench = Bench()
+    ours, theirs = wide()
+    end = Slow(theirs)
+    await ours.send_eof()
+    await serve_stream(bench.server, end)
+    assert end.closed_at == trio.current_time() == (CLOSING if closing == "for ever" else 0)
+
+
+@everywhere
+async def test_a_drain_lets_what_runs_finish_and_takes_nothing_new(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench(limits=Limits(calls=3))
+    drain = trio.Event()
+    async with connected(bench.server, revision, streams=narrow, drain=drain) as wire:
+        listening = await wire.subscribe(tools=True)
+        running = [await wire.start("tools/call", call("gate", name="a")) for _ in range(3)]
+        waiting = [await wire.start("tools/call", call("gate", name="b")) for _ in range(3)]
+        await wait_all_tasks_blocked()
+        drain.set()
+        for id in waiting:
+            assert (await wire.response(id))["error"]["code"] == -32603
+        with pytest.raises(WireError, match="shutting down"):
+            await wire.call("tools/list")
+        if wire.modern:
+            assert (await wire.response(listening.id))["result"]["resultType"] == "complete"
+        await trio.sleep(1000)
+        assert (bench.began, wire.ended.is_set()) == (["a"] * 3, False)
+        with wire.deaf():
+            bench.open("a").set()
+            await wait_all_tasks_blocked()
+        assert texts([await wire.response(id) for id in running]) == ["a"] * 3
+        await gone(wire)
+
+
+async def test_a_drain_without_anything_to_wait_for_is_the_end(autojump_clock: MockClock) -> None:
+    drain = trio.Event()
+    async with connected(Bench().server, LATEST, drain=drain) as wire:
+        drain.set()
+        await gone(wire)
+
+
+@everywhere
+async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Also what was held back until there was room."""
+    bench = Bench(limits=Limits(outgoing=2))
+    drain = trio.Event()
+    async with connected(bench.server, revision, streams=narrow, drain=drain) as wire:
+        await wire.subscribe(tools=True, prompts=True, resources=True, uris=["it://changes"])
+        with wire.deaf():
+            ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
+            await wait_all_tasks_blocked()
+            bench.server.changed("tools", "resources")
+            bench.server.updated("it://changes")
+            await trio.sleep(1)
+            drain.set()
+            await wait_all_tasks_blocked()
+        assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
+        await gone(wire)
+        # In the modern revision the subscription has ended by then.
+        assert len(wire._changes) == (0 if wire.modern else 3)
+
+
+@everywhere
+async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench(limits=Limits(outgoing=2))
+    async with connected(bench.server, revision, streams=narrow) as wire:
+        listening = await wire.subscribe(tools=True, uris=["it://changes"])
+        with wire.deaf():
+            ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
+            await wait_all_tasks_blocked()
+            for _ in range(10):
+                bench.server.changed("tools")
+                bench.server.updated("it://changes")
+                await trio.sleep(1)
+        assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
+        assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
+        await trio.sleep(1)
+        assert not wire._changes
+        await listening.end()
+
+
+@modern
+async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str, autojump_clock: MockClock) -> None:
+    """Another of the same id is not told of it."""
+    bench = Bench(limits=Limits(outgoing=2))
+    async with connected(bench.server, revision, streams=narrow) as wire:
+        listening = await wire.subscribe(tools=True)
+        with wire.deaf():
+            ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
+            await wait_all_tasks_blocked()
+            bench.server.changed("tools")
+            await trio.sleep(1)
+            await listening.end()
+            await wire.start("subscriptions/listen", {"notifications": {"promptsListChanged": True}}, id=listening.id)
+            await wait_all_tasks_blocked()
+        assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
+        await trio.sleep(1)
+        assert not wire._changes
+
+
+# Runs.
+
+
+@everywhere
+async def test_a_run_that_ends_takes_its_connections_along(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    streams, made = watched()
+    async with trio.open_nursery() as nursery:
+        async with bench.server.running():
+            wire = Wire(streams()[0], revision)
+            nursery.start_soon(wire.run)
+            nursery.start_soon(serve_stream, bench.server, made[0])
+            await wire.open()
+            await wire.start("tools/call", call("gate", name="a"))
+            await wait_all_tasks_blocked()
+            before = len(made[0].writes)
+        assert bench.ended == ["a"]
+        wire.post(wire.request("tools/list"))  # nobody may begin anything now
+        await gone(wire)
+        assert len(made[0].writes) == before
+        assert trio.current_time() == 0
+
+
+async def test_what_comes_in_the_moment_in_which_a_run_ends_is_not_begun(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    ours, theirs = memory_stream_pair()
+    wire = Wire(ours, LATEST)
+    line = json.dumps(wire.request("tools/call", call("gate", name="late"))).encode() + b"\n"
+    for steps in range(6):
+        async with trio.open_nursery() as nursery:
+            ours, theirs = memory_stream_pair()
+            async with bench.server.running():
+                nursery.start_soon(serve_stream, bench.server, theirs)
+                await wait_all_tasks_blocked()
+
+                async def late(ours: Any = ours, steps: int = steps) -> None:
+                    for _ in range(steps):
+                        await trio.lowlevel.checkpoint()
+                    with suppress(trio.BrokenResourceError):
+                        await ours.send_all(line)
+
+                nursery.start_soon(late)
+        assert len(bench.began) == len(bench.ended)
+
+
+@asynccontextmanager
+async def failing_lifespan(server: Server) -> AsyncIterator[None]:
+    raise KeyError("begin")
+    yield
+
+
+@asynccontextmanager
+async def failing_end(server: Server) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        raise KeyError("end")
+
+
+@pytest.mark.parametrize(("lifespan", "when"), [(failing_lifespan, "begin"), (failing_end, "end")])
+async def test_what_a_lifespan_raises_leaves_as_itself_and_the_stream_is_closed(
+    lifespan: Any, when: str, autojump_clock: MockClock
+) -> None:
+    server = Server("failing", lifespan=lifespan)
+    ours, theirs = wide()
+    await ours.send_eof()
+    end = Watched(theirs)
+    with pytest.raises(KeyError, match=when):
+        await serve_stream(server, end)
+    assert end.closed_at == 0
+    with pytest.raises(KeyError, match=when):
+        async with server.running():
+            assert when == "end"
+    with pytest.raises(KeyError, match=when):  # it can be tried again
+        async with server.running():
+            pass
+    assert server.statistics().connections == 0
+
+
+async def test_a_block_and_its_lifespan_may_both_fail(autojump_clock: MockClock) -> None:
+    with pytest.raises(KeyError, match="end") as caught:
+        async with Server("failing", lifespan=failing_end).running():
+            raise LookupError("body")
+    assert isinstance(caught.value.__context__, LookupError)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), StopAsyncIteration("mine"), KeyboardInterrupt("mine")])
+async def test_what_the_block_of_a_run_raises_leaves_it_unchanged(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+
+    async def body() -> None:
+        async with bench.server.running(), connected(bench.server, LATEST) as wire:
+            await wire.start("tools/call", call("gate", name="a"))
+            await wait_all_tasks_blocked()
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        await body()
+    assert caught.value is error
+    assert bench.ended == ["a"]
+
+
+def stubs() -> dict[str, Callable[[], Any]]:
+    async def group(*errors: BaseException) -> None:
+        async with trio.open_nursery() as nursery:
+            for error in errors:
+                nursery.start_soon(_raise, error)
+
+    return {
+        "itself": lambda: _raise(KeyboardInterrupt()),
+        "in a group": lambda: group(KeyboardInterrupt()),
+        "with a failure": lambda: group(KeyboardInterrupt(), ValueError("both")),
+        "with an exit": lambda: group(SystemExit(1), KeyboardInterrupt()),
+    }
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("kind", sorted(stubs()))
+@pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
+async def test_a_keyboard_interrupt_of_a_handler_ends_its_run_as_itself(
+    shared: bool, kind: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+
+    @bench.server.tool
+    async def interrupt() -> None:
+        await wait_all_tasks_blocked()
+        await stubs()[kind]()
+
+    async def talk() -> None:
+        if shared:
+            async with bench.server.running():
+                await _one_call(bench.server)
+        else:
+            await _one_call(bench.server)
+
+    with pytest.raises(BaseException) as caught:  # the type is what is looked at
+        await talk()
+    assert type(caught.value) is KeyboardInterrupt
+    assert bench.ended == ["a"]
+
+
+async def _one_call(server: Server) -> None:
+    ours, theirs = memory_stream_pair()
+    wire = Wire(ours, LATEST)
+    for request in (call("gate", name="a"), call("interrupt")):
+        await ours.send_all(json.dumps(wire.request("tools/call", request)).encode() + b"\n")
+    await serve_stream(server, theirs)
+
+
+@pytest.mark.parametrize("errors", [[SystemExit(1)], [SystemExit(1), ValueError("x")], [ValueError(), KeyError()]])
+@ERAS
+async def test_other_failures_in_groups_are_failures_of_the_call_alone(
+    revision: str, errors: list[BaseException], caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    server = Server("failing")
+
+    @server.tool
+    async def fail() -> None:
+        async with trio.open_nursery() as nursery:
+            for error in errors:
+                nursery.start_soon(_raise, error)
+
+    async with connected(server, revision) as wire:
+        assert (await wire.call("tools/call", call("fail")))["isError"]
+        assert await wire.call("tools/list")
+    assert "fail" in caplog.text
+
+
+async def test_a_filter_that_fails_costs_the_subscription_only(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    def filter(principal: Any, item: Any) -> bool:
+        raise ValueError("broken filter")
+
+    bench = Bench(filter=filter)
+    async with connected(bench.server, LATEST) as wire:
+        with pytest.raises(WireError) as caught:
+            await wire.subscribe(uris=["it://changes"])
+        assert (caught.value.code, "broken" in caught.value.message) == (-32603, False)
+        assert await wire.call("server/discover")
+    assert "broken filter" in caplog.text
