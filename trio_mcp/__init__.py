@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trio_mcp.context import Context
+    from trio_mcp.context import ClientError, Context
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
         Annotations,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ResourceLink,
         TextContent,
         TextResourceContents,
+        ToolResultContent,
+        ToolUseContent,
     )
     from trio_mcp.core.errors import (
         LocalProtocolError,
@@ -34,12 +36,16 @@ if TYPE_CHECKING:
         RequestError,
         SessionClosed,
     )
-    from trio_mcp.core.jsonrpc import Limits
+    from trio_mcp.core.jsonrpc import JsonObject, Limits, Request
     from trio_mcp.core.models import (
         CallToolResult,
         Completion,
+        CreateMessageResult,
         GetPromptResult,
+        ModelHint,
+        ModelPreferences,
         Prompt,
+        PromptArgument,
         PromptMessage,
         ReadResourceResult,
         ResourceTemplate,
@@ -47,8 +53,10 @@ if TYPE_CHECKING:
         SamplingMessage,
         Tool,
         ToolAnnotations,
+        ToolChoice,
     )
     from trio_mcp.core.schema import Field
+    from trio_mcp.dispatch import CallNext
     from trio_mcp.driver import serve_stream
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
@@ -66,27 +74,31 @@ if TYPE_CHECKING:
     from trio_mcp.stdio import serve_stdio
 
 __all__ = [
-    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallToolResult", "Completion",
-    "Context", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "Field", "GetPromptResult", "Icon",
-    "ImageContent", "InputRequired", "Limits", "ListRoots", "LocalProtocolError", "McpError", "NotDeclared",
-    "NotInThisRevision", "PathRefused", "Prompt", "PromptMessage", "ReadResourceResult", "RemoteProtocolError",
-    "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceTemplate", "Root", "Roots", "Sample",
-    "SamplingMessage", "Server", "SessionClosed", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations",
-    "ToolError", "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio",
+    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
+    "ClientError", "Completion", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
+    "EmbeddedResource", "Field", "GetPromptResult", "Icon", "ImageContent", "InputRequired", "JsonObject", "Limits",
+    "ListRoots", "LocalProtocolError", "McpError", "ModelHint", "ModelPreferences", "NotDeclared",
+    "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument", "PromptMessage", "ReadResourceResult",
+    "RemoteProtocolError", "Request", "RequestError", "Resource", "ResourceLink", "ResourceNotFound",
+    "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "Server", "SessionClosed", "TextContent",
+    "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolResultContent",
+    "ToolUseContent", "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio",
     "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
-    "trio_mcp.context": "Context",
+    "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
-    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon "
-    "ImageContent Resource ResourceLink TextContent TextResourceContents",
-    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared "
-    "NotInThisRevision RemoteProtocolError RequestError SessionClosed",
-    "trio_mcp.core.jsonrpc": "Limits",
-    "trio_mcp.core.models": "CallToolResult Completion GetPromptResult Prompt PromptMessage "
-    "ReadResourceResult ResourceTemplate Root SamplingMessage Tool ToolAnnotations",
+    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
+    "Resource ResourceLink TextContent TextResourceContents ToolResultContent ToolUseContent",
+    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared NotInThisRevision RemoteProtocolError "
+    "RequestError SessionClosed",
+    "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
+    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult ModelHint ModelPreferences "
+    "Prompt PromptArgument PromptMessage ReadResourceResult ResourceTemplate Root "
+    "SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.schema": "Field",
+    "trio_mcp.dispatch": "CallNext",
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl ListRoots Sample UrlElicitationRequired",

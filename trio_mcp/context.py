@@ -207,7 +207,7 @@ class Context:
     @overload
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed: ...
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed:
-        """Ask the user to fill in a form; see `Elicit`."""
+        """Ask the user to fill in a form; see `Elicit`.  Several questions at once are one `ask`."""
         from trio_mcp.questions import Elicit
 
         return await self._ask_one("form", Elicit(message, form))

@@ -37,7 +37,10 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class PathRefused(RequestError):
-    """A path from the client that must not be followed.  Uncaught, it answers the request with -32602."""
+    """A path from the client that must not be followed.
+
+    Uncaught it answers the request with -32602, or the call of a tool with a result that tells the model.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(INVALID_PARAMS, why)

@@ -150,7 +150,8 @@ class Server:
         Its parameters become the input schema, its docstring the description, its return hint the output schema
         (`structured=False`: results are text only).  An `async def` runs as a task; a `def` runs in a worker thread
         (`thread=False`: right in the event loop, which stands still meanwhile).  When a call is cancelled, its thread
-        is left behind to finish by itself, unless `abandon=False`: then the call ends when the thread does.  With
+        is left behind to finish by itself, unless `abandon=False`: then the call ends when the thread does; either may
+        ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.  With
         `replay=True` a call whose handler is lost with its process is run again from the start with the answers that
         the client gave.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
         """

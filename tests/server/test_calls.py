@@ -40,6 +40,7 @@ from trio_mcp import (
     LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
+    PathRefused,
     PromptMessage,
     ReadResourceResult,
     RemoteProtocolError,
@@ -155,6 +156,10 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
     "a RequestError in a nursery": (
         lambda ctx: with_nursery(ctx, lambda: RequestError(4711, "sold out")),
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
+    ),
+    "a path that leads out": (
+        fails(lambda: PathRefused("the path leads out")),
+        lambda modern: ((None, "the path leads out"), (-32602, "the path leads out")),
     ),
     "no resource": (
         fails(lambda: ResourceNotFound("x://y")),
