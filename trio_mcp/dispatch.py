@@ -70,7 +70,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
-CallNext: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
+
+class CallNext(Protocol):
+    """What comes after a middleware: gives the result of a request, or raises what the handler did."""
+
+    def __call__(self, request: Request, /) -> Awaitable[JsonObject]: ...
+
+
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
 Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
