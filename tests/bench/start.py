@@ -40,7 +40,8 @@ def starters(cache: str) -> tuple[Callable[[], float], Callable[[], float]]:
         begin = time.perf_counter()
         command = [sys.executable, str(ROOT / "examples" / "echo.py")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.write(asked)
             process.stdin.flush()
             process.stdout.readline()
