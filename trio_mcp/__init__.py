@@ -1,4 +1,4 @@
-"""The Model Context Protocol for Trio programs, in all five revisions, as server and as client.
+"""The Model Context Protocol for Trio programs, in all five revisions.
 
 The protocol itself lives in `trio_mcp.core` and needs no event loop.  The names below are loaded when they are first
 used, so that a program pays for what it needs.

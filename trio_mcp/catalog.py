@@ -74,7 +74,7 @@ class Catalog:
     `kinds`: which capabilities it has a use for, of "tools", "prompts", "resources" and "completions".  It only grows,
     since clients that were told of one go on asking.  `on_change`: called after each change with what has changed.
 
-    For one thread: it is not to be changed in a handler's worker thread, but from there in the event loop.
+    It may be changed in any thread; those who hear of it are called in that one.
     """
 
     def __init__(self) -> None:
@@ -235,24 +235,27 @@ class Catalog:
     def add_completer(self, completer: Completer, ref: str | None = None, argument: str | None = None) -> None:
         """Complete one argument, or all without a completer of their own, of the prompt or URI template `ref`, or of
         all that have none of their own."""
-        kind = None
-        if ref is not None:
-            kind = next((each for each in ("prompts", "templates") if ref in self._tables[each]), None)
-            if kind is None:
-                raise LocalProtocolError(f"there is no prompt or URI template {ref!r} to complete; register that first")
-            entry: Entry = self._tables[kind][ref]
-            if argument is not None and argument not in entry.takes:
-                has = ", ".join(sorted(entry.takes)) or "none"
-                raise LocalProtocolError(f"{entry} has no argument {argument!r} to complete; it has {has}")
-        place = (kind, ref, argument)
-        if place in self._completers:
-            what = "every argument" if argument is None else f"the argument {argument!r}"
-            raise LocalProtocolError(
-                f"{what} of {ref or 'every prompt and template'} has a completer already; say what this one is for"
-            )
-        self._completers[place] = completer
-        for catalog in (self, *self._all_above()):
-            catalog.kinds.add("completions")
+        with _changing:
+            kind = None
+            if ref is not None:
+                kind = next((each for each in ("prompts", "templates") if ref in self._tables[each]), None)
+                if kind is None:
+                    raise LocalProtocolError(
+                        f"there is no prompt or URI template {ref!r} to complete; register that first"
+                    )
+                entry: Entry = self._tables[kind][ref]
+                if argument is not None and argument not in entry.takes:
+                    has = ", ".join(sorted(entry.takes)) or "none"
+                    raise LocalProtocolError(f"{entry} has no argument {argument!r} to complete; it has {has}")
+            place = (kind, ref, argument)
+            if place in self._completers:
+                what = "every argument" if argument is None else f"the argument {argument!r}"
+                raise LocalProtocolError(
+                    f"{what} of {ref or 'every prompt and template'} has a completer already; say what this one is for"
+                )
+            self._completers[place] = completer
+            for catalog in (self, *self._all_above()):
+                catalog.kinds.add("completions")
 
     # Mounting.
 
@@ -266,11 +269,13 @@ class Catalog:
             raise LocalProtocolError(
                 f"a prefix has only the characters A-Z a-z 0-9 _ - . of tool names, not {prefix!r}"
             )
-        if other is self or other in self._all_above():
-            raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")
-        if (self, prefix) in other._links():
-            raise LocalProtocolError(f"this is mounted here already, with the prefix {prefix!r}; give it another one")
         with _changing:
+            if other is self or other in self._all_above():
+                raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")
+            if (self, prefix) in other._links():
+                raise LocalProtocolError(
+                    f"this is mounted here already, with the prefix {prefix!r}; give it another one"
+                )
             entries = [entry for table in other._tables.values() for entry in table.values()]
             plan = _free(place for entry in entries for place in self._places(entry.under(prefix, other)))
             _fill(plan)
