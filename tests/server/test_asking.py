@@ -1078,6 +1078,7 @@ async def test_each_task_of_a_handler_may_ask_for_itself(revision: str, autojump
             for number in range(5):
                 nursery.start_soon(ask, number)
         assert all(f"text='{number}'" in text for number, text in said.items())
+        assert ctx._waits == ()  # nothing is kept of a question that was answered
         return str(len(said))
 
     answers = {"sampling/createMessage": lambda params: {**SAID, "content": params["messages"][0]["content"]}}
