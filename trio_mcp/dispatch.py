@@ -7,7 +7,6 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 | Raised by a handler | tools/call | everything else |
 |---|---|---|
 | ToolError | a result with isError and its text | -32603, generic |
-| PathRefused | a result with isError and its text | -32602 |
 | RequestError | that JSON-RPC error | that JSON-RPC error |
 | NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
 | NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
@@ -44,13 +43,12 @@ from trio_mcp.core.errors import (
     RequestError,
     shown,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject, Request
+from trio_mcp.core.jsonrpc import JsonObject, Request
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
-from trio_mcp.paths import PathRefused
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
     BadResult,
@@ -70,13 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
-
-class CallNext(Protocol):
-    """What comes after a middleware: gives the result of a request, or raises what the handler did."""
-
-    def __call__(self, request: Request, /) -> Awaitable[JsonObject]: ...
-
-
+CallNext: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
 Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
@@ -136,8 +128,6 @@ class Dispatcher:
         """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
         error = sole(error)
         tool = ctx.method == "tools/call"
-        if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
-            return tool_failure(str(error.message), ctx.terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
             return error
         if tool and isinstance(error, ToolError):
@@ -180,7 +170,7 @@ class Dispatcher:
     # Calls.
 
     async def _call_tool(self, at: Features, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _named(request.params, Json)
+        name, arguments = _named(request.params)
         entry, revision = at.catalog.tool(name), ctx.terms.revision
         if entry is None or not self._allows(at, ctx, entry):
             # tool-31: no tool, so no tool result.
@@ -196,7 +186,7 @@ class Dispatcher:
         return await self._handled(ctx, entry, call, lambda value: tool_result(value, entry.output, name, revision))
 
     async def _get_prompt(self, at: Features, ctx: Context, request: Request) -> JsonObject:
-        name, arguments = _named(request.params, str)
+        name, arguments = _named(request.params)
         entry, revision = at.catalog.prompt(name), ctx.terms.revision
         if entry is None or not self._allows(at, ctx, entry):  # prm-08
             raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
@@ -204,7 +194,7 @@ class Dispatcher:
             return await self._under(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
         try:
             call = entry.prepare(ctx, arguments)
-        except BadArguments as bad:  # prm-08, prm-09
+        except BadArguments as bad:  # prm-08, prm-09, prm-17
             raise RequestError(INVALID_PARAMS, str(bad)) from None
         return await self._handled(ctx, entry, call, lambda value: prompt_result(value, entry.description, revision))
 
@@ -218,10 +208,7 @@ class Dispatcher:
         entry, variables = found
         if entry.owners:
             return await self._under(entry, Dispatcher._read_resource, ctx, request)
-        try:
-            call = entry.prepare(ctx, uri, variables)
-        except BadArguments:  # res-10: not one of the resources that the template stands for
-            raise ResourceNotFound(uri) from None
+        call = entry.prepare(ctx, uri, variables)  # res-10: what was found in the URI has been checked
         result = await self._handled(
             ctx, entry, call, lambda value: resource_result(value, uri, entry.mime_type, revision)
         )
@@ -348,7 +335,7 @@ def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
 # Params.
 
 
-def _named(params: JsonObject, values: Any) -> tuple[str, JsonObject]:
+def _named(params: JsonObject) -> tuple[str, JsonObject]:
     """The name and the arguments of a call."""
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
@@ -357,8 +344,7 @@ def _named(params: JsonObject, values: Any) -> tuple[str, JsonObject]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RequestError(INVALID_PARAMS, "arguments must be an object")
-    if values is str and not all(isinstance(value, str) for value in arguments.values()):  # prm-17
-        raise RequestError(INVALID_PARAMS, "the arguments of a prompt are strings")
+
     return name, arguments
 
 

@@ -40,7 +40,6 @@ from trio_mcp import (
     LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
-    PathRefused,
     PromptMessage,
     ReadResourceResult,
     RemoteProtocolError,
@@ -156,10 +155,6 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
     "a RequestError in a nursery": (
         lambda ctx: with_nursery(ctx, lambda: RequestError(4711, "sold out")),
         lambda modern: ((4711, "sold out"), (4711, "sold out")),
-    ),
-    "a path that leads out": (
-        fails(lambda: PathRefused("the path leads out")),
-        lambda modern: ((None, "the path leads out"), (-32602, "the path leads out")),
     ),
     "no resource": (
         fails(lambda: ResourceNotFound("x://y")),
@@ -1290,3 +1285,18 @@ async def test_what_is_said_to_a_model_is_not_logged(
             assert result["isError"] is True
             assert SECRET not in text_of(result)
     assert SECRET not in caplog.text
+
+
+@req("core-24")
+@everywhere
+@pytest.mark.parametrize("code", [-32042, -32002])
+async def test_a_code_that_the_revision_forbids_does_not_leave(
+    code: int, revision: str, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    acting.does = fails(lambda: RequestError(code, "sold out"))
+    async with connected(acting.server, revision) as wire:
+        with pytest.raises(WireError, match="sold out") as refused:
+            await ask(wire, "tool")
+        kept = revision == "2025-11-25" if code == -32042 else not wire.modern
+        assert (refused.value.code == code) is kept
