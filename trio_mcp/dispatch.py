@@ -7,6 +7,7 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 | Raised by a handler | tools/call | everything else |
 |---|---|---|
 | ToolError | a result with isError and its text | -32603, generic |
+| PathRefused | a result with isError and its text | -32602 |
 | RequestError | that JSON-RPC error | that JSON-RPC error |
 | NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
 | NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
@@ -49,6 +50,7 @@ from trio_mcp.core.terms import NOTHING
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
+from trio_mcp.paths import PathRefused
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
     BadResult,
@@ -68,7 +70,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
-CallNext: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
+
+class CallNext(Protocol):
+    """What comes after a middleware: gives the result of a request, or raises what the handler did."""
+
+    def __call__(self, request: Request, /) -> Awaitable[JsonObject]: ...
+
+
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
 Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
@@ -128,6 +136,8 @@ class Dispatcher:
         """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
         error = sole(error)
         tool = ctx.method == "tools/call"
+        if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
+            return tool_failure(str(error.message), ctx.terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
             return error
         if tool and isinstance(error, ToolError):
@@ -163,8 +173,8 @@ class Dispatcher:
 
     def _allows(self, at: Features, ctx: Context, entry: Entry) -> bool:
         """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
-        if at.filter is not None and not at.filter(ctx.principal, entry.model):
-            return False
+        if at.filter is not None and at.filter(ctx.principal, entry.model) is not True:
+            return False  # also for anything that is no answer
         return not entry.owners or self._allows(self._parts[entry.owners[0]], ctx, entry.inner)
 
     # Calls.
@@ -344,7 +354,6 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RequestError(INVALID_PARAMS, "arguments must be an object")
-
     return name, arguments
 
 
