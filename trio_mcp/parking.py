@@ -33,13 +33,10 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.revisions import Role, missing_capabilities
 from trio_mcp.core.rounds import (
-    MAX_PARKED,
-    MAX_PARKED_EACH,
     MAX_ROUNDS,
-    STATE_TTL,
     Parked,
     Question,
     Refusal,
@@ -124,19 +121,11 @@ class Place:
 class Parking:
     """All handlers of one server that wait for a retry."""
 
-    def __init__(
-        self,
-        keys: Sequence[bytes],
-        *,
-        ttl: float = STATE_TTL,
-        limit: int = MAX_PARKED,
-        each: int = MAX_PARKED_EACH,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._sealer = StateSealer(keys)
-        self._parked = Parked(secrets.token_urlsafe(12), ttl=ttl, limit=limit, each=each)
+    def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] = time.time) -> None:
+        self._sealer = sealer
+        self._ttl = limits.parked_seconds
+        self._parked = Parked(secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each)
         self._places: dict[str, Place] = {}
-        self._ttl = ttl
         self._wall = wall  # a sealed state may outlive the process, so its age is not measured by the loop's clock
         self._more = trio.Event()
 

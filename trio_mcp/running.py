@@ -7,7 +7,7 @@ asked, since the answer may come on another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -15,6 +15,7 @@ import trio
 
 from trio_mcp.admission import Admission
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.rounds import StateSealer
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
@@ -61,7 +62,7 @@ class Run:
         offer: Callable[[], Offer],
         limits: Limits,
         window: float,
-        keys: Sequence[bytes],
+        sealer: StateSealer,
         threads: int,
     ) -> None:
         self.nursery = nursery
@@ -70,7 +71,7 @@ class Run:
         self.connections: set[Connection] = set()
         self.admission: Admission[Call] = Admission(limits)
         self.publisher = Publisher(limits, window)
-        self.parking = Parking(keys)
+        self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
             features,
             parts,

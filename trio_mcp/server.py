@@ -7,8 +7,9 @@ any time, also while it runs, and it may run several times at once, since all th
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
-import secrets
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
@@ -25,6 +26,7 @@ from trio_mcp.core.listen import (
     resource_updated,
 )
 from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.dispatch import Filter, Middleware
 from trio_mcp.groups import open_nursery
@@ -63,11 +65,12 @@ class Server:
     `name` and `version` are what clients are told it is; `instructions` is advice on how to use it, for the model.
 
     `lifespan(server)` is an async context manager, entered once for each run; what it yields is `ctx.lifespan`.
-    `middleware` wraps every request that a handler, a list or a completion answers: `async def (ctx, request,
-    call_next)`, the first one outermost.  `filter(principal, item)` says what exists for whom: it is asked for every
-    tool, prompt, resource and template that is listed, called, read, completed or listened to.  `offers` names what the
-    server will have later though it has none at the start ("tools", "prompts", "resources", "completions"): clients are
-    told once.
+    `middleware` wraps every request for a list, a completion, a legacy subscription or a handler: `async def (ctx,
+    request, call_next)`, the first one outermost.  It sees a call once, however many rounds of questions that takes.
+    `filter(principal, item)` says what exists for whom, with True or False, and is where access is decided: it is asked
+    for every tool, prompt, resource and template that is listed, called, read, completed or listened to.  `offers`
+    names what the server will have later though it has none at the start ("tools", "prompts", "resources",
+    "completions"): clients are told once.
 
     `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
     `burst` the seconds for which changes are gathered before clients are told; `threads` how many plain functions run
@@ -101,6 +104,8 @@ class Server:
     ) -> None:
         _check_numbers(page_size, burst, threads)
         _check_hooks(lifespan, middleware, filter)
+        if not isinstance(limits, Limits | None):
+            raise LocalProtocolError(f"limits are given as Limits(...), not as {type(limits).__name__}")
         _check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
@@ -114,7 +119,7 @@ class Server:
         self._burst = burst
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
-        self._keys = state_keys if state_keys is not None else [secrets.token_bytes(32)]
+        self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
         self._offers = _offers(offers)
         self._offer: Offer | None = None
         self._declared: frozenset[str] = frozenset()
@@ -206,12 +211,32 @@ class Server:
 
         return register
 
-    def add_resource(self, resource: Resource, handler: Callable[..., Any], **options: Any) -> None:
-        """Add a resource that `handler(ctx, uri)` reads.  Options: cache, thread, abandon, replay."""
+    def add_resource(
+        self,
+        resource: Resource,
+        handler: Callable[..., Any],
+        *,
+        cache: CacheHints | None = None,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> None:
+        """Add a resource that `handler(ctx, uri)` reads."""
+        options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
         self.catalog.add(registration.raw_resource(resource, handler, **options))
 
-    def add_template(self, template: ResourceTemplate, handler: Callable[..., Any], **options: Any) -> None:
-        """Add resources that `handler(ctx, uri, variables)` reads.  Options as `add_resource`."""
+    def add_template(
+        self,
+        template: ResourceTemplate,
+        handler: Callable[..., Any],
+        *,
+        cache: CacheHints | None = None,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> None:
+        """Add the resources that a template stands for, which `handler(ctx, uri, variables)` reads."""
+        options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
         self.catalog.add(registration.raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
@@ -239,9 +264,17 @@ class Server:
         """Make a prompt of a function whose parameters are text; what it returns are the messages."""
         return self._decorate(registration.prompt_of, function, options)
 
-    def add_prompt(self, prompt: Prompt, handler: Callable[..., Any], **options: Any) -> None:
-        """Add a prompt; `handler(ctx, arguments)` gets all that are required.  Options: thread, abandon, replay."""
-        self.catalog.add(registration.raw_prompt(prompt, handler, **options))
+    def add_prompt(
+        self,
+        prompt: Prompt,
+        handler: Callable[..., Any],
+        *,
+        thread: bool = True,
+        abandon: bool = True,
+        replay: bool = False,
+    ) -> None:
+        """Add a prompt; `handler(ctx, arguments)` gets all that are required."""
+        self.catalog.add(registration.raw_prompt(prompt, handler, thread=thread, abandon=abandon, replay=replay))
 
     def remove_prompt(self, name: str) -> None:
         self.catalog.remove_prompt(name)
@@ -270,6 +303,9 @@ class Server:
             return lambda function: self._decorate(make, function, options)
         if not callable(function):
             raise LocalProtocolError(f"what is decorated is a function; say options by name: name={function!r}")
+        known = list(inspect.signature(make).parameters)[1:]
+        if unknown := options.keys() - set(known):
+            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
         self.catalog.add(make(function, **options))
         return function
 
@@ -390,7 +426,7 @@ class _Running:
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
                 server, parts, lifespans, nursery,
-                offer=server.offer, limits=server._limits, window=server._burst, keys=server._keys,
+                offer=server.offer, limits=server._limits, window=server._burst, sealer=server._sealer,
                 threads=server._threads,
             )  # fmt: skip
             for part in (server, *parts.values()):
@@ -469,6 +505,8 @@ def _check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
     for name, hook in (("lifespan", lifespan), ("filter", filter)):
         if hook is not None and not callable(hook):
             raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
+    if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
+        raise LocalProtocolError("filter is asked in the middle of things and cannot wait; give a plain function")
 
 
 def _check_cache(cache: Mapping[str, CacheHints]) -> None:

@@ -44,7 +44,7 @@ from trio_mcp import (
 )
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL
+from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.driver import _Driver
 from trio_mcp.parking import Parking, Place
@@ -437,7 +437,7 @@ def test_whatever_comes_as_a_state_is_refused(state: object) -> None:
     async def check() -> None:
         ctx = context({**IT, "requestState": state})
         with pytest.raises(RequestError) as caught:
-            Parking([KEY]).retry(ctx)
+            Parking(StateSealer([KEY]), Limits()).retry(ctx)
         assert (caught.value.code, caught.value.message) == (-32602, NOT_YOURS)
 
     trio.run(check)
@@ -474,7 +474,7 @@ FORM: Mapping[str, Inquiry[Any]] = {"form": Elicit("Which size?", Size)}
 @req("mrtr-10")
 async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_says(autojump_clock: MockClock) -> None:
     now = 1000.0
-    parking = Parking([KEY], wall=lambda: now)
+    parking = Parking(StateSealer([KEY]), Limits(), wall=lambda: now)
     place, asking = parking.park(context(IT), FORM)
     returned = parking.ask_again(context(IT), FORM, None)
     now += STATE_TTL
@@ -488,7 +488,7 @@ async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_s
 
 
 async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None:
-    parking = Parking([KEY])
+    parking = Parking(StateSealer([KEY]), Limits())
     with pytest.raises(LocalProtocolError, match="stable name"):
         parking.park(context(IT, principal=object()), FORM)
     assert len(parking) == 0
@@ -706,7 +706,7 @@ async def test_only_so_many_handlers_wait(principal: str | None, limit: int, aut
 
 
 async def test_bounds_may_be_others(autojump_clock: MockClock) -> None:
-    parking = Parking([KEY], limit=2, each=1, ttl=5)
+    parking = Parking(StateSealer([KEY]), Limits(parked=2, parked_each=1, parked_seconds=5))
     parking.park(context(IT, "ada"), FORM)
     with pytest.raises(RequestError, match="Too many"):
         parking.park(context(IT, "ada"), FORM)
@@ -727,7 +727,7 @@ async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_cloc
         def _params_in(self, revision: Any) -> Object:
             raise ZeroDivisionError
 
-    parking, ctx = Parking([KEY]), context(IT)
+    parking, ctx = Parking(StateSealer([KEY]), Limits()), context(IT)
     with pytest.raises(ZeroDivisionError):
         parking.park(ctx, {"a": Broken()})
     with pytest.raises(LocalProtocolError, match="does not exist"):
@@ -1032,7 +1032,7 @@ async def test_an_answer_that_comes_as_the_time_is_over_is_one_or_the_other(auto
 
 async def test_an_expiry_reaches_who_waits_under_a_shield_or_in_a_thread() -> None:
     ended: list[str] = []
-    parking = Parking([KEY], ttl=0.05)
+    parking = Parking(StateSealer([KEY]), Limits(parked_seconds=0.05))
 
     async def it(ctx: Context) -> None:
         with trio.CancelScope(shield=True), pytest.raises(SessionClosed):
@@ -1236,7 +1236,7 @@ async def test_new_keys_seal_and_old_ones_are_still_read(autojump_clock: MockClo
 
 
 async def test_a_place_is_told_what_became_of_it(autojump_clock: MockClock) -> None:
-    parking = Parking([KEY])
+    parking = Parking(StateSealer([KEY]), Limits())
     place, asking = parking.park(context(IT), FORM)
     assert isinstance(place, Place)
     assert (len(parking), [each.key for each in place.open]) == (1, ["form"])

@@ -273,11 +273,31 @@ def test_a_mistake_in_what_a_server_is_made_with_is_told_at_once(options: Object
 
 
 @pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32]])
-async def test_a_key_that_seals_nothing_is_told_when_the_server_begins(keys: Any, autojump_clock: MockClock) -> None:
-    server = Server("sealed", state_keys=keys)
+def test_a_key_that_seals_nothing_is_told_at_once(keys: Any) -> None:
     with pytest.raises(LocalProtocolError, match="sealing needs a sequence of keys"):
-        async with server.running():
-            pass
+        Server("sealed", state_keys=keys)
+
+
+def test_a_filter_that_waits_is_told_at_once() -> None:
+    """It would answer with a coroutine, which is true."""
+
+    async def never(principal: Any, item: Any) -> bool:
+        return False
+
+    class Never:
+        async def __call__(self, principal: Any, item: Any) -> bool:
+            return False
+
+    for filter in (never, Never()):
+        with pytest.raises(LocalProtocolError, match="give a plain function"):
+            Server("filtered", filter=filter)  # type: ignore[arg-type]
+
+
+def test_limits_are_limits_and_options_are_known() -> None:
+    with pytest.raises(LocalProtocolError, match="limits are given as"):
+        Server("limited", limits={})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
+        Server("typo").tool(nam="add")(lambda: "")  # type: ignore[call-overload]
 
 
 @everywhere

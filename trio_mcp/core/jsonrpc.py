@@ -169,6 +169,14 @@ class Limits:
     # reports progress or logs waits, a notice of a change that waits already is not repeated, and beyond all calls
     # together with this nothing more is read.
     outgoing: int = 256
+    # Handlers that wait for a client's answer between two of its requests, of all clients and of each principal.  One
+    # costs some tens of KiB (its task, frames and request), and one person answers one form at a time.  Beyond: the
+    # call is answered with -32603.
+    parked: int = 1024
+    parked_each: int = 64
+    # Seconds for which one waits, and for which a request state is good.  "A short expiry", yet a person must find the
+    # time to read, think and type.  Beyond: the handler is cancelled, and a late retry is refused with -32602.
+    parked_seconds: float = 600.0
     # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
     # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
     # Beyond: the oldest are forgotten, and who asks for what followed them is told so.

@@ -51,7 +51,7 @@ from trio_mcp.core.errors import (
     RequestError,
     shown,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
 from trio_mcp.core.terms import stable_name
@@ -75,18 +75,14 @@ __all__ = [
     "read_answers",
 ]
 
-STATE_TTL = 600.0
-"""Seconds for which a retry is awaited.  "A short expiry", yet a person must find the time to read, think and type."""
+_LIMITS = Limits()
+STATE_TTL = _LIMITS.parked_seconds
+MAX_PARKED, MAX_PARKED_EACH = _LIMITS.parked, _LIMITS.parked_each
 
 MAX_STATE_CHARS = 1024 * 1024
 """Recorded forms are a few KiB; a sampled picture may take most of this.  A state travels twice in every round and is
 hashed once for each key, so it stays well below what a message may hold."""
 
-MAX_PARKED = 1024
-"""A waiting handler costs some tens of KiB (its task, frames and request), so all of them together some tens of MiB."""
-
-MAX_PARKED_EACH = 64
-"""One person answers one form at a time; one principal must not use up the table by starting calls and walking away."""
 
 MAX_ROUNDS = 32
 """Input-required results to one call before the client gives up.  The longest wizards ask about a dozen times; only a
