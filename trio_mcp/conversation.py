@@ -153,7 +153,7 @@ class Conversation:
 
     def _call(self, call: Call) -> None:
         id = call.request.id
-        if self.draining:
+        if self.draining and "requestState" not in call.request.params:  # what goes on with a call is nothing new
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
             self._listen(call)
@@ -406,7 +406,9 @@ class Conversation:
                 self.session.answer(id, result.result)
         self._listening.clear()
         self._wire.wake()
-        await self.quiet()
+        while self._contexts or self._run.parking.waits_for(self):
+            await self.quiet()
+            await self._run.parking.come_back(self)
 
     def stop(self) -> None:
         self.lost("the server has stopped")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from trio_mcp.context import Context
+from trio_mcp.context import Context, Link
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     LocalProtocolError,
@@ -99,10 +99,11 @@ def next_round(ctx: Context) -> int:
 class Place:
     """Where one handler waits: for which answers, and what it got so far."""
 
-    __slots__ = ("answers", "asked", "ctx", "handle", "left", "questions", "resumed")
+    __slots__ = ("answers", "asked", "asker", "ctx", "handle", "left", "questions", "resumed")
 
     def __init__(self, ctx: Context, handle: str, asked: Mapping[str, Inquiry[Any]], questions: list[Question]) -> None:
         self.ctx = ctx
+        self.asker = ctx.link
         self.handle = handle
         self.asked = asked
         self.questions = questions
@@ -243,6 +244,14 @@ class Parking:
         """No retry is about this place any more."""
         if self._places.pop(place.handle, None) is not None:
             self._parked.take(place.handle)
+
+    def waits_for(self, asker: Link) -> list[Place]:
+        """Where handlers wait for answers to what they asked by this connection."""
+        return [place for place in self._places.values() if place.asker is asker]
+
+    async def come_back(self, asker: Link) -> None:
+        for place in self.waits_for(asker):
+            await place.resumed.wait()
 
     # Time.
 

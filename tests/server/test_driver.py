@@ -24,13 +24,15 @@ from tests.server.wire import (
     PROGRESS,
     REVISION_NAMES,
     Broken,
+    Object,
     Wire,
     WireError,
     connected,
     everywhere,
     modern,
+    since,
 )
-from trio_mcp import Context, Limits, Server, serve_stream
+from trio_mcp import Accepted, Context, Limits, Server, serve_stream
 from trio_mcp.driver import CLOSING
 
 BATCHES = "2025-03-26"
@@ -1027,3 +1029,24 @@ async def test_a_filter_that_fails_costs_the_subscription_only(
         assert (caught.value.code, "broken" in caught.value.message) == (-32603, False)
         assert await wire.call("server/discover")
     assert "broken filter" in caplog.text
+
+
+@since("2025-06-18")
+async def test_a_drain_lets_the_client_answer_what_it_was_asked(revision: str, autojump_clock: MockClock) -> None:
+    server, drain = Server("draining"), trio.Event()
+
+    @server.tool
+    async def order(ctx: Context) -> str:
+        answer = await ctx.elicit("Sure?", bool)
+        assert isinstance(answer, Accepted)
+        return "ordered" if answer.value else "dropped"
+
+    async def later(params: Object) -> Object:
+        drain.set()
+        await trio.sleep(60)
+        return {"action": "accept", "content": {"value": True}}
+
+    async with connected(server, revision, drain=drain) as wire:
+        wire.answers["elicitation/create"] = later
+        assert texts([{"result": await wire.call("tools/call", {"name": "order"})}]) == ["ordered"]
+        await gone(wire)
