@@ -8,7 +8,6 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 |---|---|---|
 | ToolError | a result with isError and its text | -32603, generic |
 | PathRefused | a result with isError and its text | -32602 |
-| PathRefused | a result with isError and its text | -32602 |
 | RequestError | that JSON-RPC error | that JSON-RPC error |
 | NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
 | NotInThisRevision, RemoteProtocolError | isError, saying so | -32603, saying so |
@@ -51,7 +50,6 @@ from trio_mcp.core.terms import NOTHING
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
-from trio_mcp.paths import PathRefused
 from trio_mcp.paths import PathRefused
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
@@ -140,8 +138,6 @@ class Dispatcher:
         tool = ctx.method == "tools/call"
         if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
             return tool_failure(str(error.message), ctx.terms.revision)
-        if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
-            return tool_failure(error.message, ctx.terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
             return error
         if tool and isinstance(error, ToolError):
