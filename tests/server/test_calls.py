@@ -55,6 +55,7 @@ from trio_mcp import (
     image,
 )
 from trio_mcp.core.terms import LOG_LEVELS
+from trio_mcp.paths import PathRefused
 
 Object = dict[str, Any]
 
@@ -169,6 +170,10 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
     "nothing for this revision": (
         fails(NotInThisRevision("roots/list", "2026-07-28")),
         lambda modern: ((None, "roots/list does not exist in"), (-32603, "does not exist in")),
+    ),
+    "a path that must not be followed": (
+        fails(PathRefused("it leads outside")),
+        lambda modern: ((None, "it leads outside"), (-32602, "it leads outside")),
     ),
     "a client that errs": (
         fails(RemoteProtocolError("the answer has no action")),
@@ -459,7 +464,7 @@ def plain(result: Object) -> Object:
     return {key: value for key, value in result.items() if key not in ("resultType", "_meta", "ttlMs", "cacheScope")}
 
 
-@req("tool-05", "tool-11", "tool-13", "tool-14", "tool-34", "tool-35", "tool-39", "type-03")
+@req("tool-05", "tool-11", "tool-13", "tool-14", "tool-34", "tool-35")
 @everywhere
 @pytest.mark.parametrize("function", RETURNED, ids=lambda function: function.__name__)
 async def test_what_a_tool_returns_is_its_result(
@@ -1046,7 +1051,7 @@ async def test_the_task_of_a_request_is_named_after_it(
 # What a handler knows, and tells.
 
 
-@req("meta-09", "meta-14")
+@req("meta-09")
 @everywhere
 @everything
 async def test_a_handler_knows_its_request(surface: str, revision: str, autojump_clock: MockClock) -> None:

@@ -143,7 +143,7 @@ def tracing(name: str, log: list[str]) -> Callable[..., Any]:
     return trace
 
 
-@req("tool-07", "cmpl-02", "cmpl-04", "log-07", "gen-01")
+@req("tool-07", "cmpl-02", "cmpl-04", "gen-01")
 @everywhere
 async def test_middleware_wraps_every_request_that_a_server_answers_by_what_it_has(
     revision: str, autojump_clock: MockClock
@@ -201,7 +201,7 @@ async def test_what_middleware_makes_of_arguments_is_checked(revision: str, auto
     assert ("part", "handles", 3) not in one.log
 
 
-@req("tool-07", "log-07")
+@req("tool-07")
 @everywhere
 async def test_middleware_may_change_the_result(revision: str, autojump_clock: MockClock) -> None:
     async def sign(ctx: Context, request: Request, call_next: CallNext) -> Object:
@@ -752,7 +752,7 @@ async def test_connections_end_with_the_run_that_they_share(revision: str, autoj
         assert (await wire.call("tools/list"))["tools"]
 
 
-@req("state-06", "core-09", "cancel-01", "prog-02")
+@req("core-09")
 @everywhere
 async def test_connections_with_the_same_ids_never_cross(revision: str, autojump_clock: MockClock) -> None:
     server = Server("crossing")

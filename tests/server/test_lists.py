@@ -410,7 +410,7 @@ def shown(each: List, revision: str) -> Object:
     return {**items[each.member], **more}
 
 
-@req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "icon-11", "type-02")
+@req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "type-02")
 @everywhere
 @four
 async def test_an_item_is_described_as_the_revision_can(each: List, revision: str, autojump_clock: MockClock) -> None:
@@ -597,7 +597,7 @@ async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, 
         assert await walk(one, LISTS[0]) == [["tool1"]]
 
 
-@req("life-03", "life-19", "ver-16", "meta-13", "icon-11")
+@req("life-03", "life-19", "ver-16", "meta-13")
 @everywhere
 async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, autojump_clock: MockClock) -> None:
     server = Server(
