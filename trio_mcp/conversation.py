@@ -376,6 +376,9 @@ class Conversation:
         uris = asked.get(Kind.RESOURCE.field) if isinstance(asked, dict) else None
         if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
             return ctx.request
+        uris = list(dict.fromkeys(uris))
+        if len(uris) > self._run.limits.listener_changes:
+            return ctx.request  # to be refused, before the filter is asked a million times
         kept = [uri for uri in uris if self._run.dispatcher.may_hear(ctx, uri)]
         params = {**ctx.request.params, "notifications": {**asked, Kind.RESOURCE.field: kept}}
         return Request(ctx.request.id, ctx.request.method, params)

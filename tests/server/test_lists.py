@@ -18,6 +18,7 @@ from trio_mcp import (
     ElicitUrl,
     Icon,
     InputRequired,
+    Limits,
     Prompt,
     ReadResourceResult,
     Resource,
@@ -304,6 +305,20 @@ async def test_who_listens_is_told_only_of_what_there_is_for_them(revision: str,
         ):
             assert (await ada.subscribe(uris=uris)).agreed == set(uris[:4])
             assert (await bob.subscribe(uris=uris)).agreed == set(uris[2:4])
+
+
+@modern
+async def test_a_filter_is_asked_no_more_often_than_there_may_be_subscriptions(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    hiding = Hiding(limits=Limits(listener_changes=5))
+    hidden = [f"adass://{number}" for number in range(5)]
+    async with connected(hiding.server, revision) as wire:
+        with pytest.raises(WireError, match="may ask for 5 changes"):
+            await wire.subscribe(uris=["open://now", *hidden])
+        assert hiding.asked == []
+        assert (await wire.subscribe(uris=["open://now", *hidden[1:]] * 3)).agreed == {"open://now"}
+        assert len(hiding.asked) == 5
 
 
 @everywhere
