@@ -386,7 +386,7 @@ async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock
 # The end of a subscription.
 
 
-@req("sub-08", "cancel-12", "cancel-13")
+@req("sub-08")
 @modern
 async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
     revision: str, autojump_clock: MockClock
