@@ -237,10 +237,9 @@ async def test_no_way_leads_out_of_the_roots(revision: str, folder: Path) -> Non
         for path in ("../secret", "way%20out", "below/../../secret", "%2e%2e/secret"):
             for whole in (f"{folder}/{path.replace('%20', ' ')}", f"{folder.as_uri()}/{path}"):
                 for tool in ("read_file", "list_folder"):
-                    with pytest.raises(WireError) as refused:
-                        await text_of(wire, tool, path=whole)
-                    assert refused.value.code == -32602
-                    assert "secret" not in refused.value.message
+                    why = await failure_of(wire, tool, path=whole)
+                    assert "path" in why.lower()
+                    assert "secret" not in why
 
 
 async def test_what_cannot_be_read_is_for_the_model_to_mend(folder: Path) -> None:
