@@ -374,10 +374,11 @@ async def test_a_hundred_thousand_requests_at_once_hold_no_more_than_is_allowed(
                 if scope.cancelled_caught:
                     break
             ours._into.passed.clear()
-            gc.collect()
             assert gates.counts == (20, 30)
-            before = before or len(gc.get_objects())
-            assert len(gc.get_objects()) < before + 200
+            if start % 33_000 == 0:
+                gc.collect()
+                before = before or len(gc.get_objects())
+                assert len(gc.get_objects()) < before + 200
         assert refused == 100_000 - 50
         await ours.send_eof()
     assert Counter(gates.ended) == {"a": 20}

@@ -494,10 +494,7 @@ async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
         assert len(wire.unaddressed) == 500
 
 
-@everywhere
-async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(
-    revision: str, autojump_clock: MockClock
-) -> None:
+async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(autojump_clock: MockClock) -> None:
     """What it has sent and is not read waits in its own pipe."""
     bench = Bench(limits=Limits(outgoing=50, calls=50, requests=200, waiting=100))
     ours, theirs = pipe_pair(60_000)
@@ -506,14 +503,15 @@ async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_stream, bench.server, theirs)
         before = None
-        for _ in range(100):
+        for count in range(100):
             with trio.move_on_after(1):
                 await ours.send_all(b"".join(itertools.islice(flood, 1000)))
             await wait_all_tasks_blocked()
-            gc.collect()
             assert queued(bench.server) <= 101
-            before = before or len(gc.get_objects())
-            assert len(gc.get_objects()) < before + 500
+            if count % 33 == 0:
+                gc.collect()
+                before = before or len(gc.get_objects())
+                assert len(gc.get_objects()) < before + 500
         ours.close()
 
 
