@@ -30,7 +30,8 @@ def _same(one: BaseException, other: BaseException | None) -> bool:
 class open_nursery:
     """A nursery for tasks that serve its block: they are cancelled when it ends.
 
-    If one exception ends it, that leaves as itself; only several make a group.
+    If one exception ends it, that leaves as itself; only several make a group.  Cancellation from outside is none: it
+    comes again where there is something to cancel.
     """
 
     # A class like Trio's own manager: a generator that is dropped (when a run crashes) would be closed by another task,
@@ -51,9 +52,10 @@ class open_nursery:
         try:
             return await self._manager.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
-            if len(group.exceptions) > 1:
+            failures = group.split(trio.Cancelled)[1]
+            if failures is None or len(failures.exceptions) > 1:
                 raise
-            alone = group.exceptions[0]  # a group of the block's own is inside that of the nursery
+            alone = failures.exceptions[0]  # a group of the block's own is inside that of the nursery
         if _same(alone, error):
             return False
         context = alone.__context__
@@ -61,4 +63,4 @@ class open_nursery:
             raise alone
         finally:
             alone.__context__ = context  # as it was, without what the block was left with
-            del alone, error  # or they would be kept by their own tracebacks
+            del alone, error, failures, traceback  # or they would be kept by their own tracebacks

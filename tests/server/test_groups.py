@@ -1,0 +1,156 @@
+"""One exception leaves as itself, from wherever it comes; several make a group."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_mcp.groups import open_nursery, sole
+
+ONE = ValueError("one")
+TWO = ExceptionGroup("two", [KeyError(), ValueError()])
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (ONE, ONE),
+        (ExceptionGroup("", [ONE]), ONE),
+        (BaseExceptionGroup("", [ExceptionGroup("", [ONE])]), ONE),
+        (TWO, TWO),
+        (ExceptionGroup("", [TWO]), TWO),
+    ],
+)
+def test_the_sole_exception_in_groups_is_found(error: BaseException, found: BaseException) -> None:
+    assert sole(error) is found
+
+
+async def raising(error: BaseException) -> None:
+    raise error
+
+
+async def test_its_tasks_end_with_the_block(autojump_clock: MockClock) -> None:
+    reasons: list[str | None] = []
+
+    async def serve() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            reasons.append(cancelled.reason)
+            raise
+
+    async with open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await trio.sleep(1)
+    assert trio.current_time() == 1
+    assert reasons == ["what its tasks served has ended"]
+
+
+class Own(Exception):
+    pass
+
+
+ERRORS = [Own(), KeyboardInterrupt(), StopAsyncIteration(), GeneratorExit(), TWO, BaseExceptionGroup("", [Own()])]
+
+
+@pytest.mark.parametrize("where", ["the block", "a task", "a task while the block ends"])
+@pytest.mark.parametrize("error", ERRORS, ids=[type(error).__name__ + str(n) for n, error in enumerate(ERRORS)])
+async def test_one_exception_leaves_as_it_was(error: BaseException, where: str, autojump_clock: MockClock) -> None:
+    before = LookupError("before")
+    error.__context__ = before
+
+    async def late() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise error from None
+
+    async def fail() -> None:
+        async with open_nursery() as nursery:
+            if where == "the block":
+                raise error
+            if where == "a task":
+                nursery.start_soon(raising, error)
+                await trio.sleep_forever()
+            else:
+                nursery.start_soon(late)
+                await trio.sleep(1)
+
+    with pytest.raises(type(error)) as caught:
+        await fail()
+    if isinstance(error, BaseExceptionGroup) and where != "the block":
+        # Trio takes the cancellation of the block out of the group, which makes others of those within.
+        assert caught.value.exceptions == error.exceptions  # type: ignore[attr-defined]
+    else:
+        assert caught.value is error
+        assert where == "a task while the block ends" or error.__context__ is before
+
+
+async def test_several_exceptions_make_a_group(autojump_clock: MockClock) -> None:
+    async def fail() -> None:
+        async with open_nursery() as nursery:
+            nursery.start_soon(raising, KeyError())
+            raise Own
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await fail()
+    assert sorted(type(error).__name__ for error in caught.value.exceptions) == ["KeyError", "Own"]
+
+
+async def test_what_is_cancelled_from_outside_ends_like_that(autojump_clock: MockClock) -> None:
+    with trio.move_on_after(1) as scope:
+        async with open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def test_an_error_beside_a_cancellation_is_heard(autojump_clock: MockClock) -> None:
+    async def late() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise Own
+
+    async def fail() -> None:
+        with trio.move_on_after(1):
+            async with open_nursery() as nursery:
+                nursery.start_soon(late)
+                await trio.sleep_forever()
+
+    with pytest.raises(Own):
+        await fail()
+
+
+async def test_an_exception_is_kept_by_nobody(autojump_clock: MockClock) -> None:
+    """Not by the frames that it came through, which it holds itself."""
+
+    class Watched:
+        pass
+
+    async def fail() -> Any:
+        watched = Watched()
+
+        async def serve() -> None:
+            raise Own(watched)
+
+        try:
+            async with open_nursery() as nursery:
+                nursery.start_soon(serve)
+                await trio.sleep_forever()
+        except Own:
+            return weakref.ref(watched)
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = await fail()
+        await trio.lowlevel.checkpoint()
+        assert gone() is None
+    finally:
+        gc.enable()
