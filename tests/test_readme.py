@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
-from tests.server.wire import Object, connected, everywhere
+from tests.server.wire import LATEST, Object, connected, everywhere, speaking
 from trio_mcp import Server
 
 ROOT = Path(__file__).parent.parent
@@ -53,9 +55,16 @@ async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any
 
 
 async def test_the_program_serves(said: dict[str, Any]) -> None:
-    with trio.move_on_after(0.1) as scope:
-        await said["serve"](0)
-    assert scope.cancelled_caught
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(said["serve"], port)
+        await trio.testing.wait_all_tasks_blocked()
+        async with speaking(await trio.open_tcp_stream("127.0.0.1", port), LATEST) as wire:
+            listed = await wire.call("tools/list")
+        assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
+        nursery.cancel_scope.cancel()
 
 
 def test_the_demo_runs() -> None:
