@@ -99,7 +99,7 @@ class Context:
         """The client's answers to an `InputRequired` that this handler returned; a question's `read` reads them."""
         self.state: Json = None
         """What that `InputRequired` carried."""
-        self.told = False  # whether something was sent in the course of the request at hand, for the machinery
+        self.told = 0  # the last write that has something of the request at hand, for the machinery
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
@@ -160,8 +160,7 @@ class Context:
 
         Raises `LocalProtocolError` when `progress` does not rise.  Waits while the client does not read.
         """
-        if self._link is not None:
-            self._link.session.progress(self.request.id, progress, total, message)
+        if self._link is not None and self._link.session.progress(self.request.id, progress, total, message):
             await self._link.tell(self)
         else:
             await trio.lowlevel.checkpoint()
@@ -179,8 +178,10 @@ class Context:
         params: JsonObject = {"level": level, "data": data}
         if logger is not None:
             params["logger"] = logger
-        self._link.session.notify("notifications/message", params, about=self.request.id)
-        await self._link.tell(self)
+        if self._link.session.notify("notifications/message", params, about=self.request.id):
+            await self._link.tell(self)
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def completed(self, question: ElicitUrl) -> bool:
         """Tell the client that what a URL was visited for is done.
@@ -290,7 +291,7 @@ class Context:
         self._link, self._place = None, place
 
     def go_on(self, link: Link, request: Request, terms: Terms) -> None:
-        self._link, self._place, self.request, self.terms, self.told = link, None, request, terms, False
+        self._link, self._place, self.request, self.terms, self.told = link, None, request, terms, 0
 
     @property
     def scope(self) -> trio.CancelScope:

@@ -56,8 +56,12 @@ class Wire(Protocol):
     async def flush(self) -> None:
         """As `wake`; the caller may be used to write."""
 
-    async def cleared(self) -> None:
-        """Wait until all that is to be sent now is being written, apart from what comes after it."""
+    @property
+    def mark(self) -> int:
+        """The write that what is queued now goes out with."""
+
+    async def written(self, mark: int) -> None:
+        """Wait until that write has ended, so that what comes after it is read apart from it."""
 
     async def room(self) -> None:
         """Wait while too much is waiting to be sent.  Always a checkpoint."""
@@ -243,7 +247,7 @@ class Conversation:
         Some clients lose progress that they read in one piece with the result.
         """
         if ctx.told:
-            await self._wire.cleared()
+            await self._wire.written(ctx.told)
 
     def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
@@ -273,9 +277,8 @@ class Conversation:
     # Questions to the client.
 
     async def tell(self, ctx: Context) -> None:
-        if self.session.queued:
-            ctx.told = True
-            self._wire.wake()
+        ctx.told = self._wire.mark
+        self._wire.wake()
         await self._wire.room()
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:

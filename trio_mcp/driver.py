@@ -85,6 +85,7 @@ class _Outbox:
         self._gone = gone
         self._scope = trio.CancelScope()  # of the write at hand
         self._writing = False
+        self._writes = 0  # that have ended
         self._over = False
         self._wanted = trio.Event()
         self._written = trio.lowlevel.ParkingLot()
@@ -104,8 +105,13 @@ class _Outbox:
         if self._waits():
             self.wake()
 
-    async def cleared(self) -> None:
-        while self._waits():
+    @property
+    def mark(self) -> int:
+        """The write that what is queued now goes out with."""
+        return self._writes + 1 + self._writing
+
+    async def written(self, mark: int) -> None:
+        while self._writes < mark and self._waits():
             if self._writing:
                 await self._written.park()
             else:
@@ -156,6 +162,7 @@ class _Outbox:
             self.close()
         finally:
             self._writing = False
+            self._writes += 1
             self._written.unpark_all()
 
     def close(self) -> None:

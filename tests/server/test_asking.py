@@ -982,7 +982,10 @@ class _Nowhere:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    room = cleared = flush
+    room = flush
+    mark = 1
+
+    async def written(self, mark: int) -> None: ...
 
 
 @legacy
