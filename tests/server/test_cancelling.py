@@ -386,6 +386,18 @@ async def test_an_id_that_is_used_again_names_the_new_request_alone(revision: st
             await wait_all_tasks_blocked()
             assert (ends, server.statistics().waiting, server.statistics().running) == ([1], 0, 1)
         assert (await wire.response(1))["result"]["content"][0]["text"] == "quick"
+        # And the old one's end, when its line is written, is not that of the new one.
+        with wire.deaf():
+            await wire.start("tools/call", {"name": "quick"}, id=3)
+            await wait_all_tasks_blocked()
+            wire.post_bytes(json.dumps(wire.request("tools/call", CALL, id=3)).encode() + b"\n")
+            await wait_all_tasks_blocked()
+            assert server.statistics().running == 2
+        assert (await wire.response(3))["result"]["content"][0]["text"] == "quick"
+        await wait_all_tasks_blocked()
+        await wire.cancel(3)
+        await wait_all_tasks_blocked()
+        assert ends == [1, 3]
         await works(wire, server)
 
 
