@@ -1169,6 +1169,27 @@ def test_a_cancelled_request_takes_along_what_is_its_own_and_not_what_shares_its
     assert peer.outgoing() == [(progress(8, 1), 8), (Notification("notifications/message"), 8)]
 
 
+def test_cancelled_requests_of_which_nothing_is_queued_leave_no_trace_behind_a_queue_that_stands() -> None:
+    peer = Peer(SERVER)
+    peer.receive(Request("told", "tools/call", {"_meta": {"progressToken": 0}}), 0)
+    peer.progress("told", 1)
+    peer.outgoing()
+    peer.notify("notifications/message")  # and then the peer reads no more
+
+    def held() -> int:
+        return sum(len(value) for value in vars(peer).values() if isinstance(value, dict | list))
+
+    peer.receive(cancellation("told"), 0)  # what there was of it is on its way
+    peer.answer("told", {})
+    before = held()
+    for id in range(50):
+        peer.receive(Request(id, "tools/call"), 0)
+        peer.receive(cancellation(id), 0)
+        peer.answer(id, {})
+    assert before == held() == 1
+    assert peer.outgoing() == [(Notification("notifications/message"), None)]
+
+
 def test_what_belonged_to_others_of_the_same_id_is_not_withdrawn(batched: Peer) -> None:
     batched.receive(Batch((Request(7, "a"), Request(8, "b"))), 0)
     batched.answer(7, {"turn": 1})

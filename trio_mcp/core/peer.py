@@ -216,7 +216,11 @@ _UNLABELLED = _Arrival()
 
 @attrs.define(eq=False, repr=False)
 class _Serving:
-    """A request that we serve.  `token`: the name they want progress under; `progress`: the last value sent."""
+    """A request that we serve.
+
+    `token`: the name they want progress under; `progress`: the last value sent; `queued`: how often the queue had been
+    handed out when something of it was last added.
+    """
 
     method: str
     state: State
@@ -225,6 +229,7 @@ class _Serving:
     batch: _Batch | None
     progress: float = -math.inf
     terms: Terms | None = None
+    queued: int = -1
 
 
 class Peer:
@@ -251,7 +256,9 @@ class Peer:
         # caller queues.  Whoever drives the peer stops reading, and queueing, while it cannot write.
         # Each with its label, and the request of theirs with which it would be withdrawn.
         self._outgoing: list[tuple[Request | Notification | Result | Error | Batch, Hashable | None, Id | None]] = []
-        # Requests of theirs that were cancelled, and how much of the queue is older than that.
+        self._handed_out = 0  # times
+        # Requests of theirs that were cancelled with something in the queue, and how much of that is older.  So it is
+        # never longer than the queue, whatever a peer that does not read cancels.
         self._withdrawn: dict[Id | None, int] = {}
 
     # What we do.
@@ -427,6 +434,7 @@ class Peer:
     def outgoing(self) -> list[Outgoing]:
         """What is to be sent, in order; each message is handed out once."""
         out, self._outgoing = self._outgoing, []
+        self._handed_out += 1
         if not self._withdrawn:
             return [(message, label) for message, label, _ in out]
         withdrawn, self._withdrawn = self._withdrawn, {}
@@ -635,7 +643,7 @@ class Peer:
         if self._serve_step(id, serving, seen) is not Deed.STOP_HANDLER:
             return
         events.append(RequestCancelled(id, serving.method, why))
-        if self._outgoing:
+        if serving.queued == self._handed_out:
             self._withdrawn[id] = len(self._outgoing)
         if (batch := serving.batch) is not None:
             # The others of its batch do not wait for a handler that is winding down.
@@ -660,6 +668,7 @@ class Peer:
         if serving is None or self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
             return False
         self._outgoing.append((note, serving.label, about))
+        serving.queued = self._handed_out
         return True
 
     def _finish(self, id: Id, message: Result | Error, seen: Seen) -> bool:
