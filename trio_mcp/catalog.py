@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.arguments import BadArguments
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.entries import (
     Completer,
     Completing,
@@ -59,6 +59,8 @@ _LISTS: Mapping[str, tuple[str, str]] = {
 }
 # For each kind: the capability that stands for it, which is also what clients are told has changed.
 _CAPABILITY = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
+# A message has room for a URI of megabytes, which would be held against each template while everybody waits.
+_LONGEST_URI = Limits().uri_length
 _PREFIX = r"[A-Za-z0-9_.-]{0,127}"
 
 # Worker threads change catalogs too.  One lock for all, since a change of one goes on in those that it is mounted in.
@@ -98,12 +100,23 @@ class Catalog:
         return found
 
     def resource(self, uri: str) -> tuple[ResourceEntry | TemplateEntry, dict[str, str]] | None:
-        """What reads this URI, and the variables found in it.  Templates are tried in the order of registration."""
+        """What reads this URI, and the variables found in it.  Templates are tried in the order of registration.
+
+        No template stands for a URI of more than `Limits.uri_length` characters.
+        """
         fixed: ResourceEntry | None = self._tables["resources"].get(uri)
         if fixed is not None:
             return fixed, {}
-        for template in tuple(self._tables["templates"].values()):
-            variables = template.match(uri)
+        templates = tuple(self._tables["templates"].values())
+        if not templates or len(uri) > _LONGEST_URI:
+            return None
+        from trio_mcp.core.templates import in_ascii  # who has a template has paid for it
+
+        ascii = in_ascii(uri)
+        if ascii is None:
+            return None
+        for template in templates:
+            variables = template.match(ascii)
             if variables is not None:
                 return template, variables
         return None

@@ -226,11 +226,11 @@ class TemplateEntry(_ResourceEntry):
         self._arguments = arguments
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """The variables of a URI that this template stands for, or None.
+        """The variables of a URI (as `core.templates.in_ascii` gives it) that this template stands for, or None.
 
         res-10: none is there that could lead out of its place, and none that the function's hints do not allow.
         """
-        variables = self._matcher.match(uri)
+        variables = self._matcher.match_ascii(uri)
         if variables is None or self._arguments is None or self._arguments.fit(variables):
             return variables
         return None

@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,9 +34,10 @@ from trio_mcp.catalog import (
     tool_of,
 )
 from trio_mcp.context import Context
+from trio_mcp.core import templates
 from trio_mcp.core.content import Annotations, Icon, Resource
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.core.models import (
     Prompt,
@@ -131,6 +133,35 @@ def test_a_fixed_uri_goes_before_templates_and_those_in_the_order_of_registratio
 @pytest.mark.parametrize("uri", ["a://..", "a://%2e%2e", "a://b%00", "a://%zz", "a://\ud800", "a:", "", "a:B"])
 def test_what_is_no_uri_of_ours_is_not_found(uri: str) -> None:
     assert filled().resource(uri) is None
+
+
+def test_a_uri_is_prepared_once_for_all_templates_and_not_at_all_if_it_is_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = Catalog()
+    for number in range(30):
+        catalog.add(template(f"t{number}://{{+rest}}"))
+    prepared = []
+
+    def quote(uri: str, safe: str) -> str:
+        prepared.append(len(uri))
+        return urllib.parse.quote(uri, safe)
+
+    monkeypatch.setattr(templates, "quote", quote)
+    longest = "t29://".ljust(Limits().uri_length, "é")
+    found = catalog.resource(longest)
+    assert found is not None
+    assert found[1] == {"rest": longest.removeprefix("t29://")}
+    assert catalog.resource(longest + "é") is None
+    with pytest.raises(RequestError, match="there is no resource"):
+        catalog.completer("ref/resource", longest + "é", "rest")
+    assert prepared == [len(longest)]
+
+
+def test_a_fixed_uri_may_be_as_long_as_it_was_registered() -> None:
+    catalog = filled()
+    catalog.add(resource(long := "a:".ljust(Limits().uri_length + 1, "b")))
+    assert catalog.resource(long) is not None
 
 
 # Listing.

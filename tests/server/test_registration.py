@@ -213,10 +213,10 @@ def test_a_resource_with_a_template() -> None:
     ],
 )
 def test_a_uri_that_no_template_stands_for_is_no_match(uri: str) -> None:
-    entry = entries.resource_of(note, "notes://{name}{?kind}")
-    assert isinstance(entry, TemplateEntry)
-    assert entry.match("notes://a?kind=todo") is not None
-    assert entry.match(uri) is None
+    catalog = entries.Catalog()
+    catalog.add(entries.resource_of(note, "notes://{name}{?kind}"))
+    assert catalog.resource("notes://a?kind=todo") is not None
+    assert catalog.resource(uri) is None
 
 
 def test_a_template_refuses_variables_that_did_not_match() -> None:

@@ -30,7 +30,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.records import record
 
-__all__ = ["Matcher", "Template", "Value"]
+__all__ = ["Matcher", "Template", "Value", "in_ascii"]
 
 Value: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
 """What a variable may stand for; None is the same as not being there."""
@@ -241,6 +241,15 @@ def _decoded(raw: str) -> str | None:
     return None if "\0" in value or ".." in re.split(_SLASH, value) else value
 
 
+def in_ascii(uri: str) -> str | None:
+    """The URI with all beyond ASCII encoded, as `Matcher.match_ascii` takes it; None for what is no URI."""
+    try:
+        ascii = quote(uri, safe=_ASCII)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return None
+    return None if re.search(_NO_URI, ascii) else ascii
+
+
 class Matcher:
     """A template to be matched.
 
@@ -260,11 +269,12 @@ class Matcher:
 
     def match(self, uri: str) -> dict[str, str] | None:
         """The values, or None where the URI is not of this template or is not safe."""
-        try:
-            ascii = quote(uri, safe=_ASCII)
-        except UnicodeEncodeError:  # half a surrogate pair
-            return None
-        found = None if re.search(_NO_URI, ascii) else self._regex.fullmatch(ascii)
+        ascii = in_ascii(uri)
+        return None if ascii is None else self.match_ascii(ascii)
+
+    def match_ascii(self, ascii: str) -> dict[str, str] | None:
+        """The same for what `in_ascii` gave, which who has many templates asks once."""
+        found = self._regex.fullmatch(ascii)
         if found is None:
             return None
         values: dict[str, str] = {}
