@@ -10,6 +10,7 @@ Who is behind a request, its headers and its metadata are those of the request, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
@@ -77,8 +78,8 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_link", "_over", "_place", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan",
-        "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told",
+        "_keys", "_link", "_over", "_place", "_progress", "_scope", "_waits", "answers", "elsewhere",
+        "kept_roots", "lifespan", "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms) -> None:
@@ -88,6 +89,7 @@ class Context:
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
+        self._progress = -math.inf
         self._keys: set[str] | None = None
         self.request = request
         """The request at hand, as it came."""
@@ -158,9 +160,18 @@ class Context:
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress, if the client asked for it.
 
-        Raises `LocalProtocolError` when `progress` does not rise.  Waits while the client does not read.
+        Raises `LocalProtocolError` when `progress` does not rise, also when nobody hears it.  Waits while the client
+        does not read.
         """
-        if self._link is not None and self._link.session.progress(self.request.id, progress, total, message):
+        if not isinstance(progress, int | float) or not self._progress < progress < math.inf:
+            before = "" if self._progress == -math.inf else f" above {self._progress}"
+            raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")
+        self._progress = progress
+        if (
+            self._link is not None
+            and not self._over
+            and self._link.session.progress(self.request.id, progress, total, message)
+        ):
             await self._link.tell(self)
         else:
             await trio.lowlevel.checkpoint()
@@ -171,7 +182,7 @@ class Context:
         `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
         `LocalProtocolError` for an unknown level, and for data that cannot be written.  Waits as `progress`.
         """
-        if self._link is None:
+        if self._link is None or self._over:
             self.terms.wants_log(level)  # a level that does not exist is a mistake also when nobody hears
             await trio.lowlevel.checkpoint()
             return

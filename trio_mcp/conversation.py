@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
@@ -29,7 +30,7 @@ from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCance
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link
-from trio_mcp.core.terms import NOTHING
+from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.groups import sole
 from trio_mcp.parking import Place, read_answer, worded
 from trio_mcp.publishing import Key
@@ -45,6 +46,9 @@ _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
 _SHUTTING_DOWN = "the server is shutting down"
+_IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
+# What a handler does not end with by itself: it is for whoever runs the server.
+_UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
 class Wire(Protocol):
@@ -114,6 +118,7 @@ class Conversation:
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
         self._variables = contextvars.copy_context()
+        self._turn: trio.Event | None = None
         run.connections.add(self)
 
     # What comes in.
@@ -157,7 +162,7 @@ class Conversation:
 
     def _call(self, call: Call) -> None:
         id = call.request.id
-        if self.draining and "requestState" not in call.request.params:  # what goes on with a call is nothing new
+        if self.draining and not _goes_on(call.request, call.terms):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
             self._listen(call)
@@ -181,10 +186,27 @@ class Conversation:
     def _begin(self, call: Call) -> None:
         request = call.request
         ctx = self._contexts[request.id] = Context(self, request, call.terms)
-        name = request.params.get("name", request.params.get("uri", ""))
-        task = f"{request.method} {str(name)[:80]} #{request.id}"
+        name = request.params.get("name", request.params.get("uri"))
+        name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
+        work: Any = self._work
+        if request.method in _IN_TURN:
+            before, self._turn = self._turn, trio.Event()
+            work = partial(self._work_in_turn, before=before, done=self._turn)
         # In the context of the connection: this may be called by a request of another one that makes room.
-        self._variables.run(self._run.nursery.start_soon, self._work, ctx, name=task)  # type: ignore[arg-type]
+        self._variables.run(self._run.nursery.start_soon, work, ctx, name=f"{request.method} {name} #{request.id}")
+
+    async def _work_in_turn(self, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
+        """Of a subscription and its end, the one that was sent last is to count, and tasks begin in any order."""
+        try:
+            if before is not None:
+                await before.wait()
+        except trio.Cancelled:  # with the server, before its turn
+            self._forget(ctx)
+            raise
+        else:
+            await self._work(ctx)
+        finally:
+            done.set()
 
     async def _work(self, ctx: Context) -> None:
         """One call, from its beginning to its end, which may be on another link."""
@@ -218,15 +240,22 @@ class Conversation:
                 self._hand_over(ctx, back)
                 return {}  # to nobody: another context has its request now
             return await self._run.dispatcher(ctx) if back is None else back
+        except _UPWARD:
+            raise
         except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
-            return self._run.dispatcher.failure(ctx, _failure_in(error))
+            stopped, failed = error.split(_UPWARD) if isinstance(error, BaseExceptionGroup) else (None, error)
+            try:
+                if stopped is None:
+                    return self._run.dispatcher.failure(ctx, error)
+                if failed is not None:
+                    _log.error("a handler failed while it was being stopped", exc_info=failed)
+                raise sole(stopped)
+            finally:
+                del stopped, failed  # or they would hold this frame, which holds them
 
     def _retried(self, ctx: Context) -> Place | JsonObject | None:
         """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""
-        request, revision = ctx.request, ctx.terms.revision
-        if "requestState" not in request.params or request.method not in revision.input_required:
-            return None
-        return self._run.parking.retry(ctx)
+        return self._run.parking.retry(ctx) if _goes_on(ctx.request, ctx.terms) else None
 
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
@@ -252,10 +281,13 @@ class Conversation:
     def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
         del self._contexts[ctx.request.id]  # from now on another may have the id
+        return self._say(ctx, outcome)
+
+    def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         try:
             return self._write_answer(ctx.request.id, outcome)
-        except LocalProtocolError as error:
-            return self._write_answer(ctx.request.id, self._run.dispatcher.failure(ctx, error))
+        except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
+            return self._write_answer(ctx.request.id, self._run.dispatcher.broken(ctx, error))
 
     def _write_answer(self, id: Id, outcome: JsonObject | RequestError) -> bool:
         if isinstance(outcome, RequestError):
@@ -368,7 +400,7 @@ class Conversation:
         try:
             acknowledged = self._run.publisher.listeners.listen(Key(self, id), self._visible(ctx), declared)
         except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
-            self._write_answer(id, self._run.dispatcher.failure(ctx, error))
+            self._say(ctx, self._run.dispatcher.failure(ctx, error))
         else:
             self._listening.add(id)
             self.session.notify(acknowledged.method, acknowledged.params, about=id)
@@ -429,18 +461,6 @@ def _of(ctx: Context) -> Conversation | None:
     return cast("Conversation | None", ctx.link)
 
 
-def _failure_in(error: BaseException) -> BaseException:
-    """What a handler may end with without ending the server: any exception, and a call to exit.
-
-    Raises the rest again: cancellation from above, and KeyboardInterrupt.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        failures, rest = error.split((Exception, SystemExit))
-        if rest is None:
-            return error
-        if failures is not None:
-            _log.error("a handler failed while it was being stopped", exc_info=failures)
-        raise sole(rest)
-    if not isinstance(error, Exception | SystemExit):
-        raise error
-    return error
+def _goes_on(request: Request, terms: Terms) -> bool:
+    """Whether a request is said to go on with a call that was begun before."""
+    return "requestState" in request.params and request.method in terms.revision.input_required

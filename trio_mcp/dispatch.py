@@ -134,7 +134,19 @@ class Dispatcher:
 
     def failure(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         """What the client is told about a request that ended with `error`; the log hears what it must not be told."""
-        error = sole(error)
+        try:
+            return self._told(ctx, sole(error))
+        except Exception as second:  # noqa: BLE001  # an author's exception may fail to say what it is
+            return self.broken(ctx, second)
+
+    def broken(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
+        """What the client is told when nothing can be said of `error` but to the log."""
+        # log-06: what went wrong may be anybody's secret; it is for the server's own log.
+        what = _called(ctx)
+        _log.error("%s failed", what, exc_info=error)
+        return _failed(ctx, f"{what} failed; the server's log says why")
+
+    def _told(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:
         tool = ctx.method == "tools/call"
         if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
             return tool_failure(str(error.message), ctx.terms.revision)
@@ -148,14 +160,9 @@ class Dispatcher:
         if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
-        what = f"{ctx.method} {shown(ctx.request.params.get('name', ctx.request.params.get('uri', '')))}"
         if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError):
-            text = f"{what}: {error}"
-        else:
-            # log-06: what went wrong may be anybody's secret; it is for the server's own log.
-            _log.error("%s failed", what, exc_info=error)
-            text = f"{what} failed; the server's log says why"
-        return tool_failure(text, ctx.terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
+            return _failed(ctx, f"{_called(ctx)}: {error}")
+        return self.broken(ctx, error)
 
     # Lists.
 
@@ -318,6 +325,17 @@ async def _pass(middleware: Middleware, ctx: Context, call_next: CallNext, reque
 def _renamed(request: Request, entry: Entry) -> Request:
     """The request as the mounted server knows it."""
     return Request(request.id, request.method, {**request.params, "name": entry.inner.key})
+
+
+def _called(ctx: Context) -> str:
+    """The request, for people."""
+    name = ctx.request.params.get("name", ctx.request.params.get("uri"))
+    return f"{ctx.method} {shown(name)}" if isinstance(name, str) else ctx.method
+
+
+def _failed(ctx: Context, text: str) -> JsonObject | RequestError:
+    tool = ctx.method == "tools/call"
+    return tool_failure(text, ctx.terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
 
 
 def _session_of(ctx: Context) -> Key:

@@ -205,10 +205,12 @@ class _Driver:
         finally:
             with trio.CancelScope(shield=True):
                 await self._outbox.idle()  # a handler may be the one that writes
-            await _close(self._stream, self._outbox.deadline)
-            with trio.CancelScope(shield=True):
-                await self._conversation.quiet()
-            self._conversation.closed()
+            try:
+                await _close(self._stream, self._outbox.deadline)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._conversation.quiet()
+                self._conversation.closed()
         if self._outbox.failure is not None:
             raise self._outbox.failure
 
