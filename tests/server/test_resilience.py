@@ -1,0 +1,175 @@
+"""What one call, one client or one stream does costs no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.wire import LATEST, connected, everywhere, legacy
+from trio_mcp import Context, ImageContent, LocalProtocolError, RemoteProtocolError, RequestError, Server, ToolError
+from trio_mcp.driver import serve_stream
+
+
+class Speechless(ToolError):
+    def __init__(self) -> None:
+        pass  # so there is no content
+
+
+class Mute(RemoteProtocolError):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Lazy(list[Any]):
+    def __iter__(self) -> Any:
+        raise ValueError("the database has gone")
+
+
+FAILURES: dict[str, Callable[[], BaseException]] = {
+    "content of the wrong type": lambda: ToolError([ImageContent("aGVsbG8=", "image/png")]),  # type: ignore[arg-type]
+    "an error without content": Speechless,
+    "an error without words": lambda: Mute("?"),
+    "data that cannot be read": lambda: RequestError(1, "x", Lazy([1])),
+    "content that cannot be read": lambda: ToolError(Lazy(["text"])),
+    "another loop's cancellation": asyncio.CancelledError,
+    "the end of the process": lambda: SystemExit(3),
+    "a group of several": lambda: BaseExceptionGroup("all", [asyncio.CancelledError(), ValueError()]),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_no_failure_costs_more_than_its_call(revision: str, failure: str, autojump_clock: MockClock) -> None:
+    server = Server("failing")
+
+    @server.tool
+    async def fail() -> str:
+        raise FAILURES[failure]()
+
+    @server.tool
+    async def work() -> str:
+        return "done"
+
+    async with connected(server, revision) as wire:
+        answer = await wire.exchange("tools/call", {"name": "fail"})
+        assert "error" in answer or answer["result"]["isError"]
+        assert "database" not in str(answer)
+        assert (await wire.call("tools/call", {"name": "work"}))["content"][0]["text"] == "done"
+
+
+async def test_an_error_of_a_filter_that_cannot_be_written_costs_one_request(autojump_clock: MockClock) -> None:
+    def refuse(principal: Any, item: Any) -> bool:
+        raise RequestError(1, "x", object())
+
+    server = Server("filtered", filter=refuse)
+    server.resource("notes://one")(lambda: "one")
+    async with connected(server, LATEST) as wire:
+        asked = {"notifications": {"resourceSubscriptions": ["notes://one"]}}
+        assert "error" in await wire.exchange("subscriptions/listen", asked)
+        assert (await wire.about())["capabilities"]
+
+
+@everywhere
+async def test_a_drain_takes_nothing_new_under_an_old_name(revision: str, autojump_clock: MockClock) -> None:
+    server, drain, begun = Server("draining"), trio.Event(), []
+
+    @server.tool
+    async def slow() -> str:
+        begun.append(trio.current_time())
+        await trio.sleep(10)
+        return "done"
+
+    async with connected(server, revision, drain=drain) as wire:
+        first = await wire.start("tools/call", {"name": "slow"})
+        await wait_all_tasks_blocked()
+        drain.set()
+        again = await wire.exchange("tools/call", {"name": "slow", "requestState": "x"})
+        assert "error" in again
+        assert "result" in await wire.response(first)
+    assert len(begun) == 1
+
+
+@legacy
+async def test_of_a_subscription_and_its_end_the_last_counts(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("noted")
+    server.resource("notes://one")(lambda: "one")
+    async with connected(server, revision) as wire:
+        for _ in range(20):
+            ids = [
+                await wire.start(f"resources/{what}", {"uri": "notes://one"})
+                for what in ("subscribe", "unsubscribe", "subscribe", "unsubscribe")
+            ]
+            for id in ids:
+                await wire.response(id)
+            server.updated("notes://one")
+            await trio.sleep(1)
+        assert wire.noted("notifications/resources/updated") == []
+
+
+async def test_a_call_that_has_ended_says_nothing_for_one_with_the_same_id(autojump_clock: MockClock) -> None:
+    server, old = Server("ids"), []
+
+    @server.tool
+    async def first(ctx: Context) -> str:
+        old.append(ctx)
+        await trio.sleep_forever()
+        return "never"
+
+    @server.tool
+    async def second(ctx: Context) -> str:
+        await old[0].progress(50)
+        await old[0].log("alert", "from the grave")
+        await ctx.progress(1)
+        return "done"
+
+    async with connected(server, LATEST, log_level="debug") as wire:
+        await wire.start("tools/call", {"name": "first"}, id=7, progress="one")
+        await wait_all_tasks_blocked()
+        await wire.cancel(7)
+        await wait_all_tasks_blocked()
+        await wire.call("tools/call", {"name": "second"}, id=8, progress="two")
+        assert [params["progress"] for method, params in wire.notes if method.endswith("progress")] == [1]
+        assert not wire.noted("notifications/message")
+
+
+async def test_progress_rises_whether_or_not_anybody_hears_it(autojump_clock: MockClock) -> None:
+    server, raised = Server("falling"), []
+
+    @server.tool
+    async def fall(ctx: Context) -> str:
+        await ctx.progress(2)
+        for value in (2, 1, "3", float("nan"), float("inf")):
+            with pytest.raises(LocalProtocolError, match="progress must rise above 2, and is a number"):
+                await ctx.progress(value)  # type: ignore[arg-type]
+            raised.append(value)
+        return "fell"
+
+    async with connected(server, LATEST) as wire:
+        await wire.call("tools/call", {"name": "fall"})
+    assert len(raised) == 5
+
+
+async def test_a_stream_that_fails_to_close_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+    class Stubborn(trio.abc.Stream):
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
+
+        async def wait_send_all_might_not_block(self) -> None: ...
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes:
+            await trio.lowlevel.checkpoint()
+            return b""
+
+        async def aclose(self) -> None:
+            raise OSError("it will not")
+
+    server = Server("closing")
+    async with server.running():
+        for _ in range(3):
+            with pytest.raises(OSError, match="it will not"):
+                await serve_stream(server, Stubborn())
+        assert server.statistics().connections == 0
