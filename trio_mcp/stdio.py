@@ -17,12 +17,13 @@ How a process under `run` ends:
 | what happens | running calls | exit status |
 |---|---|---|
 | end of input, or the client is gone | cancelled at once | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled | 143 |
+| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and a second later left | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
 | Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
 | Ctrl-C once more | the system ends the process | killed by SIGINT |
 
-Worker threads that may be abandoned hold nobody up; one that may not be is waited for, until the third Ctrl-C.
+Worker threads that may be abandoned hold nobody up; one that may not be is waited for, until the third Ctrl-C or the
+end of SIGTERM's grace.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from trio_mcp.server import Server
 
 __all__ = ["own_stdio", "run", "serve_stdio"]
+
+_LAST = 1.0  # seconds that handlers have for their cleaning up, when they are cancelled after SIGTERM's grace
 
 # One pair of fds, one owner: a second one would take stderr for the wire.
 _owner = threading.Lock()
@@ -150,19 +153,32 @@ class _Life:
             if not self.status:
                 self.status = 143
                 token.run_sync_soon(self._begin_to_end)
+                if self.grace < threading.TIMEOUT_MAX - _LAST:
+                    last.append(threading.Timer(self.grace + _LAST, _end_at_last))
+                    last[0].daemon = True
+                    last[0].start()
 
+        last: list[threading.Timer] = []
         handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
         try:
             for number in before:
                 signal.signal(number, handlers[number])
             yield
         finally:
+            for timer in last:
+                timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _begin_to_end(self) -> None:
         self.drain.set()
         self.everything.deadline = trio.current_time() + self.grace
+
+
+def _end_at_last() -> None:
+    """In a thread of its own, for what still runs may block the loop, or shield itself from being cancelled."""
+    os.write(2, b"trio_mcp: a handler did not end after SIGTERM; the process does\n")
+    os._exit(143)
 
 
 @contextmanager

@@ -806,6 +806,16 @@ def test_when_the_grace_is_over_so_is_everything(launch: Launch, tool: str) -> N
     assert "Traceback" not in host.stderr
 
 
+@pytest.mark.parametrize("tool", ["block", "hold"])
+def test_what_does_not_end_after_sigterm_is_left(launch: Launch, tool: str) -> None:
+    """A handler that blocks the loop, and one in a thread that must not be abandoned."""
+    host = launch("0.05")
+    host.begin(tool)
+    host.signal(signal.SIGTERM)
+    assert host.ends() == (143, [])
+    assert "a handler did not end after SIGTERM; the process does" in host.stderr
+
+
 @pytest.mark.parametrize("tool", [None, *RUNNING])
 def test_one_ctrl_c_ends_everything_and_leaves_no_traceback(launch: Launch, tool: str | None) -> None:
     host = launch()
