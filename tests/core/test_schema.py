@@ -12,6 +12,7 @@ import datetime
 import enum
 import functools
 import json
+import math
 import pathlib
 import re
 import typing
@@ -486,6 +487,125 @@ def test_a_default_makes_a_parameter_optional_and_not_nullable() -> None:
     compiled = compile_schema(parameters_schema(take))
     assert compiled.errors({}) == compiled.errors({"b": None}) == []
     assert [problem.path for problem in compiled.errors({"a": None})] == ["/a"]
+
+
+def as_default(hint: Any, default: Any) -> Callable[..., Any]:
+    def take(x: Any = default) -> None: ...
+
+    take.__annotations__["x"] = hint
+    return take
+
+
+REFUSED_DEFAULTS: list[tuple[Any, Any]] = [
+    (int, "q"),
+    (int, 1.5),
+    (int, True),
+    (bool, 1),
+    (str, 0),
+    (str, ["a"]),
+    (float, "1"),
+    (int | None, "q"),
+    (list[int], ("1",)),
+    (list[int], 1),
+    (tuple[int, str], (1, 2)),
+    (tuple[int, str], (1,)),
+    (tuple[()], [1]),
+    (Literal["a", "b"], "c"),
+    (Literal["a", 1], True),
+    (Literal[True, "a"], 1),
+    (Colour, "green"),
+    (Person, "Anna"),
+    (Person | None, "Anna"),
+    (Annotated[int, Field(ge=3)], 2),
+    (Annotated[int, Field(gt=3)], 3),
+    (Annotated[int, Field(le=3)], 4),
+    (Annotated[float | None, Field(lt=3)], 3.0),
+    (Annotated[str, Field(min_length=1)], ""),
+    (Annotated[str, Field(max_length=1)], "ab"),
+    (Annotated[list[int], Field(min_length=1)], []),
+    (Annotated[list[int], Field(max_length=1)], [1, 2]),
+]
+TAKEN_DEFAULTS: list[tuple[Any, Any]] = [
+    (int, 1),
+    (int, 1.0),
+    (int, None),
+    (int, object()),
+    (float, 1),
+    (float, math.inf),
+    (float, 1.5),
+    (bool, False),
+    (Any, "q"),
+    (pathlib.Path, "here"),
+    (list[int], (1, 2)),
+    (tuple[int, str], (1, "a")),
+    (tuple[int, ...], (1, 2)),
+    (tuple[()], ()),
+    (set[int], {1}),
+    (Literal["a", 1], 1),
+    (Colour, Colour.RED),
+    (list[Colour], [Colour.RED]),
+    (Tree | None, None),
+    (Annotated[int | None, Field(ge=3)], 3),
+    (Annotated[str, Field(min_length=1, max_length=1)], "é"),
+]
+
+
+@pytest.mark.parametrize(("hint", "default"), REFUSED_DEFAULTS, ids=repr)
+def test_a_default_that_the_hint_does_not_allow_is_refused(hint: Any, default: Any) -> None:
+    where = r"parameter 'x' of as_default.<locals>.take: the default .* is not what .* allows; change one of them"
+    with pytest.raises(LocalProtocolError, match=where):
+        parameters_schema(as_default(hint, default))
+    plain = list(default) if isinstance(default, tuple) else default
+    assert compile_schema(schema_of(hint)).errors(plain) != []
+
+
+@pytest.mark.parametrize(("hint", "default"), TAKEN_DEFAULTS, ids=repr)
+def test_a_default_that_the_hint_allows_is_shown_if_json_has_it(hint: Any, default: Any) -> None:
+    schema = parameters_schema(as_default(hint, default))
+    assert "required" not in schema
+    if "default" in (shown := schema["properties"]["x"]):
+        assert compile_schema(shown).errors(shown["default"]) == []
+
+
+@attrs.define
+class Converting:
+    size: int = attrs.field(default="3", converter=int)
+
+
+def test_a_default_that_goes_through_a_converter_is_not_judged() -> None:
+    assert schema_of(Converting)["properties"]["size"] == {"type": "integer"}
+
+
+def fielded(x: int = Field(ge=3)) -> None: ...  # type: ignore[assignment]
+
+
+@dataclasses.dataclass
+class Fielded:
+    y: list[str] = Field(description="Words.", max_length=2)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "instead"),
+    [
+        (
+            lambda: parameters_schema(fielded),
+            "parameter 'x' of fielded has a Field",
+            "write x: Annotated[int, Field(ge=3)], ",
+        ),
+        (
+            lambda: schema_of(Fielded),
+            "the hint, member 'y' of Fielded has a Field",
+            "write y: Annotated[list[str], Field(description='Words.', max_length=2)], ",
+        ),
+    ],
+)
+def test_a_field_in_the_place_of_a_default_is_sent_to_its_own(
+    make: Callable[[], Any], where: str, instead: str
+) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        make()
+    assert str(caught.value).startswith(where)
+    assert instead in str(caught.value)
 
 
 def test_arguments_nobody_takes_are_refused() -> None:
