@@ -42,12 +42,15 @@ if TYPE_CHECKING:
         Completion,
         CreateMessageResult,
         GetPromptResult,
+        LogLevel,
         ModelHint,
         ModelPreferences,
         Prompt,
         PromptArgument,
         PromptMessage,
+        PromptReference,
         ReadResourceResult,
+        ResourceReference,
         ResourceTemplate,
         Root,
         SamplingMessage,
@@ -56,7 +59,8 @@ if TYPE_CHECKING:
         ToolChoice,
     )
     from trio_mcp.core.schema import Field
-    from trio_mcp.dispatch import CallNext
+    from trio_mcp.core.validation import InvalidSchema
+    from trio_mcp.dispatch import CallNext, Middleware
     from trio_mcp.driver import serve_stream
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
@@ -65,44 +69,51 @@ if TYPE_CHECKING:
         Dismissed,
         Elicit,
         ElicitUrl,
+        Inquiry,
         ListRoots,
         Sample,
         UrlElicitationRequired,
     )
     from trio_mcp.results import InputRequired, ResourceNotFound, ToolError, audio, file, image
+    from trio_mcp.running import Statistics
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
 
 __all__ = [
     "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
     "ClientError", "Completion", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
-    "EmbeddedResource", "Field", "GetPromptResult", "Icon", "ImageContent", "InputRequired", "JsonObject", "Limits",
-    "ListRoots", "LocalProtocolError", "McpError", "ModelHint", "ModelPreferences", "NotDeclared",
-    "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument", "PromptMessage", "ReadResourceResult",
-    "RemoteProtocolError", "Request", "RequestError", "Resource", "ResourceLink", "ResourceNotFound",
-    "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "Server", "SessionClosed", "TextContent",
-    "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolResultContent",
-    "ToolUseContent", "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio",
-    "serve_stream",
+    "EmbeddedResource", "Field", "GetPromptResult", "Icon", "ImageContent", "InputRequired", "Inquiry",
+    "InvalidSchema", "JsonObject", "Limits", "ListRoots", "LocalProtocolError", "LogLevel", "McpError", "Middleware",
+    "ModelHint", "ModelPreferences", "NotDeclared", "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument",
+    "PromptMessage", "PromptReference", "ReadResourceResult", "RemoteProtocolError", "Request", "RequestError",
+    "Resource", "ResourceLink", "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots",
+    "Sample", "SamplingMessage", "Server", "SessionClosed", "Statistics", "TextContent", "TextResourceContents",
+    "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolResultContent", "ToolUseContent",
+    "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
     "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
-    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
-    "Resource ResourceLink TextContent TextResourceContents ToolResultContent ToolUseContent",
-    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared NotInThisRevision RemoteProtocolError "
-    "RequestError SessionClosed",
+    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon "
+    "ImageContent Resource ResourceLink TextContent TextResourceContents "
+    "ToolResultContent ToolUseContent",
+    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared NotInThisRevision "
+    "RemoteProtocolError RequestError SessionClosed",
     "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
-    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult ModelHint ModelPreferences "
-    "Prompt PromptArgument PromptMessage ReadResourceResult ResourceTemplate Root "
-    "SamplingMessage Tool ToolAnnotations ToolChoice",
+    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel "
+    "ModelHint ModelPreferences Prompt PromptArgument PromptMessage "
+    "PromptReference ReadResourceResult ResourceReference ResourceTemplate "
+    "Root SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.schema": "Field",
-    "trio_mcp.dispatch": "CallNext",
+    "trio_mcp.core.validation": "InvalidSchema",
+    "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.paths": "PathRefused Roots below file_path",
-    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl ListRoots Sample UrlElicitationRequired",
+    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
+    "UrlElicitationRequired",
     "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
+    "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",
 }
@@ -116,3 +127,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

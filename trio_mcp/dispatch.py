@@ -151,6 +151,12 @@ class Dispatcher:
         if tool and isinstance(error, PathRefused):  # the model chose the path, and may choose another
             return tool_failure(str(error.message), ctx.terms.revision)
         if isinstance(error, RequestError) and not isinstance(error, ClientError):
+            code = ctx.terms.revision.error_code(error.code)
+            if code == INTERNAL_ERROR != error.code:
+                _log.warning(
+                    "%s was answered with %d, for %s keeps %d to itself; choose one outside of -32768 to -32000",
+                    _called(ctx), code, ctx.revision, error.code,
+                )  # fmt: skip
             return error
         if tool and isinstance(error, ToolError):
             try:

@@ -422,7 +422,13 @@ class _Running:
             lifespans = {}
             for part in (server, *parts.values()):
                 if part.lifespan is not None:
-                    lifespans[part.catalog] = await stack.enter_async_context(part.lifespan(part))
+                    begun = part.lifespan(part)
+                    if not isinstance(begun, AbstractAsyncContextManager):
+                        raise LocalProtocolError(
+                            f"lifespan gave {type(begun).__name__}, which is no async context manager; "
+                            "write @contextlib.asynccontextmanager above it"
+                        )
+                    lifespans[part.catalog] = await stack.enter_async_context(begun)
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
                 server, parts, lifespans, nursery,
@@ -464,6 +470,8 @@ def _info(
     icons: Sequence[Icon] | None,
 ) -> JsonObject:
     given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
+    if not name:
+        raise LocalProtocolError("a server has a name, which clients show")
     info: JsonObject = {key: text for key, value in given.items() if (text := _text(key, value)) is not None}
     if icons is not None:
         from trio_mcp.core.codec import to_json

@@ -23,6 +23,7 @@ from trio_mcp import (
     Limits,
     LocalProtocolError,
     Prompt,
+    RequestError,
     Resource,
     ResourceTemplate,
     Server,
@@ -62,7 +63,8 @@ def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
     home = sys.modules[trio_mcp._HOME_OF[name]]
     assert value is getattr(home, name)
     assert name in home.__all__
-    assert inspect.getdoc(value)
+    alias = not isinstance(value, type) and not inspect.isfunction(value)  # it says what it is by itself
+    assert alias or inspect.getdoc(value)
     assert vars(trio_mcp)[name] is value  # found once
 
 
@@ -540,3 +542,35 @@ def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
         server.prompt("greeting")  # type: ignore[call-overload]
     with pytest.raises(LocalProtocolError, match="say which resource it is"):
         server.resource(lambda: "text")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("lifespan", [lambda server: None, lambda server: iter(())])
+async def test_a_lifespan_that_is_none_says_what_to_write(lifespan: Any, autojump_clock: MockClock) -> None:
+    with pytest.raises(LocalProtocolError, match=r"write @contextlib\.asynccontextmanager above it"):
+        async with Server("living", lifespan=lifespan).running():
+            pytest.fail("it began")
+
+
+def test_a_server_has_a_name() -> None:
+    with pytest.raises(LocalProtocolError, match="a server has a name"):
+        Server("")
+
+
+def test_all_public_names_are_completed() -> None:
+    assert set(trio_mcp.__all__) <= set(dir(trio_mcp))
+
+
+async def test_an_author_hears_that_a_code_is_not_his_to_choose(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    server = Server("coded")
+
+    @server.tool
+    async def fail() -> str:
+        raise RequestError(-32001, "taken")
+
+    async with connected(server, REVISION_NAMES[-1]) as wire:
+        with pytest.raises(WireError) as refused:
+            await wire.call("tools/call", {"name": "fail"})
+    assert refused.value.code == -32603
+    assert "2026-07-28 keeps -32001 to itself" in caplog.text
