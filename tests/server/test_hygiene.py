@@ -1,0 +1,537 @@
+"""What a good neighbour does: checkpoints, no globals, no leftovers, in whatever loop and thread it runs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import (
+    MockClock,
+    assert_checkpoints,
+    assert_no_checkpoints,
+    memory_stream_pair,
+    wait_all_tasks_blocked,
+)
+
+from tests.server.checkpoints import busy_threads, open_fds, wide
+from tests.server.wire import LATEST, Wire, connected, everywhere
+from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
+from trio_mcp.driver import _Outbox
+
+ROOT = Path(__file__).parents[2]
+ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "sampling/createMessage": lambda _: {"role": "assistant", "model": "m", "content": {"type": "text", "text": "1"}},
+    "elicitation/create": lambda _: {"action": "decline"},
+    "roots/list": lambda _: {"roots": []},
+}
+FORM = {"type": "object", "properties": {"x": {"type": "string"}}}
+
+
+# Checkpoints.
+
+
+async def progress(ctx: Context) -> None:
+    await ctx.progress(1)
+
+
+async def log(ctx: Context) -> None:
+    await ctx.log("info", "x")
+
+
+async def log_that_is_not_wanted(ctx: Context) -> None:
+    await ctx.log("debug", "x")
+
+
+async def elicit(ctx: Context) -> None:
+    await ctx.elicit("Shall I?", FORM)
+
+
+async def elicit_url(ctx: Context) -> None:
+    await ctx.elicit_url("Go there", "https://example.com/")
+
+
+async def sample(ctx: Context) -> None:
+    await ctx.sample("How many?", max_tokens=5)
+
+
+async def roots(ctx: Context) -> None:
+    await ctx.roots()
+
+
+async def roots_again(ctx: Context) -> None:
+    await ctx.roots()
+    with assert_checkpoints():
+        await ctx.roots()
+
+
+async def ask(ctx: Context) -> None:
+    await ctx.ask(roots=ListRoots())
+
+
+async def ask_nothing(ctx: Context) -> None:
+    await ctx.ask()
+
+
+async def completed(ctx: Context) -> None:
+    page = ElicitUrl("Go there", "https://example.com/")
+    await ctx.ask(page=page)
+    with assert_checkpoints():
+        await ctx.completed(page)
+
+
+URLS = {"elicit_url", "completed"}
+FORMS = {"elicit"}
+METHODS: list[Callable[[Context], Awaitable[None]]] = [
+    progress, log, log_that_is_not_wanted, elicit, elicit_url, sample, roots, roots_again, ask, ask_nothing, completed,
+]  # fmt: skip
+
+
+def exists(method: Callable[[Context], Awaitable[None]], revision: str) -> bool:
+    if method.__name__ in URLS:
+        return revision >= "2025-11-25"
+    return revision >= "2025-06-18" or method.__name__ not in FORMS
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("asked_for", [True, False], ids=["wanted", "not wanted"])
+@everywhere
+async def test_what_a_handler_awaits_is_a_checkpoint(
+    revision: str, asked_for: bool, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    if not exists(method, revision):
+        pytest.skip("not in this revision")
+    server = Server("hygiene")
+
+    @server.tool
+    async def work(ctx: Context) -> str:
+        with assert_checkpoints():
+            await method(ctx)
+        return "worked"
+
+    level = "info" if asked_for else None
+    async with connected(server, revision, answers=ANSWERS, log_level=level) as wire:
+        result = await wire.call("tools/call", {"name": "work"}, progress="p" if asked_for else None)
+        assert result["content"][0]["text"] == "worked"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@everywhere
+async def test_what_a_handler_awaits_can_be_cancelled(
+    revision: str, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    """By a scope of the handler's own."""
+    if not exists(method, revision) or method.__name__ in ("roots_again", "completed"):
+        pytest.skip("not in this revision, or the same as another")
+    server = Server("hygiene")
+
+    @server.tool
+    async def work(ctx: Context) -> str:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await method(ctx)
+        return f"cancelled: {scope.cancelled_caught}"
+
+    async with connected(server, revision, answers=ANSWERS, log_level="info") as wire:
+        result = await wire.call("tools/call", {"name": "work"}, progress="p")
+        assert result["content"][0]["text"] == "cancelled: True"
+        assert wire.asked == []
+
+
+async def test_to_serve_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
+    for shared in (False, True):
+        server = Server("hygiene")
+        async with server.running() if shared else nullcontext():
+            ours, theirs = wide()
+            await ours.send_eof()
+            with assert_checkpoints():
+                await serve_stream(server, theirs)
+            ours, theirs = wide()
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await serve_stream(server, theirs)
+            assert scope.cancelled_caught
+            assert await ours.receive_some() == b""
+            with trio.move_on_after(5) as scope:
+                await serve_stream(server, wide()[1])
+            assert scope.cancelled_caught
+
+
+async def test_to_run_is_a_checkpoint_and_can_be_cancelled(autojump_clock: MockClock) -> None:
+    server = Server("hygiene")
+    with assert_checkpoints():
+        async with server.running():
+            pass
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with server.running():
+            await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert not server._runs
+
+
+async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockClock) -> None:
+    server = Server("hygiene")
+    async with server.running():
+        with assert_no_checkpoints():
+            server.changed("tools")
+            server.updated("it://changes")
+            server.statistics()
+
+
+async def test_the_wire_s_own_waits_are_checkpoints_where_they_say_so(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    outbox = _Outbox(theirs, lambda: b"", lambda: 0, 10, lambda: None)
+    with assert_checkpoints():
+        await outbox.room()
+    ours.close()
+
+
+# Nothing is left.
+
+
+def everything() -> Server:
+    server = Server("everything")
+
+    @server.tool
+    async def plain(x: int) -> str:
+        return "plain"
+
+    @server.tool
+    async def tells(ctx: Context) -> str:
+        await ctx.progress(1)
+        await ctx.log("info", "x")
+        return "tells"
+
+    @server.tool
+    async def fails() -> str:
+        raise ValueError("fails")
+
+    @server.tool
+    async def refuses() -> str:
+        raise RequestError(1, "refuses")
+
+    @server.tool
+    async def tells_the_model() -> str:
+        raise ToolError("no")
+
+    @server.tool
+    async def fails_in_a_nursery() -> str:
+        async with trio.open_nursery():
+            raise ValueError("fails")
+
+    @server.tool
+    def thread() -> str:
+        return "thread"
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        await ctx.sample("How many?", max_tokens=5)
+        return "asks"
+
+    @server.tool
+    async def waits() -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    @server.resource("it://{name}")
+    def it(name: str) -> str:
+        return name
+
+    @server.prompt
+    def prompt(name: str) -> str:
+        return name
+
+    return server
+
+
+def _tool(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
+    return "tools/call", {"name": name, "arguments": arguments}
+
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a list": ("tools/list", {}),
+    "a call": _tool("plain", x=1),
+    "a call that does not fit": _tool("plain", x="1"),
+    "a call of nothing": _tool("nothing"),
+    "a call that tells": _tool("tells"),
+    "a call that fails": _tool("fails"),
+    "a call that is refused": _tool("refuses"),
+    "a call that tells the model": _tool("tells_the_model"),
+    "a call that fails in a nursery": _tool("fails_in_a_nursery"),
+    "a call in a thread": _tool("thread"),
+    "a call that asks": _tool("asks"),
+    "a call that is cancelled": _tool("waits"),
+    "a resource": ("resources/read", {"uri": "it://x"}),
+    "a resource that is not there": ("resources/read", {"uri": "that://x"}),
+    "a prompt": ("prompts/get", {"name": "prompt", "arguments": {"name": "x"}}),
+    "a method that is not there": ("no/such/method", {}),
+    "a subscription": ("subscriptions/listen", {"notifications": {"toolsListChanged": True}}),
+}
+
+
+class Lines:
+    """A client that keeps nothing of what it hears."""
+
+    def __init__(self, stream: Any, wire: Wire) -> None:
+        self.stream = stream
+        self.wire = wire
+        self.buffer = b""
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self.stream.send_all(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        while b"\n" not in self.buffer:
+            data = await self.stream.receive_some()
+            assert data
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    async def open(self) -> None:
+        if self.wire.modern:
+            return
+        params = {
+            "protocolVersion": self.wire.revision,
+            "capabilities": self.wire.capabilities,
+            "clientInfo": {"name": "c", "version": "1"},
+        }
+        await self.send(self.wire.request("initialize", params))
+        assert "result" in await self.receive()
+        await self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    async def exchange(self, method: str, params: dict[str, Any], cancelled: bool) -> None:
+        request = self.wire.request(method, params, progress="p")
+        await self.send(request)
+        if cancelled:
+            await wait_all_tasks_blocked()
+            note = {"method": "notifications/cancelled", "params": {"requestId": request["id"]}}
+            await self.send({"jsonrpc": "2.0", **note})
+            await wait_all_tasks_blocked()
+            if method == "subscriptions/listen" and self.wire.modern:
+                await self.receive()  # its acknowledgement
+            if method != "subscriptions/listen" or self.wire.modern:
+                return
+        while (message := await self.receive()).get("id") != request["id"] or "method" in message:
+            if "id" in message:
+                answer = {"jsonrpc": "2.0", "id": message["id"], "result": ANSWERS[message["method"]]({})}
+                await self.send(answer)
+        result = message.get("result", {})
+        if "inputRequests" in result:
+            given = {key: ANSWERS[question["method"]]({}) for key, question in result["inputRequests"].items()}
+            again = {**params, "inputResponses": given, "requestState": result["requestState"]}
+            await self.exchange(method, again, cancelled)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
+@pytest.mark.parametrize("what", REQUESTS)
+async def test_a_thousand_requests_leave_nothing_to_the_garbage_collector(
+    what: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    """With the collector turned off the number of objects that it would have to look at stays the same."""
+    caplog.set_level(100, "trio_mcp")  # what is logged is kept by the test
+    method, params = REQUESTS[what]
+    cancelled = what in ("a call that is cancelled", "a subscription")
+    times = 100 if "thread" in what else 1000
+    server = everything()
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, theirs)
+        lines = Lines(ours, Wire(ours, revision))
+        await lines.open()
+        for _ in range(20):
+            await lines.exchange(method, params, cancelled)
+        await wait_all_tasks_blocked()
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for _ in range(times):
+                await lines.exchange(method, params, cancelled)
+            await wait_all_tasks_blocked()
+            assert len(gc.get_objects()) < before + times // 2
+        finally:
+            gc.enable()
+        await ours.send_stream.aclose()
+
+
+async def test_connections_and_runs_leave_nothing_behind(autojump_clock: MockClock) -> None:
+    """Here the collector has its work: a connection and what serves it know each other."""
+    server = everything()
+
+    async def one() -> None:
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_stream, server, theirs)
+            lines = Lines(ours, Wire(ours, LATEST))
+            await lines.exchange(*REQUESTS["a call"], False)
+            await lines.exchange(*REQUESTS["a call that is cancelled"], True)
+            await lines.exchange(*REQUESTS["a subscription"], True)
+            await ours.send_stream.aclose()
+
+    for shared in (True, False):
+        async with server.running() if shared else nullcontext():
+            counts = []
+            for _ in range(4):
+                for _ in range(25):
+                    await one()
+                await wait_all_tasks_blocked()
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+            assert counts[-1] < counts[0] + 25
+
+
+@pytest.mark.filterwarnings("error")
+async def test_files_sockets_and_threads_are_given_back(autojump_clock: MockClock) -> None:
+    fds, threads = open_fds(), busy_threads()
+    for _ in range(3):
+        async with connected(everything(), LATEST, answers=ANSWERS) as wire:
+            for name in ("thread", "asks"):
+                await wire.call(*_tool(name))
+    gc.collect()
+    assert open_fds() == fds
+    assert busy_threads() == threads
+
+
+# Wherever it runs.
+
+
+def exchange(server: Server) -> Callable[[], Awaitable[str]]:
+    """A whole exchange in the loop at hand, without a clock or anything else that only a test has."""
+
+    async def main() -> str:
+        ours, theirs = memory_stream_pair()
+        lines = Lines(ours, Wire(ours, LATEST))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_stream, server, theirs)
+            for name in ("a call", "a call in a thread", "a call that asks", "a resource", "a call that is refused"):
+                await lines.exchange(*REQUESTS[name], False)
+            await lines.exchange(*REQUESTS["a call that is cancelled"], True)
+            await ours.send_stream.aclose()
+        return "done"
+
+    return main
+
+
+def test_it_runs_as_a_guest() -> None:
+    todo: queue.Queue[Callable[[], Any]] = queue.Queue()
+    outcomes: list[Any] = []
+
+    trio.lowlevel.start_guest_run(
+        exchange(everything()),
+        run_sync_soon_threadsafe=todo.put,
+        done_callback=outcomes.append,
+        host_uses_signal_set_wakeup_fd=True,
+    )
+    while not outcomes:
+        todo.get(timeout=30)()
+    assert outcomes[0].unwrap() == "done"
+
+
+def test_it_runs_off_the_main_thread() -> None:
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(trio.run(exchange(everything()))))
+    thread.start()
+    thread.join(30)
+    assert found == ["done"]
+
+
+def test_one_server_runs_in_two_loops_at_once() -> None:
+    server, found = everything(), []
+    threads = [
+        threading.Thread(target=lambda: found.append(trio.run(exchange(server))))  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == ["done", "done"]
+
+
+def output_of(program: str, *options: str) -> str:
+    command, env = [sys.executable, *options, "-c", program], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_no_other_loop_and_no_transport_come_along() -> None:
+    """Of what is imported when a server is used, apart from what this test needs itself."""
+    program = """
+import json, sys
+import trio_mcp
+from trio_mcp import Server, serve_stream, Context
+import trio
+
+server = Server("clean")
+
+@server.tool
+async def plain(x: int) -> str:
+    return "plain"
+
+@server.tool
+def thread(ctx: Context) -> str:
+    return "thread"
+
+@server.resource("it://x")
+async def it() -> str:
+    return "x"
+
+opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+requests = [
+    ("initialize", opening), ("tools/list", {}), ("tools/call", {"name": "plain", "arguments": {"x": 1}}),
+    ("tools/call", {"name": "thread"}), ("resources/read", {"uri": "it://x"}), ("tools/call", {"name": "none"}),
+]
+
+async def main():
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server, theirs)
+        for id, (method, params) in enumerate(requests):
+            await ours.send_all(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode())
+            await ours.send_all(b"\\n")
+            assert json.loads(await ours.receive_some())["id"] == id
+        await ours.send_stream.aclose()
+
+import trio.testing
+trio.run(main)
+unwanted = {"asyncio", "anyio", "curio", "pydantic", "httpx", "h11", "wsproto", "requests", "starlette"}
+print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modules})))
+"""
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == []
+
+
+def test_importing_it_changes_nothing_global() -> None:
+    program = """
+import signal, sys, threading, warnings, logging, gc
+def state():
+    return (
+        [signal.getsignal(n) for n in signal.valid_signals()], sys.excepthook, sys.unraisablehook,
+        threading.active_count(), list(warnings.filters), logging.root.handlers[:], gc.isenabled(),
+        sys.getrecursionlimit(), gc.get_threshold(), sys.get_asyncgen_hooks(), sys.stdout, sys.stderr,
+    )
+import trio, json, attrs
+before = state()
+import trio_mcp, trio_mcp.driver, trio_mcp.server, trio_mcp.stdio
+assert state() == before, (state(), before)
+"""
+    assert output_of(program) == ""
