@@ -10,7 +10,8 @@
 | anything else | its JSON as text, and as structured content if the tool has an output schema |
 
 Structured content leaves only after it was judged by the output schema; what breaks it, or cannot be written at all, is
-the server's own fault, `BadResult`.  What the revision does not know at all is `NotInThisRevision`.
+the server's own fault, `BadResult`.  So is an object of the protocol that was built of wrong things, since types are
+only checked where somebody runs a type checker.  What the revision does not know at all is `NotInThisRevision`.
 
 What surprises: a list of nothing but text is data, `["a", "b"]`, and no content.  A tool with an output schema has the
 JSON as its text even where that is a string, in quotes: both say the same.  An empty list that a resource returns is
@@ -35,6 +36,7 @@ from trio_mcp.core.errors import (
     LocalProtocolError,
     McpError,
     NotInThisRevision,
+    RemoteProtocolError,
     RequestError,
     shown,
 )
@@ -237,9 +239,28 @@ def _is_a(value: object, name: str) -> bool:
 
 
 def _written(value: Any, revision: Revision) -> JsonObject:
-    from trio_mcp.core.codec import to_json
+    """A model as JSON, in which all is of the types that the protocol says."""
+    from trio_mcp.core.codec import from_json, to_json
+    from trio_mcp.core.content import ContentBlock, Model
 
-    return to_json(value, revision)
+    written: JsonObject = _plain(to_json(value, revision))
+    from_json(type(value) if isinstance(value, Model) else ContentBlock, written, strict=True)
+    return written
+
+
+def _plain(value: Any) -> Json:
+    """What was written from a model, in nothing but the types of JSON: one may be built of tuples and enums, too."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise LocalProtocolError("a key that is no text has no JSON form")
+        return {str.__str__(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(item) for item in value]
+    if not isinstance(value, int | float | None):
+        raise LocalProtocolError(f"{type(value).__name__} cannot stand in an object of the protocol")
+    return _NO_PROMISE(value)
 
 
 def _text(text: str) -> JsonObject:
@@ -247,26 +268,40 @@ def _text(text: str) -> JsonObject:
 
 
 def _block(value: Any, revision: Revision) -> JsonObject:
-    """A content block or text.  prm-05, prm-06, prm-07: what is no type or no URI does not leave."""
+    """A content block or text."""
     if isinstance(value, str):
         return _text(value)
     if not _is_block(value):
         raise LocalProtocolError(f"{type(value).__name__} is no content")
-    block = _written(value, revision)
+    return _with_type(_written(value, revision))
+
+
+def _with_type(block: JsonObject) -> JsonObject:
+    """A block that was written, with the type of what is embedded in it (prm-07)."""
+    _check_block(block)
+    if block.get("type") != "resource":
+        return block
+    contents = block["resource"]
+    mime_type = "text/plain" if "text" in contents else "application/octet-stream"
+    return {**block, "resource": {"mimeType": mime_type, **contents}}
+
+
+def _check_block(block: JsonObject) -> None:
+    """prm-05, prm-06, prm-07: what is no type or no URI does not leave."""
     kind = block.get("type")
     if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
-        raise LocalProtocolError(f"the mime_type of {type(value).__name__} is none, such as {kind}/...")
+        raise LocalProtocolError(f"the mime_type of {kind.capitalize()}Content is none, such as {kind}/...")
     if kind == "resource":
-        block["resource"] = _contents_with_type(block["resource"])
-    return block
+        _check_uri(block["resource"], "a resource")
+    if kind == "resource_link":
+        _check_uri(block, "a ResourceLink")
 
 
-def _contents_with_type(contents: JsonObject) -> JsonObject:
+def _check_uri(of: JsonObject, what: str) -> None:
     import re
 
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", contents["uri"]):
-        raise LocalProtocolError("the uri of a resource begins with a scheme, such as file:")
-    return {"mimeType": "text/plain" if "text" in contents else "application/octet-stream", **contents}
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", of["uri"]):
+        raise LocalProtocolError(f"the uri of {what} begins with a scheme, such as file:")
 
 
 def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
@@ -287,8 +322,14 @@ def _judged(what: str, make: Callable[..., JsonObject], *arguments: Any) -> Json
         return make(*arguments)
     except NotInThisRevision:
         raise  # nothing is wrong with the server, and the client is told
-    except LocalProtocolError as error:
+    except (LocalProtocolError, RemoteProtocolError) as error:
         raise BadResult(f"{what}: {error}") from error
+    except _OF_ODD_VALUES as error:
+        raise BadResult(f"{what}: writing it failed with {type(error).__name__}") from error
+
+
+# What a value can raise that only looks like what it should be, such as an object that lacks one of its attributes.
+_OF_ODD_VALUES = (TypeError, ValueError, AttributeError, LookupError, NameError, RecursionError)
 
 
 # Tools.
@@ -422,13 +463,19 @@ def _explicit(value: Any, output: Output, revision: Revision) -> JsonObject:
     if value.structured_content is ABSENT:
         if output.schema is not None and not value.is_error:  # tool-14
             raise LocalProtocolError("it has no structured_content, which the output schema promises")
-        return _written(value, revision)
+        return _checked(_written(value, revision))
     import attrs
 
     structured = output(value.structured_content, error=bool(value.is_error))
-    result = _written(attrs.evolve(value, structured_content=structured), revision)
+    result = _checked(_written(attrs.evolve(value, structured_content=structured), revision))
     if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
         result["content"] = [*result["content"], _text(_as_text(structured))]
+    return result
+
+
+def _checked(result: JsonObject) -> JsonObject:
+    for block in result["content"]:
+        _check_block(block)
     return result
 
 
@@ -473,8 +520,8 @@ def _prompt_result(value: Any, revision: Revision) -> JsonObject:
         return {
             "messages": [_message(each, revision) for each in (value if isinstance(value, list | tuple) else [value])]
         }
-    messages = [_message(each, revision) for each in value.messages]
-    return {**_written(value, revision), "messages": messages}
+    written = _written(value, revision)
+    return {**written, "messages": [{**each, "content": _with_type(each["content"])} for each in written["messages"]]}
 
 
 def _message(value: Any, revision: Revision) -> JsonObject:
@@ -484,7 +531,8 @@ def _message(value: Any, revision: Revision) -> JsonObject:
         raise LocalProtocolError(f"{type(value).__name__} is no message; return text, content or PromptMessage")
     if value.role not in ("user", "assistant"):  # prm-17
         raise LocalProtocolError("the role of a message is user or assistant")
-    return {**_written(value, revision), "content": _block(value.content, revision)}
+    written = _written(value, revision)
+    return {**written, "content": _with_type(written["content"])}
 
 
 def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
@@ -500,20 +548,26 @@ def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revi
     if _is_a(value, "ReadResourceResult"):
         if not value.contents:  # res-09
             raise LocalProtocolError("it has no contents; raise ResourceNotFound where there is nothing")
-        return _written(value, revision)
+        result = _written(value, revision)
+        return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
     if isinstance(value, bytes):
         return {"contents": [_blob(value, uri, mime_type)]}  # res-12
     if _is_contents(value):
-        return {"contents": [_written(value, revision)]}
+        return {"contents": [_with_uri(_written(value, revision))]}
     if isinstance(value, list | tuple) and any(map(_is_contents, value)):
         if not all(map(_is_contents, value)):
             raise LocalProtocolError("it mixes contents with something else; make all of it contents")
-        return {"contents": [_written(each, revision) for each in value]}
+        return {"contents": [_with_uri(_written(each, revision)) for each in value]}
     if isinstance(value, str):
         text, otherwise = _text(value)["text"], "text/plain"
     else:
         text, otherwise = _as_text(_NO_PROMISE(value)), "application/json"
     return {"contents": [{"uri": uri, "mimeType": mime_type or otherwise, "text": text}]}
+
+
+def _with_uri(contents: JsonObject) -> JsonObject:
+    _check_uri(contents, "a resource")
+    return contents
 
 
 def _is_contents(value: object) -> bool:
@@ -525,10 +579,14 @@ _COMPLETIONS = 100
 
 def completion_result(value: Any) -> JsonObject:
     """From a list of texts, best first, or `Completion`.  Raises `BadResult`."""
+    return _judged("the result of a completion", _completion_result, value)
+
+
+def _completion_result(value: Any) -> JsonObject:
     if _is_a(value, "Completion"):
         return {"completion": _written(value, LATEST)}
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        raise BadResult(f"the result of a completion: {type(value).__name__} is no list of texts, and no Completion")
+        raise LocalProtocolError(f"{type(value).__name__} is no list of texts, and no Completion")
     # cmpl-01: in the order in which they came.  cmpl-07: "must not exceed 100 items".
-    first = [str.__str__(each) for each in value[:_COMPLETIONS]]
+    first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
     return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}

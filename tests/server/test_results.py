@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
@@ -10,11 +11,13 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import attrs
 import jsonschema_rs
 import pytest
 import typing_extensions
@@ -738,6 +741,167 @@ def test_a_completion_is_valid_in_every_revision(official: Official, revision: R
 def test_what_is_no_list_of_texts_is_no_completion(value: Any) -> None:
     with pytest.raises(BadResult, match="is no list of texts, and no Completion"):
         completion_result(value)
+
+
+# What was built of wrong things: types are only checked where somebody runs a type checker.
+
+
+WRONG: Any = object()
+LOOP: dict[str, Any] = {}
+LOOP["again"] = LOOP
+BUILT_WRONG: list[tuple[str, Callable[[], Any], str]] = [
+    ("text", lambda: TextContent(typing.cast(Any, 5)), "text: expected string, got integer"),
+    ("bytes as text", lambda: TextContent(typing.cast(Any, b"hi")), "bytes cannot stand in an object of the protocol"),
+    ("annotations", lambda: TextContent("hi", annotations=typing.cast(Any, "all")), "str cannot stand where"),
+    ("audience", lambda: TextContent("hi", annotations=Annotations([WRONG])), "object cannot stand in an object"),
+    ("speaker", lambda: TextContent("hi", annotations=Annotations(["all"])), "expected one of"),  # type: ignore
+    ("keys", lambda: TextContent("hi", meta=typing.cast(Any, {5: 6})), "a key that is no text has no JSON form"),
+    ("no number", lambda: TextContent("hi", meta={"a": float("nan")}), "a float that is not finite"),
+    ("endless", lambda: TextContent("hi", meta=LOOP), "RecursionError"),
+    ("picture", lambda: ImageContent(typing.cast(Any, "text"), "image/png"), "str cannot stand where bytes are wanted"),
+    ("type", lambda: ImageContent(PNG, typing.cast(Any, None)), "mimeType: expected string, got null"),
+    ("no type", lambda: ImageContent(PNG, "png"), "the mime_type of ImageContent is none"),
+    ("link", lambda: ResourceLink(name=typing.cast(Any, 5), uri=typing.cast(Any, None)), "expected string, got"),
+    ("link, swapped", lambda: ResourceLink("notes://a", "a"), "the uri of a ResourceLink begins with a scheme"),
+    ("size", lambda: ResourceLink("a", "a:b", size=typing.cast(Any, "5")), "size: expected integer, got string"),
+    ("embedded", lambda: EmbeddedResource(TextResourceContents(*typing.cast(Any, (5, 5)))), "expected string"),
+    ("embedded, no uri", lambda: EmbeddedResource(NO_URI), "the uri of a resource begins with a scheme"),
+    ("no resource", lambda: EmbeddedResource(typing.cast(Any, None)), "NoneType cannot stand where"),
+    ("unknown", lambda: Unknown({"type": "image"}), "data: missing"),
+    ("not even unknown", lambda: Unknown(typing.cast(Any, 5)), "expected object, got integer"),
+]
+NO_URI = TextResourceContents("no uri", "hi")
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "tool": lambda block: tool_result(block, None, "t", LATEST),
+    "list": lambda block: tool_result(["hi", block], None, "t", LATEST),
+    "result": lambda block: tool_result(CallToolResult([block]), None, "t", LATEST),
+    "structured": lambda block: tool_result(CallToolResult([block], structured_content={}), None, "t", LATEST),
+    "failure": lambda block: tool_failure(ToolError([block]), LATEST),
+    "prompt": lambda block: prompt_result(block, None, LATEST),
+    "message": lambda block: prompt_result([PromptMessage("user", block)], None, LATEST),
+    "messages": lambda block: prompt_result(GetPromptResult([PromptMessage("user", block)]), None, LATEST),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("make", "why"), [each[1:] for each in BUILT_WRONG], ids=[each[0] for each in BUILT_WRONG])
+def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
+    place: str, make: Callable[[], Any], why: str
+) -> None:
+    with pytest.raises(BadResult, match=why):
+        PLACES[place](make())
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "why"),
+    [
+        (tool_result, lambda: CallToolResult(typing.cast(Any, "text")), "str cannot stand where"),
+        (tool_result, lambda: CallToolResult([], is_error=typing.cast(Any, "no")), "isError: expected boolean"),
+        (prompt_result, lambda: GetPromptResult([], typing.cast(Any, 5)), "description: expected string"),
+        (prompt_result, lambda: GetPromptResult([PromptMessage(*typing.cast(Any, (5, NO_URI)))]), "cannot stand"),
+        (resource_result, lambda: TextResourceContents("no uri", typing.cast(Any, None)), "text: expected string"),
+        (resource_result, lambda: NO_URI, "the uri of a resource begins with a scheme"),
+        (resource_result, lambda: [NOTE, NO_URI], "the uri of a resource begins with a scheme"),
+        (resource_result, lambda: ReadResourceResult([NO_URI]), "the uri of a resource begins with a scheme"),
+        (resource_result, lambda: ReadResourceResult([TextResourceContents(*typing.cast(Any, (5, 5)))]), "uri: exp"),
+        (resource_result, lambda: BlobResourceContents("a:b", typing.cast(Any, "hi")), "str cannot stand where bytes"),
+        (completion_result, lambda: Completion(typing.cast(Any, [5])), r"values\[0\]: expected string, got integer"),
+        (completion_result, lambda: Completion(["a"], total=typing.cast(Any, "5")), "total: expected integer"),
+    ],
+)
+def test_results_that_were_built_of_wrong_things_are_the_servers_own_fault(make: Any, value: Any, why: str) -> None:
+    with pytest.raises(BadResult, match=why):
+        outcome_of(make, value(), LATEST)
+
+
+def test_what_is_built_of_tuples_mappings_and_enums_leaves_as_plain_json() -> None:
+    block = TextContent(
+        Word.A,
+        annotations=Annotations((Speaker.USER,), priority=Level.ONE),  # type: ignore[arg-type]
+        meta=types.MappingProxyType({Word.A: (1, None, 1.5, True)}),
+    )
+    written = tool_result(CallToolResult((block,)), None, "t", LATEST)["content"][0]
+    assert written == {
+        "type": "text",
+        "text": "a",
+        "annotations": {"audience": ["user"], "priority": 1},
+        "_meta": {"a": [1, None, 1.5, True]},
+    }
+    assert type(written["text"]) is type(written["annotations"]["audience"][0]) is str
+    assert type(written["annotations"]["priority"]) is int
+
+
+class Speaker(enum.StrEnum):
+    USER = "user"
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+
+
+@attrs.define(repr=False)
+class Unfinished:
+    there: int
+
+
+def outcome_of(make: Any, value: Any, revision: Revision) -> Any:
+    match make.__name__:
+        case "tool_result":
+            return make(value, None, "t", revision)
+        case "prompt_result":
+            return make(value, None, revision)
+        case "resource_result":
+            return make(value, "a:b", None, revision)
+        case "tool_failure":
+            return make(ToolError([value]), revision)
+        case _:
+            return make(value)
+
+
+class Odd(collections.UserDict[str, Any]):
+    def __iter__(self) -> Any:
+        raise KeyError("s3cr3t")
+
+
+LEAVES = st.sampled_from(
+    [
+        None, True, 5, "a", "a:b", "image/png", b"a", 1.5, float("inf"), WRONG, Word.A, LOOP, Odd(a=1), {5: 6}, int,
+        {"a": 1}, collections.deque(["a"]), range(2), decimal.Decimal(1), memoryview(b"a"), object.__new__(Unfinished),
+    ]
+)  # fmt: skip
+MODELS: list[Callable[..., Any]] = [
+    TextContent, ImageContent, AudioContent, EmbeddedResource, ResourceLink, TextResourceContents, Unknown,
+    BlobResourceContents, PromptMessage, CallToolResult, GetPromptResult, ReadResourceResult, Completion, Annotations,
+]  # fmt: skip
+
+
+def built(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def build(model: Callable[..., Any], parts: list[Any]) -> Any:
+        try:
+            return model(*parts[: 1 if model is Unknown else 2])
+        except (TypeError, LocalProtocolError):  # it can be seen when it is built
+            return parts
+
+    return st.builds(build, st.sampled_from(MODELS), st.lists(inside, min_size=1, max_size=2)) | st.lists(
+        inside, max_size=3
+    )
+
+
+@REVISION
+@pytest.mark.parametrize("make", [tool_result, prompt_result, resource_result, completion_result, tool_failure])
+@settings(max_examples=60, deadline=None)
+@given(value=st.recursive(LEAVES, built, max_leaves=6))
+def test_whatever_was_built_is_a_result_or_the_servers_own_fault(make: Any, revision: Revision, value: Any) -> None:
+    try:
+        result = outcome_of(make, value, revision)
+    except (BadResult, NotInThisRevision):
+        return
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_a_value_that_fails_while_it_is_written_is_not_quoted() -> None:
+    with pytest.raises(BadResult, match=r"^the result of the tool 't': writing it failed with KeyError$"):
+        tool_result(Odd(a=1), None, "t", LATEST)
 
 
 # Costs.

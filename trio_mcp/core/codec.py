@@ -424,7 +424,7 @@ class _Writers(dict[type, Write]):
 
         members = _members(annotation)
         if bytes in members:
-            return lambda value: b64encode(value).decode()
+            return _base64
         inside = [get_args(member)[-1] for member in members if get_origin(member) in (Sequence, Mapping)]
         nested = self.of(inside[0]) if inside else identity
         allowed = frozenset(m for m in members if isinstance(m, type) and issubclass(m, Model | Unknown | Malformed))
@@ -442,6 +442,12 @@ class _Writers(dict[type, Write]):
             raise LocalProtocolError(f"{type(value).__name__} cannot stand where {wanted} is wanted")
 
         return write
+
+
+def _base64(value: Any) -> str:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise LocalProtocolError(f"{type(value).__name__} cannot stand where bytes are wanted")
+    return b64encode(value).decode()
 
 
 _writers = functools.cache(_Writers)
