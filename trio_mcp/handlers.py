@@ -78,6 +78,11 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = 
 
     The hints of the arguments are left to those who make a schema of them.
     """
+    if isinstance(function, type):
+        raise LocalProtocolError(
+            f"{name_of(function)} is a class, and a call of it would only make an object; register a method of one of "
+            f"its objects, such as {function.__name__}(...).run, or a function that returns what the object says"
+        )
     signature = _signature(function)
     settled = _settled(function)
     found = [

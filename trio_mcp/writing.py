@@ -229,6 +229,8 @@ def _writer_of_class(kind: Any) -> Write:
         return _write_mapping
     if issubclass(kind, Sequence | collections.abc.Set):
         return _write_array
+    if issubclass(kind, collections.abc.Awaitable):
+        raise LocalProtocolError(f"a {kind.__name__} is no value yet: await it, and return what that gives")
     known = "text, a number, a list, a mapping, a dataclass or an attrs object"
     raise LocalProtocolError(f"{kind.__name__} has no JSON form here; make it {known}")
 

@@ -104,7 +104,7 @@ KINDS: dict[str, tuple[Callable[..., Any], How]] = {
     "a function": (plain, How.THREAD),
     "a coroutine function": (coroutine, How.ASYNC),
     "a lambda": (lambda city: city, How.THREAD),
-    "a class": (Forecast, How.THREAD),
+    "a partial of a class": (functools.partial(Forecast), How.THREAD),
     "a partial": (functools.partial(plain), How.THREAD),
     "an async partial": (functools.partial(coroutine, "Oslo"), How.ASYNC),
     "a partial of a partial": (functools.partial(functools.partial(coroutine), city="Oslo"), How.ASYNC),
@@ -145,6 +145,14 @@ def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Calla
 def test_options_for_threads_are_refused_where_there_is_none(function: Callable[..., Any], option: str) -> None:
     with pytest.raises(LocalProtocolError, match=rf"is async, so no thread runs it; drop {option}=False, or the async"):
         typed(function, **{option: False})
+
+
+def test_a_class_is_refused_with_what_to_register_instead() -> None:
+    why = (
+        r"^Forecast is a class, .*; register a method of one of its objects, such as Forecast\(...\).run, or a function"
+    )
+    with pytest.raises(LocalProtocolError, match=why):
+        typed(Forecast)
 
 
 def test_what_runs_inline_abandons_nothing() -> None:

@@ -276,7 +276,7 @@ BOUNDED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    from trio_mcp.core.schema import resolved_alone, substituted, members_of
+    from trio_mcp.core.schema import members_of, resolved_alone, substituted
 
     kind = typing.get_origin(hint) or hint
     variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
@@ -711,6 +711,19 @@ class Zone(datetime.tzinfo):
 def test_what_has_no_json_form_is_refused_by_its_type(value: Any, why: str) -> None:
     with pytest.raises(LocalProtocolError, match=why):
         to_json_value(value)
+
+
+def test_a_coroutine_is_to_be_awaited() -> None:
+    async def answer() -> int:
+        return 1
+
+    forgotten = answer()
+    for hint in (Any, int, list[int]):
+        with pytest.raises(
+            LocalProtocolError, match=r"^a coroutine is no value yet: await it, and return what that gives"
+        ):
+            to_json_value(forgotten, hint)
+    forgotten.close()
 
 
 def test_a_datetime_is_no_date() -> None:
