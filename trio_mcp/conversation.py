@@ -154,9 +154,8 @@ class Conversation:
         elif isinstance(event, Agreed):
             declared = self.session.declared(event.terms.revision)
             self._run.publisher.listeners.add_session(Key(self, None), declared)
-        elif isinstance(event, Notice):
-            if event.notification.method == _ROOTS_CHANGED:
-                self._roots, self._roots_changes = None, self._roots_changes + 1
+        elif isinstance(event, Notice):  # that the roots have changed: no other comes this far
+            self._roots, self._roots_changes = None, self._roots_changes + 1
         else:
             _log.debug("%s", event)
 
@@ -233,7 +232,7 @@ class Conversation:
         return RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
 
     async def _result(self, ctx: Context) -> JsonObject | RequestError:
-        # By itself: an error that is returned here is held by no frame of its own traceback.
+        # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
         try:
             back = self._retried(ctx)
             if isinstance(back, Place):
@@ -440,8 +439,8 @@ class Conversation:
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         for id in self._listening:  # sub-08
             result = self._run.publisher.listeners.close(Key(self, id))
-            if result is not None:
-                self.session.answer(id, result.result)
+            assert result is not None  # what has ended is not listed any more
+            self.session.answer(id, result.result)
         self._listening.clear()
         self._wire.wake()
         while self._contexts or self._run.parking.waits_for(self):

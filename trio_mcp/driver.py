@@ -90,7 +90,7 @@ class _Outbox:
         self._wanted = trio.Event()
         self._written = trio.lowlevel.ParkingLot()
         self.deadline = math.inf
-        """When what is being written must have been."""
+        """When what is being written must have been, once nothing more is."""
         self.failure: Exception | None = None
         """What was raised in writing, unless it says that the client has gone."""
 
@@ -151,10 +151,8 @@ class _Outbox:
         try:
             data = self._take()
             if data and not self._over:
-                with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
+                with trio.CancelScope(shield=True) as self._scope:  # `finish` gives it a deadline
                     await self._stream.send_all(data)
-                if self._scope.cancelled_caught:
-                    self.close()
         except _GONE:
             self.close()
         except Exception as error:  # noqa: BLE001  # raised by `serve`: it is no fault of the handler that writes here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.requirements import req
 from tests.server.checkpoints import narrow
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
-from trio_mcp import Context, Limits, Server
+from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
+from trio_mcp.conversation import _Asked
+from trio_mcp.core.peer import Lost
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}
@@ -467,3 +470,54 @@ async def test_when_the_client_goes_its_handlers_hear_why(revision: str, autojum
         await wire.start("tools/call", CALL)
         await wait_all_tasks_blocked()
     assert reasons == ["the connection has ended"]
+
+
+# With more than the request.
+
+
+@legacy
+async def test_what_waits_for_another_of_its_kind_ends_with_its_connection(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Subscriptions are served in the order in which they came."""
+    began = []
+
+    async def slowly(ctx: Context, request: Any, call_next: Any) -> Any:
+        if request.method == "resources/subscribe":
+            began.append(request.params["uri"])
+            await trio.sleep(100)
+        return await call_next(request)
+
+    server = Server("slow", middleware=[slowly], offers=["resources"])
+    for shared in (False, True):
+        scope = trio.CancelScope()
+
+        async def serve(server: Server, stream: Any, scope: trio.CancelScope = scope) -> None:
+            with scope:
+                await serve_stream(server, stream)
+
+        async with server.running() if shared else nullcontext(), connected(server, revision, serve=serve) as wire:
+            for uri in ("it://one", "it://two", "it://three"):
+                await wire.start("resources/subscribe", {"uri": uri})
+            await trio.sleep(10)
+            assert server.statistics().running == 3
+            scope.cancel()
+            await wire.ended.wait()
+            await wait_all_tasks_blocked()
+            assert server.statistics().running == 0
+    assert began == ["it://one"] * 2
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
+    cancelled: bool, autojump_clock: MockClock
+) -> None:
+    """As where each call has a stream of its own; and cancellation says it better."""
+    asked = _Asked(1)
+    asked.outcome = Lost(1, "sampling/createMessage", "its stream is gone")
+    asked.done.set()
+    with trio.CancelScope() as scope:
+        if cancelled:
+            scope.cancel()
+        with pytest.raises(trio.Cancelled if cancelled else SessionClosed):
+            await asked.result()
