@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
-from tests.server.checkpoints import narrow
+from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
 from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
 from trio_mcp.conversation import _Asked
@@ -512,12 +512,22 @@ async def test_what_waits_for_another_of_its_kind_ends_with_its_connection(
 async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
     cancelled: bool, autojump_clock: MockClock
 ) -> None:
-    """As where each call has a stream of its own; and cancellation says it better."""
-    asked = _Asked(1)
-    asked.outcome = Lost(1, "sampling/createMessage", "its stream is gone")
-    asked.done.set()
-    with trio.CancelScope() as scope:
-        if cancelled:
-            scope.cancel()
-        with pytest.raises(trio.Cancelled if cancelled else SessionClosed):
+    """As where each call has a stream of its own; when it is cancelled at the same moment, that says it better."""
+    asked, ends = _Asked(1), []
+
+    async def ask() -> None:
+        try:
             await asked.result()
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+
+    with trio.CancelScope() as scope, suppress(SessionClosed), unwrapped():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            asked.outcome = Lost(1, "sampling/createMessage", "its stream is gone")
+            asked.done.set()
+            if cancelled:
+                scope.cancel()
+    assert ends == [trio.Cancelled if cancelled else SessionClosed]
