@@ -245,7 +245,9 @@ class Conversation:
             stopped, failed = error.split(_UPWARD) if isinstance(error, BaseExceptionGroup) else (None, error)
             try:
                 if stopped is None:
-                    return self._run.dispatcher.failure(ctx, error)
+                    outcome = self._run.dispatcher.failure(ctx, error)
+                    error.__traceback__ = None  # an answer keeps no frame, for a frame might keep the answer
+                    return outcome
                 if failed is not None:
                     _log.error("a handler failed while it was being stopped", exc_info=failed)
                 raise sole(stopped)
