@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trio_mcp.arguments import BadArguments
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
+from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.entries import (
     Completer,
     Completing,
@@ -28,35 +28,28 @@ from trio_mcp.entries import (
     TemplateEntry,
     ToolEntry,
 )
-from trio_mcp.registration import (
-    completer_of,
-    prompt_of,
-    raw_prompt,
-    raw_resource,
-    raw_template,
-    raw_tool,
-    resource_of,
-    tool_of,
-)
 
 if TYPE_CHECKING:
-    from trio_mcp.core.listen import Change
     from trio_mcp.core.revisions import Revision
 
-__all__ = [
-    "BadArguments", "Catalog", "Completer", "Completing", "Entry", "PromptEntry", "ResourceEntry", "TemplateEntry",
-    "ToolEntry", "completer_of", "prompt_of", "raw_prompt", "raw_resource", "raw_template", "raw_tool", "resource_of",
-    "tool_of",
-]  # fmt: skip
+__all__ = ["CHANGES", "LISTS", "Catalog"]
 
 
-# For each list: the kind of its entries, and the member of the result that holds them.
-_LISTS: Mapping[str, tuple[str, str]] = {
+LISTS: Mapping[str, tuple[str, str]] = {
     "tools/list": ("tools", "tools"),
     "prompts/list": ("prompts", "prompts"),
     "resources/list": ("resources", "resources"),
     "resources/templates/list": ("templates", "resourceTemplates"),
 }
+"""For each list: the kind of its entries, and the member of the result that holds them."""
+
+CHANGES: Mapping[str, Change] = {
+    "tools": TOOLS_CHANGED,
+    "prompts": PROMPTS_CHANGED,
+    "resources": RESOURCES_CHANGED,
+}
+"""For each capability that has lists: what clients are told when one has changed."""
+
 # For each kind: the capability that stands for it, which is also what clients are told has changed.
 _CAPABILITY = {"tools": "tools", "prompts": "prompts", "resources": "resources", "templates": "resources"}
 # A message has room for a URI of megabytes, which would be held against each template while everybody waits.
@@ -173,7 +166,7 @@ class Catalog:
         The page may be kept for others: it must not be changed.  `allowed` is asked for each entry; what it leaves out
         is not there.  Raises RequestError for a cursor that is none of ours.
         """
-        kind, member = _LISTS[method]
+        kind, member = LISTS[method]
         if allowed is not None or not isinstance(cursor, str | None):
             return self._page(kind, member, revision, cursor, size, allowed)
         pages, at = self._pages[kind], (revision.name, size, cursor)
@@ -346,15 +339,4 @@ def _announce(plan: Sequence[_Place]) -> None:
         catalog._pages[entry.kind].clear()
     for catalog, capability in dict.fromkeys((catalog, _CAPABILITY[entry.kind]) for catalog, entry in plan):
         for hear in catalog.on_change:
-            hear(_change(capability))
-
-
-def _change(capability: str) -> Change:
-    from trio_mcp.core import listen  # 20 ms with all it stands on; who tells nobody never needs it
-
-    changes = {
-        "tools": listen.TOOLS_CHANGED,
-        "prompts": listen.PROMPTS_CHANGED,
-        "resources": listen.RESOURCES_CHANGED,
-    }
-    return changes[capability]
+            hear(CHANGES[capability])

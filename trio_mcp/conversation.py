@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import trio
 
 from trio_mcp.context import ClientError, Context
-from trio_mcp.core.errors import INTERNAL_ERROR, LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import INTERNAL_ERROR, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
@@ -266,7 +266,8 @@ class Conversation:
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        if self._answer(ctx, outcome):
+        del self._contexts[ctx.request.id]  # from now on another may have the id
+        if self._say(ctx, outcome):
             await self._wire.flush()
             if self.session.queued > self._run.limits.outgoing:
                 await self._wire.room()  # so that who does not read is not served without end
@@ -279,12 +280,8 @@ class Conversation:
         if ctx.told:
             await self._wire.written(ctx.told)
 
-    def _answer(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
-        """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
-        del self._contexts[ctx.request.id]  # from now on another may have the id
-        return self._say(ctx, outcome)
-
     def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
         try:
             return self._write_answer(ctx.request.id, outcome)
         except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
@@ -367,7 +364,7 @@ class Conversation:
         place, asking = self._run.parking.park(ctx, questions)
         try:
             self._write_answer(ctx.request.id, asking)
-        except LocalProtocolError:  # what is asked cannot be written
+        except Exception:  # what is asked cannot be written, as in `_say`
             self._run.parking.give_up(place)
             raise
         self._forget(ctx)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 import trio
 
 from trio_mcp.arguments import BadArguments
-from trio_mcp.catalog import Catalog, Entry
+from trio_mcp.catalog import LISTS, Catalog
 from trio_mcp.context import ClientError, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
@@ -47,6 +47,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.jsonrpc import JsonObject, Request
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
+from trio_mcp.entries import Entry
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
@@ -314,7 +315,7 @@ class Dispatcher:
         return found is not None and self._allows(self._features, ctx, found[0])
 
     _METHODS: ClassVar[Mapping[str, Serve]] = {
-        **dict.fromkeys(("tools/list", "prompts/list", "resources/list", "resources/templates/list"), _list),
+        **dict.fromkeys(LISTS, _list),
         "tools/call": _call_tool,
         "prompts/get": _get_prompt,
         "resources/read": _read_resource,

@@ -239,8 +239,10 @@ class _Driver:
     def _take(self) -> bytes:
         session = self._conversation.session
         null_id = session.unreadable_id_is_null
-        lines = [(encode(message, null_id=null_id), b"\n") for message, _ in session.outgoing()]
-        data = b"".join([part for line in lines for part in line])
+        parts: list[bytes] = []
+        for message, _ in session.outgoing():
+            parts += encode(message, null_id=null_id), b"\n"
+        data = b"".join(parts)
         self._conversation.release()
         if self._tap is not None and data:
             self._tap("out", data)

@@ -15,16 +15,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from trio_mcp import registration
-from trio_mcp.catalog import Catalog
+from trio_mcp.catalog import CHANGES, LISTS, Catalog
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.listen import (
-    PROMPTS_CHANGED,
-    RESOURCES_CHANGED,
-    TOOLS_CHANGED,
-    Change,
-    resource_updated,
-)
+from trio_mcp.core.listen import Change, resource_updated
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
@@ -45,11 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
 
-_CHANGES: Mapping[str, Change] = {
-    "tools": TOOLS_CHANGED,
-    "prompts": PROMPTS_CHANGED,
-    "resources": RESOURCES_CHANGED,
-}
 # What a server declares when it has such things.  Every server tells of changes and may log.
 _CAPABILITIES: Mapping[str, JsonObject] = {
     "tools": {"listChanged": True},
@@ -122,7 +111,7 @@ class Server:
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
         self._offers = _offers(offers)
         self._offer: Offer | None = None
-        self._declared: frozenset[str] = frozenset()
+        self._offered = 0  # how many kinds the catalog had when the offer was made
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # its own, and those of the servers that it is mounted in
         self._shared: Run | None = None  # the one that all connections have in common
@@ -206,7 +195,7 @@ class Server:
             raise LocalProtocolError('say which resource it is: @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
-            self.catalog.add(registration.resource_of(function, uri, **options))
+            self.catalog.add(_made(registration.resource_of, options, function, uri))
             return function
 
         return register
@@ -293,7 +282,7 @@ class Server:
             return self.completion(**options)(ref)
 
         def register(function: F) -> F:
-            self.catalog.add_completer(registration.completer_of(function, **options), ref, argument)
+            self.catalog.add_completer(_made(registration.completer_of, options, function), ref, argument)
             return function
 
         return register
@@ -303,10 +292,7 @@ class Server:
             return lambda function: self._decorate(make, function, options)
         if not callable(function):
             raise LocalProtocolError(f"what is decorated is a function; say options by name: name={function!r}")
-        known = list(inspect.signature(make).parameters)[1:]
-        if unknown := options.keys() - set(known):
-            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
-        self.catalog.add(make(function, **options))
+        self.catalog.add(_made(make, options, function))
         return function
 
     def mount(self, other: Server, *, prefix: str = "") -> None:
@@ -326,9 +312,9 @@ class Server:
     def changed(self, *lists: ListName) -> None:
         """Tell clients that these lists are to be read again.  Adding and removing says so by itself."""
         for name in lists:
-            if name not in _CHANGES:
-                raise LocalProtocolError(f"{name!r} is no list; there are {', '.join(_CHANGES)}")
-            self._publish(_CHANGES[name])
+            if name not in CHANGES:
+                raise LocalProtocolError(f"{name!r} is no list; there are {', '.join(CHANGES)}")
+            self._publish(CHANGES[name])
 
     def updated(self, uri: str) -> None:
         """Tell clients that subscribed to it that a resource is to be read again.
@@ -347,11 +333,11 @@ class Server:
 
     def offer(self) -> Offer:
         """What the server says about itself: what it has, and what it ever had, since clients may still ask for it."""
-        declared = self._offers | self.catalog.kinds
-        if self._offer is None or declared != self._declared:
-            capabilities = {"logging": {}, **{name: _CAPABILITIES[name] for name in sorted(declared)}}
+        kinds = self.catalog.kinds
+        if self._offer is None or len(kinds) != self._offered:  # asked for each message; and kinds only grow
+            self._offered = len(kinds)
+            capabilities = {"logging": {}, **{name: _CAPABILITIES[name] for name in sorted(self._offers | kinds)}}
             self._offer = Offer(self._info, capabilities, self._revisions, self._instructions)
-            self._declared = declared
         return self._offer
 
     def statistics(self) -> Statistics:
@@ -455,6 +441,14 @@ class _Running:
 # What a server is made of.
 
 
+def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:
+    """What a decorator registers.  Says which options there are to who gives another."""
+    known = [each.name for each in inspect.signature(make).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    if unknown := options.keys() - set(known):
+        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
+    return make(*given, **options)
+
+
 def _text(what: str, text: str | None) -> str | None:
     if text is not None and not isinstance(text, str):
         raise LocalProtocolError(f"the {what} of a server is text, not {type(text).__name__}")
@@ -522,9 +516,8 @@ def _check_cache(cache: Mapping[str, CacheHints]) -> None:
         return
     from trio_mcp.core.cache import CacheHints
 
-    lists = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
     for method, hints in cache.items():
-        if method not in lists:
-            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(lists)}")
+        if method not in LISTS:
+            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(LISTS)}")
         if not isinstance(hints, CacheHints):
             raise LocalProtocolError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")

@@ -19,20 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.catalog import (
-    Catalog,
-    Completer,
-    Completing,
-    Entry,
-    completer_of,
-    prompt_of,
-    raw_prompt,
-    raw_resource,
-    raw_template,
-    raw_tool,
-    resource_of,
-    tool_of,
-)
+from trio_mcp.catalog import Catalog
 from trio_mcp.context import Context
 from trio_mcp.core import templates
 from trio_mcp.core.content import Annotations, Icon, Resource
@@ -51,6 +38,17 @@ from trio_mcp.core.models import (
 )
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+from trio_mcp.entries import Completer, Completing, Entry
+from trio_mcp.registration import (
+    completer_of,
+    prompt_of,
+    raw_prompt,
+    raw_resource,
+    raw_template,
+    raw_tool,
+    resource_of,
+    tool_of,
+)
 
 REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 LISTS = {
@@ -879,7 +877,8 @@ def test_mounting_brings_completions() -> None:
 def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
     program = """
 import sys
-from trio_mcp.catalog import Catalog, prompt_of, resource_of, tool_of
+from trio_mcp.catalog import Catalog
+from trio_mcp.registration import prompt_of, resource_of, tool_of
 def add(a: int, b: float = 0.5, *, names: list[str] | None = None) -> str: return "sum"
 catalog = Catalog()
 catalog.add(tool_of(add))

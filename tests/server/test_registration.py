@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.requirements import req
-from trio_mcp import catalog as entries
-from trio_mcp.catalog import BadArguments, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
+from trio_mcp import registration as entries
+from trio_mcp.arguments import BadArguments
+from trio_mcp.catalog import Catalog
 from trio_mcp.context import Context
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.content import Annotations, Icon, Resource
@@ -21,6 +22,7 @@ from trio_mcp.core.models import Prompt, PromptArgument, ResourceTemplate, Tool,
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.core.schema import Field
 from trio_mcp.core.validation import InvalidSchema
+from trio_mcp.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
 from trio_mcp.handlers import How
 
 CTX: Any = object()
@@ -213,7 +215,7 @@ def test_a_resource_with_a_template() -> None:
     ],
 )
 def test_a_uri_that_no_template_stands_for_is_no_match(uri: str) -> None:
-    catalog = entries.Catalog()
+    catalog = Catalog()
     catalog.add(entries.resource_of(note, "notes://{name}{?kind}"))
     assert catalog.resource("notes://a?kind=todo") is not None
     assert catalog.resource(uri) is None

@@ -11,7 +11,16 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.wire import LATEST, connected, everywhere, legacy
-from trio_mcp import Context, ImageContent, LocalProtocolError, RemoteProtocolError, RequestError, Server, ToolError
+from trio_mcp import (
+    Context,
+    ImageContent,
+    ListRoots,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestError,
+    Server,
+    ToolError,
+)
 from trio_mcp.driver import serve_stream
 
 
@@ -173,3 +182,20 @@ async def test_a_stream_that_fails_to_close_leaves_nothing_behind(autojump_clock
             with pytest.raises(OSError, match="it will not"):
                 await serve_stream(server, Stubborn())
         assert server.statistics().connections == 0
+
+
+async def test_a_question_that_cannot_be_written_leaves_nobody_waiting(autojump_clock: MockClock) -> None:
+    class Unreadable(ListRoots):
+        def params(self, revision: Any) -> dict[str, Any]:
+            return {"rows": Lazy([1])}
+
+    server = Server("asking")
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        await ctx.ask(rows=Unreadable())
+        return "asked"
+
+    async with server.running(), connected(server, LATEST) as wire:
+        assert (await wire.call("tools/call", {"name": "ask"}))["isError"]
+        assert server.statistics().parked == 0

@@ -300,6 +300,10 @@ def test_limits_are_limits_and_options_are_known() -> None:
         Server("limited", limits={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
         Server("typo").tool(nam="add")(lambda: "")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
+        Server("typo").resource("notes://one", nam="one")(lambda: "")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="there is no option 'threads'; there are thread, abandon"):
+        Server("typo").completion(threads=False)(lambda value: [])  # type: ignore[call-overload]
 
 
 @everywhere
