@@ -190,6 +190,35 @@ class Limits:
     listener_changes: int = 1000
     # Of a URI that is remembered.  The longest that web servers take as a rule.  Beyond: -32602.
     uri_length: int = 8192
+    # The head of one HTTP request: the request line and all of its fields.  Other servers stop at 8 to 64 KiB, and a
+    # mirrored argument may be a long one.  Beyond: 431, and the connection is closed.
+    header_bytes: int = 64 * 1024
+    # Open to one HTTP server, WebSockets and streams included.  One that idles costs some tens of KiB; who expects more
+    # gives the process more file descriptors too.  Beyond: 503, closed.
+    connections: int = 10_000
+    # HTTP requests per second of one client, which is its principal, else its address; so many at once are taken too.
+    # Off unless it is set: what stands behind one address (a proxy, a university) only the operator knows.
+    # Beyond: 429 with Retry-After.
+    request_rate: float = inf
+    # Seconds for the head of a request, from its first byte.  The slowest client seen needs one.  Beyond: 408, closed.
+    head_seconds: float = 10.0
+    # Seconds for a body, and one more for so many bytes of it that have come: 30 seconds pass for a bad connection, and
+    # 16 MiB may take as long as a modem needs, but not for ever at a byte a minute.  Beyond: 408, closed.
+    body_seconds: float = 30.0
+    body_rate: float = 4096.0
+    # Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule; who closes
+    # first loses no request.  Beyond: closed, without a word.
+    idle_seconds: float = 75.0
+    # Seconds in which one write must get on.  Who reads nothing for so long is gone.  Beyond: dropped.
+    write_seconds: float = 60.0
+    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: 503 with Retry-After.
+    sessions: int = 10_000
+    # Seconds for which a session is kept that has neither an open stream nor a running request: a person who comes back
+    # from a meeting.  Beyond: it is ended, and a request for it is answered by 404, as that of any that has ended.
+    session_idle_seconds: float = 1800.0
+    # Response streams open at once in one session.  A host has one for changes and one for each call that takes long.
+    # Beyond: 429.
+    streams: int = 32
 
 
 # From bytes.
