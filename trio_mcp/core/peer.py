@@ -283,7 +283,7 @@ class Peer:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if len(self._calling) >= self.limits.requests:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
-        label = self._label_of(about)
+        label = self.label_of(about)
         if about is not None and label is None:
             raise LocalProtocolError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
         id, params = self._next_id, params or {}
@@ -402,7 +402,7 @@ class Peer:
         serving = self._serving.get(id)
         return serving is not None and serving.state is not State.CANCELLED
 
-    def _label_of(self, id: Id | None) -> Hashable | None:
+    def label_of(self, id: Id | None) -> Hashable | None:
         """The label of a request of theirs that still waits for its answer; None for every other."""
         return self._serving[id].label if id is not None and self.serves(id) else None
 
@@ -619,7 +619,7 @@ class Peer:
         state, deed = step(CALLING[self.link], calling.state, seen)
         if deed in _SENDS_CANCEL:  # first of all, for a reason that cannot be written raises
             # Not on the stream of a request of theirs that is over: nothing more is sent for that one.
-            label = calling.label if calling.label == self._label_of(calling.about) else None
+            label = calling.label if calling.label == self.label_of(calling.about) else None
             self._send_cancelled(calling.id, reason, label)
         calling.state = state
         if state is State.GONE:
