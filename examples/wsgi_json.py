@@ -1,0 +1,159 @@
+"""An MCP server by WSGI: JSON only, no sessions, each POST for itself.  Threads, and neither Trio nor any event loop.
+
+    python examples/wsgi_json.py 3000                 # wsgiref, on this machine: http://127.0.0.1:3000/mcp
+    gunicorn --chdir examples wsgi_json:application   # any WSGI server will do, with any number of processes
+
+The core decides: which paths and methods there are, who may ask, what is refused and how, what each revision is told.
+Left are the five steps marked below.  Such a server asks its clients nothing and reports nothing on the way, for a JSON
+answer has no room for that; for everything else there is `trio_mcp.Server`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import attrs
+
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, RequestError
+from trio_mcp.core.headers import reply_headers
+from trio_mcp.core.http import Deliver, HttpPolicy, HttpRequest, Reply, Serve, judge, refusal, screen, status_for
+from trio_mcp.core.jsonrpc import Error, encode
+from trio_mcp.core.revisions import LATEST_LEGACY
+from trio_mcp.core.session import Call, Offer, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+OFFER = Offer({"name": "wsgi-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, divide numbers.")
+POLICY = HttpPolicy(sessions=False, json_only=True)  # allowed_hosts=["mcp.example.com"] to be reached from elsewhere
+
+
+def echo(arguments: dict[str, Any]) -> str:
+    text = arguments.get("text")
+    if not isinstance(text, str):
+        raise RequestError(INVALID_PARAMS, "text must be a string")
+    return text
+
+
+def divide(arguments: dict[str, Any]) -> str:
+    """Trusts its arguments, so that a failure nobody thought of can be seen: it costs its own call only."""
+    return str(arguments["a"] / arguments["b"])
+
+
+TOOLS: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any]]] = {
+    "echo": (echo, {"text": {"type": "string"}}),
+    "divide": (divide, {"a": {"type": "number"}, "b": {"type": "number"}}),
+}
+
+
+def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    reply = reply_to(environ)
+    start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", list(reply.headers))
+    return [reply.body]
+
+
+def reply_to(environ: WSGIEnvironment) -> Reply:
+    request = HttpRequest(environ["REQUEST_METHOD"], target_of(environ), headers_of(environ))
+    head = screen(POLICY, request)  # Step 1: judge the head, before a byte of the body is read.
+    if isinstance(head, Reply):
+        return head
+    length = environ.get("CONTENT_LENGTH") or ""
+    if not length.isdecimal():  # where the body ends, some WSGI servers do not know without it, and would wait for more
+        return refusal(411, Error(None, INVALID_REQUEST, "a message is posted with its Content-Length"), head.cors)
+    # Step 2: read the body, and judge the whole.  This is where a token would be checked: judge(..., principal=...).
+    request = attrs.evolve(request, body=environ["wsgi.input"].read(int(length)))
+    verdict = judge(POLICY, request, screened=head)
+    match verdict:
+        case Serve():
+            return answer(verdict)
+        case Deliver():  # a notification, and nobody who waits for one
+            return verdict.reply
+        case Reply():
+            return verdict
+        case _:  # the others are about sessions and streams
+            raise AssertionError(verdict)
+
+
+def answer(verdict: Serve) -> Reply:
+    # Step 3: a session that lives as long as this request, under the terms that the verdict names.
+    if verdict.revision is None or not verdict.revision.handshake:
+        session = ServerSession(OFFER, link=Link.EXCHANGE, limits=POLICY.limits)  # the message brings its terms
+    else:
+        session = ServerSession(OFFER, limits=POLICY.limits, terms=Terms(verdict.revision))
+    for event in session.receive(verdict.message, now=0.0):  # Nothing here has a deadline.
+        if isinstance(event, Call):
+            try:
+                session.answer(event.request.id, result(event))  # Step 4: serve what it hands out.
+            except RequestError as error:
+                session.refuse(event.request.id, error)
+            except Exception:  # noqa: BLE001  # Its text may hold secrets: it is for our log, not for the client.
+                traceback.print_exc()
+                session.refuse(event.request.id, RequestError(INTERNAL_ERROR, "the tool failed"))
+    # Step 5: send what is owed: one answer, or those of a batch; nothing, if it cancels all that it asks for.
+    owed = [message for message, _ in session.outgoing()]
+    if not owed:
+        return Reply(202, (("Content-Length", "0"), *verdict.cors))
+    (message,) = owed
+    revision = verdict.revision or LATEST_LEGACY
+    status = status_for(revision, message.code) if isinstance(message, Error) else 200
+    body = encode(message, null_id=session.unreadable_id_is_null)
+    return Reply(status, (*reply_headers(verdict.cors, stream=False), ("Content-Length", str(len(body)))), body)
+
+
+def result(call: Call) -> dict[str, Any]:
+    params = call.request.params
+    if call.request.method == "tools/list":
+        schemas = {name: {"type": "object", "properties": properties} for name, (_, properties) in TOOLS.items()}
+        return {"tools": [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]}
+    name, arguments = params.get("name"), params.get("arguments", {})
+    if not isinstance(name, str) or name not in TOOLS:
+        raise RequestError(INVALID_PARAMS, "unknown tool; tools/list names those there are")
+    if not isinstance(arguments, dict):
+        raise RequestError(INVALID_PARAMS, "arguments must be an object")
+    tool, _ = TOOLS[name]
+    return {"content": [{"type": "text", "text": tool(arguments)}]}
+
+
+def target_of(environ: WSGIEnvironment) -> str:
+    # PATH_INFO comes without the prefix that the application is mounted under, and with bytes for characters.
+    path, query = environ.get("PATH_INFO", ""), environ.get("QUERY_STRING", "")
+    return quote(path.encode("latin-1")) + (f"?{query}" if query else "")
+
+
+def headers_of(environ: WSGIEnvironment) -> dict[str, str]:
+    fields = {
+        name.removeprefix("HTTP_").replace("_", "-"): value
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
+    }
+    return {name: value for name, value in fields.items() if value}  # an absent type or length may be an empty string
+
+
+class Threaded(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def main(port: int) -> None:
+    with make_server("127.0.0.1", port, application, server_class=Threaded, handler_class=Quiet) as server:
+        print(f"serving http://127.0.0.1:{server.server_port}/mcp", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3000)

@@ -1,0 +1,245 @@
+"""The example that serves by WSGI: as a process of its own, and as WSGI's own validator sees it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+from wsgiref.validate import validator
+
+import pytest
+import trio
+
+from tests.http.client import Answer, Web, note, request
+from tests.server.wire import CLIENT_INFO, LATEST, Object, everywhere, legacy
+from trio_mcp.core.headers import Headers
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "wsgi_json.py"
+BATCHES = "2025-03-26"
+
+
+@asynccontextmanager
+async def process() -> AsyncIterator[tuple[Web, list[str]]]:
+    """A client of the running example, and what that has said on standard error, once it has ended, by Ctrl-C."""
+    command = [sys.executable, "-W", "error", str(EXAMPLE), "0"]
+    running = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        serving = bytes(await running.stdout.receive_some()).decode()
+        authority = serving.removeprefix("serving http://").removesuffix("/mcp\n")
+        host, _, port = authority.partition(":")
+
+        async def connect() -> trio.abc.Stream:
+            return await trio.open_tcp_stream(host, int(port))
+
+        web, complaints = Web(connect, host=authority), list[str]()
+        yield web, complaints
+        await web.aclose()
+        running.send_signal(signal.SIGINT)
+        complaints.append(b"".join([bytes(data) async for data in running.stderr]).decode())
+        assert await running.wait() == 0
+    finally:
+        running.kill()
+        with trio.CancelScope(shield=True):
+            await running.wait()
+
+
+def echo(text: str) -> Object:
+    return {"name": "echo", "arguments": {"text": text}}
+
+
+def initialize(revision: str) -> Object:
+    return {"protocolVersion": revision, "capabilities": {}, "clientInfo": CLIENT_INFO}
+
+
+def text_of(answer: Answer) -> str:
+    assert (answer.status, answer.type) == (200, "application/json")
+    text: str = answer.result["content"][0]["text"]
+    return text
+
+
+@everywhere
+async def test_a_client_of_every_revision_is_served_each_post_for_itself(revision: str) -> None:
+    async with process() as (web, complaints):
+        if revision == LATEST:
+            opened = await web.call("server/discover")
+            assert revision in opened.result["supportedVersions"]
+        else:
+            opened = await web.call("initialize", initialize(revision), revision=revision)
+            assert opened.result["protocolVersion"] == revision
+            said = await web.post(note("notifications/initialized"), revision=revision)
+            assert (said.status, said.body) == (202, b"")
+        assert "Mcp-Session-Id" not in opened.headers
+        listed = await web.call("tools/list", revision=revision)
+        assert [tool["name"] for tool in listed.result["tools"]] == ["echo", "divide"]
+        assert text_of(await web.call("tools/call", echo("Grüße\u2028🎺"), revision=revision)) == "Grüße\u2028🎺"
+    assert complaints == [""]
+
+
+async def test_a_tool_that_fails_costs_its_own_call_only_and_its_text_stays_here() -> None:
+    async with process() as (web, complaints):
+        failed = await web.call("tools/call", {"name": "divide", "arguments": {"a": 1, "b": 0}})
+        assert (failed.code, failed.message["error"]["message"]) == (-32603, "the tool failed")
+        assert text_of(await web.call("tools/call", echo("on"))) == "on"
+    assert "ZeroDivisionError" in complaints[0]
+
+
+async def test_who_sends_half_a_request_holds_nobody_up() -> None:
+    async with process() as (web, _):
+        slow = await web.link()
+        await slow.stream.send_all(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        assert text_of(await web.call("tools/call", echo("quick"))) == "quick"
+
+
+def test_neither_trio_nor_any_other_event_loop_is_loaded() -> None:
+    code = f"""
+import runpy, sys
+runpy.run_path({str(EXAMPLE)!r})
+print([name for name in ("trio", "h11", "wsproto", "asyncio", "anyio", "cattrs") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+# As WSGI has it.
+
+
+def module() -> Any:
+    spec = importlib.util.spec_from_file_location("wsgi_json", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def application() -> Any:
+    return module().application
+
+
+def ask(
+    application: Any, method: str, body: bytes = b"", headers: Mapping[str, str] | None = None, **environ: str
+) -> Answer:
+    """What a WSGI server would send back."""
+    whole: dict[str, Any] = {"REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": "/mcp", "QUERY_STRING": ""}
+    whole |= {"wsgi.input": io.BytesIO(body), **environ}
+    if method == "POST":
+        whole = {"CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(body)), **whole}
+    for name, value in (headers or {}).items():
+        whole["HTTP_" + name.upper().replace("-", "_")] = value
+    setup_testing_defaults(whole)
+    begun: list[Any] = []
+
+    def start_response(status: str, fields: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        begun.append((int(status.split()[0]), Headers(fields)))
+        return lambda data: None
+
+    parts = application(whole, start_response)
+    answer = b"".join(parts)
+    if hasattr(parts, "close"):
+        parts.close()
+    ((status, fields),) = begun
+    return Answer(status, fields, answer)
+
+
+def post(application: Any, message: Any, revision: str, **headers: str) -> Answer:
+    standard = Web.headers_for(Web(lambda: None), message, revision, None)  # type: ignore[arg-type,return-value]
+    fields = {name: value for name, value in standard.items() if value is not None and name != "Content-Type"}
+    data = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return ask(application, "POST", data, {**fields, **headers})
+
+
+@everywhere
+def test_what_is_answered_is_good_wsgi(application: Any, revision: str) -> None:
+    message = request("tools/call", echo("hello"), revision=revision)
+    assert text_of(post(validator(application), message, revision)) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "asked"),
+    [
+        (405, -32600, {"method": "GET"}),
+        (405, -32600, {"method": "DELETE"}),
+        (404, -32600, {"method": "POST", "PATH_INFO": "/other"}),
+        (404, -32600, {"method": "POST", "PATH_INFO": "/mcp?"}),
+        (403, -32600, {"method": "POST", "headers": {"Origin": "https://evil.example"}}),
+        (421, -32600, {"method": "POST", "headers": {"Host": "evil.example"}}),
+        (406, -32600, {"method": "POST", "headers": {"Accept": "text/event-stream"}}),
+        (411, -32600, {"method": "POST", "CONTENT_LENGTH": ""}),
+        (413, -32600, {"method": "POST", "CONTENT_LENGTH": str(10**9)}),
+        (415, -32600, {"method": "POST", "CONTENT_TYPE": "text/plain"}),
+        (400, -32700, {"method": "POST", "body": b"{"}),
+    ],
+)
+def test_what_is_refused_is_good_wsgi_too(application: Any, status: int, code: int, asked: dict[str, Any]) -> None:
+    answer = ask(validator(application), **asked)
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(application: Any) -> None:
+    class Unread(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise AssertionError("read")
+
+    refused = ask(application, "POST", CONTENT_LENGTH=str(10**9), **{"wsgi.input": Unread()})  # type: ignore[arg-type]
+    assert refused.status == 413
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_reads_the_answer_also_where_it_is_refused(application: Any) -> None:
+    origin = {"Origin": "http://localhost:5173"}
+    preflight = ask(validator(application), "OPTIONS", headers=origin)
+    assert (preflight.status, preflight.headers["Access-Control-Allow-Origin"]) == (204, origin["Origin"])
+    message = json.dumps(request("tools/list", revision="2025-06-18")).encode()
+    for status, body, environ in ((200, message, {}), (400, b"{", {}), (411, message, {"CONTENT_LENGTH": ""})):
+        answer = ask(validator(application), "POST", body, origin, **environ)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (status, origin["Origin"])
+
+
+def test_an_application_under_a_prefix_serves_both_spellings_of_its_path(application: Any) -> None:
+    message = json.dumps(request("tools/list", revision="2025-06-18")).encode()
+    for path in ("/mcp", "/mcp/"):
+        answer = ask(validator(application), "POST", message, SCRIPT_NAME="/tools", PATH_INFO=path)
+        assert (answer.status, len(answer.result["tools"])) == (200, 2)
+
+
+@pytest.mark.parametrize(
+    ("revision", "status", "code", "method", "params"),
+    [
+        (LATEST, 404, -32601, "no/such", {}),
+        ("2025-06-18", 200, -32601, "no/such", {}),
+        (LATEST, 200, -32602, "tools/call", {"name": "no"}),
+        ("2025-06-18", 200, -32602, "tools/call", {"name": "no"}),
+        (LATEST, 406, -32600, "subscriptions/listen", {"notifications": {}}),
+    ],
+)
+def test_an_error_has_the_status_of_its_revision(
+    application: Any, revision: str, status: int, code: int, method: str, params: Object
+) -> None:
+    answer = post(validator(application), request(method, params, revision=revision), revision)
+    assert (answer.status, answer.code) == (status, code)
+
+
+@legacy
+def test_arrays_are_answered_where_the_revision_has_them(application: Any, revision: str) -> None:
+    batch = [request("tools/call", echo(text), id=text, revision=revision) for text in "ab"]
+    answer = post(validator(application), batch, revision, **{"MCP-Protocol-Version": revision})
+    if revision == BATCHES:
+        assert [each["id"] for each in answer.json] == ["a", "b"]
+    else:
+        assert (answer.status, answer.code) == (400, -32600)
+
+
+def test_an_array_that_takes_back_all_it_asks_for_is_owed_nothing(application: Any) -> None:
+    asked = request("tools/call", echo("never"), revision=BATCHES)
+    answer = post(application, [asked, note("notifications/cancelled", {"requestId": 1})], BATCHES)
+    assert (answer.status, answer.body) == (202, b"")
