@@ -91,6 +91,7 @@ class HttpRules:
     disconnect_cancels: bool  # closing the response stream is the cancellation, and no notification is posted
     statuses: Mapping[int, int]  # JSON-RPC error code -> HTTP status; anything else is 200
     sse_fallback: frozenset[int]  # statuses of the first POST after which HTTP+SSE is tried
+    priming: bool  # a stream begins with an id and no data, and may be left early for the client to come back
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -327,9 +328,10 @@ _HTTP_B = HttpRules(
     disconnect_cancels=False,
     statuses=MappingProxyType({}),
     sse_fallback=frozenset(range(400, 500)),
+    priming=False,
 )
 _HTTP_C = attrs.evolve(_HTTP_B, version_header=True)
-_HTTP_D = attrs.evolve(_HTTP_C, sse_fallback=frozenset({400, 404, 405}))
+_HTTP_D = attrs.evolve(_HTTP_C, sse_fallback=frozenset({400, 404, 405}), priming=True)
 _HTTP_E = HttpRules(
     version_header=True,
     standard_headers=True,
@@ -345,6 +347,7 @@ _HTTP_E = HttpRules(
         }
     ),
     sse_fallback=_HTTP_D.sse_fallback,
+    priming=False,
 )
 
 _A = Revision(
