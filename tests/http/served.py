@@ -1,0 +1,109 @@
+"""A server that is served by HTTP, and a client of it: `served` over memory streams, `listening` over loopback sockets.
+
+Both go through `serve_http`, so that nothing but the stream differs.  What the block raises leaves it as it is, and
+afterwards no task of the server is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import trio
+
+from tests.http.client import Web
+from tests.server.checkpoints import running_tasks, unwrapped, where_all_stand, wide
+from trio_mcp.core.http import LOOPBACK_HOSTS, HttpRequest
+
+__all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
+
+
+class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+    """Accepts what `connect` makes; `streams` makes the two ends.  `theirs` are the server's ends so far."""
+
+    def __init__(self, streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = wide) -> None:
+        self._streams = streams
+        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](float("inf"))
+        self.theirs: list[trio.abc.Stream] = []
+
+    async def connect(self) -> trio.abc.Stream:
+        ours, theirs = self._streams()
+        self.theirs.append(theirs)
+        try:
+            self._send.send_nowait(theirs)
+        except trio.BrokenResourceError:
+            raise OSError("nobody listens here any more") from None
+        await trio.lowlevel.checkpoint()
+        return ours
+
+    async def accept(self) -> trio.abc.Stream:
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        self._receive.close()
+        await trio.lowlevel.checkpoint()
+
+
+async def by_token(request: HttpRequest) -> str | None:
+    """Authenticates by the bearer token, which is the principal itself."""
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token or None if kind == "Bearer" else None
+
+
+def bearer(principal: str) -> dict[str, str | None]:
+    """What a request in the name of this principal has for headers."""
+    return {"Authorization": f"Bearer {principal}"}
+
+
+@contextlib.asynccontextmanager
+async def served(
+    server: Any,
+    *,
+    streams: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = wide,
+    check: bool = True,
+    ends: bool = True,
+    **options: Any,
+) -> AsyncIterator[Web]:
+    """A client of `server` over memory; `options` are those of `serve_http`.
+
+    With `ends=False` the block waits at its end until the server has returned by itself, as after a drain.
+    """
+    from trio_mcp.http_server import serve_http
+
+    listener = MemoryListener(streams)
+    options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
+    async with _serving(serve_http, server, ends, listeners=[listener], **options) as _:
+        web = Web(listener.connect, path=options.get("path", "/mcp"), check=check)
+        yield web
+        await web.aclose()
+
+
+@contextlib.asynccontextmanager
+async def listening(server: Any, *, check: bool = True, ends: bool = True, **options: Any) -> AsyncIterator[Web]:
+    """A client of `server` over sockets on loopback; `options` are those of `serve_http`."""
+    from trio_mcp.http_server import serve_http
+
+    async with _serving(serve_http, server, ends, port=0, **options) as address:
+        port = address.listeners[0].socket.getsockname()[1]
+
+        async def connect() -> trio.abc.Stream:
+            return await trio.open_tcp_stream("127.0.0.1", port)
+
+        web = Web(connect, path=options.get("path", "/mcp"), host=f"127.0.0.1:{port}", check=check)
+        yield web
+        await web.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _serving(serve_http: Any, server: Any, ends: bool, **options: Any) -> AsyncIterator[Any]:
+    before = running_tasks()
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(lambda task_status: serve_http(server, task_status=task_status, **options))
+            yield address
+            if ends:
+                nursery.cancel_scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()  # some may be about to end
+    left = {task for task in running_tasks() - before if task is not trio.lowlevel.current_task()}
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
