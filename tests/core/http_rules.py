@@ -2,7 +2,8 @@
 
 Nothing here runs anything, so that the same rows can be put to the decisions and to a real server.  A row that needs a
 session names its revision in `session`; wherever ``{session}`` stands in its path or headers, that session's id is
-meant.  Where the server has a choice (JSON or a stream), `answer` says what is left of it.
+meant, and ``{length}`` in a header is that of the body.  Where the server has a choice (JSON or a stream), `answer`
+says what is left of it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Rule:
 
     def fields(self, session: str) -> list[tuple[str, str]]:
         merged = {**BASE, **self.headers}
-        return [(name, value.replace("{session}", session)) for name, value in merged.items() if value is not None]
+        told = {"{session}": session, "{length}": str(len(self.content))}
+        for mark, text in told.items():
+            merged = {name: value and value.replace(mark, text) for name, value in merged.items()}
+        return [(name, value) for name, value in merged.items() if value is not None]
 
 
 def request(method: str, params: object = None, id: object = 1) -> dict[str, Any]:
@@ -114,12 +118,13 @@ def in_session(about: str, status: int, *, session: str = D, headers: Any = NONE
 
 INITIALIZE = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
 SSE = {"sse_path": "/sse", "message_path": "/messages"}
+WEBSOCKETS = {"websocket_path": "/ws"}
 MODERN_ONLY = {"revisions": MODERN}
 LEGACY_ONLY = {"revisions": LEGACY}
 DISCOVER = request("server/discover", {"_meta": meta()})
 
 PLACES = [
-    Rule("another path", 404, -32600, says=("/other", "/mcp"), path="/other", body=DISCOVER),
+    Rule("another path", 404, -32600, says=("/other", "/mcp", "(path)"), path="/other", body=DISCOVER),
     Rule("a path that only begins like ours", 404, -32600, path="/mcp/more", body=DISCOVER),
     modern("the path with a slash", 200, path="/mcp/"),
     modern("the path with a query", 200, path="/mcp?x=1"),
@@ -131,7 +136,7 @@ PLACES = [
         "PUT",
         405,
         -32600,
-        ("'PUT'",),
+        ("'PUT'", "GET, POST, DELETE, OPTIONS"),
         req("http-01", "http-120", "draft-02"),
         method="PUT",
         reply={"Allow": "GET, POST, DELETE, OPTIONS"},
@@ -143,6 +148,7 @@ PLACES = [
             f"{method} where only 2026-07-28 is served",
             405,
             -32600,
+            (method, "revisions"),
             proves=req("http-02", "http-110", "http-111", "http-120", "draft-02"),
             method=method,
             headers={"Mcp-Session-Id": "x", "Last-Event-ID": "1-1"},
@@ -156,6 +162,7 @@ PLACES = [
             f"{method} under the header of 2026-07-28",
             405,
             code=-32600,
+            says=(method, E),
             proves=req("http-117"),
             method=method,
             headers={"MCP-Protocol-Version": E},
@@ -168,6 +175,7 @@ PLACES = [
             f"{method} without sessions",
             405,
             -32600,
+            (method, "sessions=False"),
             proves=req("http-33", "http-60"),
             method=method,
             policy={"sessions": False},
@@ -179,11 +187,39 @@ PLACES = [
         "GET where all is JSON",
         405,
         -32600,
+        ("'GET'", "json_only=True"),
         proves=req("http-33"),
         method="GET",
         policy={"json_only": True},
         reply={"Allow": "POST, DELETE, OPTIONS"},
     ),
+]
+
+WEBSOCKET = [
+    Rule(
+        "what asks for no WebSocket",
+        426,
+        -32600,
+        ("/ws", "/mcp"),
+        method="GET",
+        path="/ws",
+        policy=WEBSOCKETS,
+        reply={"Upgrade": "websocket", "Connection": "Upgrade"},
+    ),
+    Rule("any Accept will do", 426, -32600, method="GET", path="/ws/", headers={"Accept": "x/y"}, policy=WEBSOCKETS),
+    *(
+        Rule(
+            f"{method} where WebSockets are",
+            405,
+            -32600,
+            method=method,
+            path="/ws",
+            policy=WEBSOCKETS,
+            reply={"Allow": "GET, OPTIONS"},
+        )
+        for method in ("POST", "DELETE")
+    ),
+    Rule("where there are none", 404, -32600, method="GET", path="/ws"),
 ]
 
 EVIL = "http://evil.example"
@@ -207,7 +243,7 @@ SITES = [
             method=method,
             path=path,
             headers={"Origin": EVIL},
-            policy=SSE,
+            policy={**SSE, **WEBSOCKETS},
         )
         for method, path in [
             ("GET", "/mcp"),
@@ -215,7 +251,17 @@ SITES = [
             ("OPTIONS", "/mcp"),
             ("GET", "/sse"),
             ("POST", "/messages"),
+            ("GET", "/ws"),
         ]
+    ),
+    Rule(
+        "a WebSocket at a host that is not served",
+        421,
+        -32600,
+        method="GET",
+        path="/ws",
+        headers={"Host": "evil.example"},
+        policy=WEBSOCKETS,
     ),
     *(
         Rule(f"the origin {origin!r}", 403, -32600, headers={"Origin": origin}, body=DISCOVER)
@@ -393,6 +439,7 @@ CONTENT = [
         "only JSON, and the client takes streams only",
         406,
         code=-32600,
+        says=("text/event-stream", "json_only=True"),
         id=None,
         headers={"Accept": "text/event-stream"},
         policy={"json_only": True},
@@ -407,6 +454,46 @@ CONTENT = [
         policy={"limits": LITTLE},
     ),
     Rule("a length beyond all measure", 413, -32600, headers={"Content-Length": "9" * 5000}),
+    modern("a length in full", 200, headers={"Content-Length": "00{length}"}),
+    *(
+        Rule(
+            f"{method} with the length {length!r}",
+            400,
+            -32600,
+            ("Content-Length",),
+            method=method,
+            headers={"Content-Length": length},
+            reply={"Connection": "close"},
+        )
+        for method in ("POST", "GET")
+        for length in ("", "-1", "+1", "0x10", "1_0", "1 0", "1, 2", "\xb2")
+    ),
+    *(
+        Rule(
+            f"{method} with a length and a coding",
+            400,
+            -32600,
+            ("Content-Length", "Transfer-Encoding"),
+            method=method,
+            headers={"Content-Length": "5", "Transfer-Encoding": "chunked"},
+            body=b"0\r\n\r\n",
+            reply={"Connection": "close"},
+        )
+        for method in ("POST", "DELETE")
+    ),
+    modern("an encoding that is none", 200, headers={"Content-Encoding": "Identity"}),
+    *(
+        modern(
+            f"a body in {coding!r}",
+            415,
+            code=-32600,
+            says=(coding,),
+            id=None,
+            headers={"Content-Encoding": coding},
+            reply={"Accept-Encoding": "identity"},
+        )
+        for coding in ("gzip", "br", "identity, gzip")
+    ),
     Rule("a body that is too long", 413, -32600, ("Limits.message_bytes",), body=b" " * 201, policy={"limits": LITTLE}),
     Rule("a body that is not JSON", 400, -32700, body=b"{"),
     Rule("no body", 400, -32700),
@@ -1069,6 +1156,7 @@ STREAMED = [
 
 RULES: dict[str, list[Rule]] = {
     "places": PLACES,
+    "websocket": WEBSOCKET,
     "sites": SITES,
     "content": CONTENT,
     "modern": MODERN_RULES,

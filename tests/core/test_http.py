@@ -18,6 +18,7 @@ from tests.core.http_rules import (
     SCHEMA,
     SSE,
     TOOL,
+    WEBSOCKETS,
     Rule,
     in_session,
     meta,
@@ -395,7 +396,10 @@ def test_the_endpoint_event_leads_to_the_message_path() -> None:
         ({"path": "/mcp?x=1"}, "query"),
         ({"sse_path": "/sse"}, "together"),
         ({"message_path": "/messages"}, "together"),
-        ({"sse_path": "/mcp/", "message_path": "/messages"}, "another"),
+        ({"sse_path": "/mcp/", "message_path": "/messages"}, "path, sse_path, message_path must all be different"),
+        ({"sse_path": "/sse", "message_path": "/sse"}, "different"),
+        ({"websocket_path": "/mcp"}, "path, websocket_path must all be different"),
+        ({"websocket_path": "ws"}, "slash"),
         ({"allowed_origins": ["example.com"]}, "allowed_origins"),
         ({"allowed_origins": ["http://example.com/"]}, "allowed_origins"),
         ({"allowed_hosts": ["http://example.com"]}, "allowed_hosts"),
@@ -480,3 +484,21 @@ def test_a_good_head_is_all_that_screening_asks_for() -> None:
     head = screen(HttpPolicy(), HttpRequest("POST", "/mcp", Headers(BASE.items())))
     assert isinstance(head, Screened)
     assert head.answer is Answer.EITHER
+    assert not head.websocket
+
+
+def test_a_driver_is_told_where_websockets_are_and_goes_on_by_itself() -> None:
+    for path in ("/ws", "/ws/", "/ws?token=x"):
+        asked = HttpRequest("GET", path, {"Host": "localhost", "Origin": "http://localhost:5173"})
+        head = screen(HttpPolicy(**WEBSOCKETS), asked)
+        assert isinstance(head, Screened)
+        assert head.websocket
+        assert Headers(head.cors)["Access-Control-Allow-Origin"] == "http://localhost:5173"
+    assert isinstance(screen(HttpPolicy(), HttpRequest("GET", "/ws", {"Host": "localhost"})), Reply)
+
+
+def test_the_version_that_is_not_served_is_named() -> None:
+    rule = modern("unknown", 400, headers={"MCP-Protocol-Version": "2099"}, params={"_meta": meta("2099")})
+    reply, _ = as_reply(verdict_on(rule))
+    assert reply.error is not None
+    assert "'2099'" in reply.error.message

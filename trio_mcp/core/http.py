@@ -11,6 +11,10 @@ No socket is seen here, so an h11 server, an ASGI or WSGI adapter and a test all
 A driver without a use for the first step calls `judge` at once.  What only a driver can know is an argument: the
 sessions there are, the header rules of the tools, who is asking.
 
+WebSockets share the first step, for their rules about sites and paths are the same.  Where `Screened.websocket` is true
+the driver goes on by itself, after its authentication: it answers the handshake and serves messages, and nothing more
+is decided here.  Only a request that asks for no WebSocket there is for `judge`, which refuses it.
+
 The rules in short.  A message that names a version in its `_meta`, or comes with the header of a modern revision, is
 modern: stateless, POST only, every mirrored header required.  `initialize`, and whatever comes in its session, is
 legacy; so is everything where no modern revision is served, which refuses a modern probe as any legacy server does: a
@@ -85,6 +89,11 @@ class _Place(enum.Enum):
     ENDPOINT = enum.auto()
     SSE = enum.auto()
     MESSAGES = enum.auto()
+    WEBSOCKET = enum.auto()
+
+
+# What else than the endpoint there is, by the setting that gives its path.
+_MORE_PLACES = {"sse_path": _Place.SSE, "message_path": _Place.MESSAGES, "websocket_path": _Place.WEBSOCKET}
 
 
 def _path(path: str) -> str:
@@ -98,13 +107,15 @@ class HttpPolicy:
     """What a server serves by HTTP, and to whom.  The defaults are for a server on loopback.
 
     Paths are served with and without a trailing slash.  `sse_path` and `message_path` are those of the old HTTP+SSE
-    transport, which is off unless they are given (sse-13).  Without `sessions` legacy clients are served too, each
-    POST for itself; with `json_only` nothing is ever answered by a stream.
+    transport, which is off unless they are given (sse-13); `websocket_path` is where WebSockets are, if the driver has
+    any.  Without `sessions` legacy clients are served too, each POST for itself; with `json_only` nothing is ever
+    answered by a stream.
     """
 
     path: str = attrs.field(default="/mcp", converter=_path)
     sse_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
     message_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
+    websocket_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
     allowed_hosts: Sequence[str] = LOOPBACK_HOSTS  # as `AllowList` understands them
     allowed_origins: Sequence[str] = LOOPBACK_ORIGINS
     revisions: Sequence[Revision] = tuple(REVISIONS.values())
@@ -117,11 +128,12 @@ class HttpPolicy:
     places: Mapping[str, _Place] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        places = {self.path: _Place.ENDPOINT}
-        if self.sse_path is not None and self.message_path is not None:
-            places |= {self.sse_path: _Place.SSE, self.message_path: _Place.MESSAGES}
-        if len(places) != 1 + (self.sse_path is not None) + (self.message_path is not None):
-            raise LocalProtocolError("sse_path and message_path come together, and each of the paths is another one")
+        more = {name: path for name in _MORE_PLACES if (path := getattr(self, name)) is not None}
+        if ("sse_path" in more) is not ("message_path" in more):
+            raise LocalProtocolError("sse_path and message_path come together: what one sends, the other takes")
+        places = {self.path: _Place.ENDPOINT, **{path: _MORE_PLACES[name] for name, path in more.items()}}
+        if len(places) <= len(more):
+            raise LocalProtocolError(f"path, {', '.join(more)} must all be different")
         # The way of attrs to set what a frozen object works out.
         object.__setattr__(self, "places", places)
         object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
@@ -158,7 +170,8 @@ class SessionFacts:
 class Answer(enum.Enum):
     """How requests may be answered: what the client takes and the server offers.
 
-    EITHER means JSON, unless something precedes the answer: that costs nothing, and every client can read it.
+    EITHER means JSON, which costs nothing and every client can read, unless something precedes the answer, or it takes
+    so long that proxies would take the silence for death: after as long a stream would have its keep-alive comment.
     """
 
     EITHER = enum.auto()
@@ -267,6 +280,11 @@ class Screened:
     answer: Answer
     cors: Fields
 
+    @property
+    def websocket(self) -> bool:
+        """Whether this is where WebSockets are; see the head of this file."""
+        return self.place is _Place.WEBSOCKET
+
 
 # Making replies.
 
@@ -333,14 +351,16 @@ def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
         cors, path = _check_sites(policy, request)
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
-            raise _Refusal(404, f"nothing is served at {shown(path)}; the MCP endpoint is {policy.path or '/'}")
-        allowed = _methods(policy, place, request.headers.get(PROTOCOL_VERSION))
+            raise _Refusal(404, f"nothing is served at {shown(path)}; the MCP endpoint is {policy.path or '/'} (path)")
+        allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION))
         if request.method == "OPTIONS":
             asked = request.headers.get("Access-Control-Request-Headers", "")
             return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
         if request.method not in allowed.split(", "):
             # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
-            raise _Refusal(405, f"{shown(request.method)} is not served here: {allowed}", extra=(("Allow", allowed),))
+            what = f"{shown(request.method)} is not served here, but {allowed}"
+            raise _Refusal(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
+        _check_framing(request.headers)
         if request.method == "POST":
             _check_content(policy, request.headers)
         return Screened(place, _acceptable(policy, place, request), cors)
@@ -372,23 +392,49 @@ def _split(request: HttpRequest) -> tuple[str | None, str]:
     return host, slash + path
 
 
-def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> str:
-    """The methods of this place, as Allow has them."""
+def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> tuple[str, str]:
+    """The methods of this place, as Allow has them, and what is to blame if there are fewer than there might be."""
     if place is not _Place.ENDPOINT:
-        return "GET, OPTIONS" if place is _Place.SSE else "POST, OPTIONS"
+        return "POST, OPTIONS" if place is _Place.MESSAGES else "GET, OPTIONS", ""
     # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
     # modern one they do not exist.
     named = REVISIONS.get(version or "")
-    sessions = policy.sessions and policy.serves(handshake=True) and (named is None or named.handshake)
-    if not sessions:
-        return "POST, OPTIONS"
-    return "POST, DELETE, OPTIONS" if policy.json_only else "GET, POST, DELETE, OPTIONS"
+    if not policy.sessions:
+        return "POST, OPTIONS", "sessions=False"
+    if not policy.serves(handshake=True):
+        return "POST, OPTIONS", "the served revisions have no sessions"
+    if named is not None and not named.handshake:
+        return "POST, OPTIONS", f"{named} has no sessions"
+    return ("POST, DELETE, OPTIONS", "json_only=True") if policy.json_only else ("GET, POST, DELETE, OPTIONS", "")
+
+
+def _check_framing(headers: Headers) -> None:
+    """Where the body ends: heads that a proxy before us may have read otherwise, which is how requests are smuggled.
+
+    "A server MAY reject a request that contains both Content-Length and Transfer-Encoding" (RFC 9112, 6.3), and must
+    then close the connection, for what follows may be anything.
+    """
+    length = headers.get("Content-Length")
+    if length is None:
+        return
+    if "Transfer-Encoding" in headers:
+        why = "a request has Content-Length or Transfer-Encoding, and not both"
+    elif not (length.isascii() and length.isdecimal()):
+        why = f"Content-Length is one number; got {shown(length)}"
+    else:
+        return
+    raise _Refusal(400, why, extra=(("Connection", "close"),))
 
 
 def _check_content(policy: HttpPolicy, headers: Headers) -> None:
-    length, kind, limit = headers.get("Content-Length", ""), headers.get("Content-Type"), policy.limits.message_bytes
-    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+    length, kind, limit = headers.get("Content-Length", "0"), headers.get("Content-Type"), policy.limits.message_bytes
+    if len(length) > 18 or int(length) > limit:
         raise _Refusal(413, f"the body has {shown(length)} bytes, and {limit} are allowed (Limits.message_bytes)")
+    coding = headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        # RFC 9110, 15.5.16: such a refusal says what would be accepted.
+        what = f"a message is posted as it is; the Content-Encoding {shown(coding)} is not understood"
+        raise _Refusal(415, what, extra=(("Accept-Encoding", "identity"),))
     # Also a defence: a page cannot send this type to another origin without a preflight.
     if not is_json(kind):
         came = "no Content-Type" if kind is None else f"the Content-Type {shown(kind)}"
@@ -402,13 +448,14 @@ def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answ
     """How we may answer.  Lenient: a client need not list both types, only take one that we can give."""
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
-    if place is _Place.MESSAGES or request.method == "DELETE":
-        return Answer.EITHER  # answered without a body
+    if place in (_Place.MESSAGES, _Place.WEBSOCKET) or request.method == "DELETE":
+        return Answer.EITHER  # answered without a body, or by no HTTP at all
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)
     if not json and not stream:
         offered = EVENT_STREAM if not posted else JSON if policy.json_only else f"{JSON} and {EVENT_STREAM}"
-        raise _Refusal(406, f"Accept is {shown(accept or '')}; it must allow what is offered: {offered}")
+        why = " (json_only=True)" if posted and policy.json_only else ""
+        raise _Refusal(406, f"Accept is {shown(accept or '')}; it must allow what is offered: {offered}{why}")
     return _ANSWERS[json, stream]
 
 
@@ -521,7 +568,8 @@ def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
 def _unsupported(case: _Case, requested: Json, code: int) -> _Refusal:
     supported = sorted((each.name for each in case.policy.revisions), reverse=True)
     data = {"supported": supported, "requested": requested[:120] if isinstance(requested, str) else ""}
-    return _Refusal(400, f"Unsupported protocol version; served: {', '.join(supported)}", code=code, data=data)
+    what = f"Unsupported protocol version {shown(data['requested'])}; served: {', '.join(supported)}"
+    return _Refusal(400, what, code=code, data=data)
 
 
 # Modern: everything is in the message, and the headers repeat some of it.
@@ -676,10 +724,21 @@ def _legacy_post(case: _Case) -> Verdict:
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 
 
+def _no_upgrade(case: _Case) -> Verdict:
+    # RFC 9110, 15.5.22: 426 comes with Upgrade, and as a field of this connection alone.
+    extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
+    raise _Refusal(
+        426,
+        f"{case.policy.websocket_path or '/'} is for WebSockets; the MCP endpoint is {case.policy.path or '/'}",
+        extra=extra,
+    )
+
+
 _ROUTES: dict[tuple[_Place, str], Callable[[_Case], Verdict]] = {
     (_Place.ENDPOINT, "POST"): _post,
     (_Place.ENDPOINT, "GET"): _standing,
     (_Place.ENDPOINT, "DELETE"): _standing,
     (_Place.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
     (_Place.MESSAGES, "POST"): _legacy_post,
+    (_Place.WEBSOCKET, "GET"): _no_upgrade,
 }
