@@ -487,16 +487,18 @@ class Web:
         session: str | None = None,
         headers: Mapping[str, str | None] | None = None,
         path: str | None = None,
+        body: bytes | None = None,
     ) -> tuple[Link, h11.Response, _Checks]:
-        """Post a message, a batch, or bytes, and come back with the head of the response."""
+        """Post a message or a batch, or `body` in its place, and come back with the head of the response."""
         revision = revision or self._revisions.get(session or "", LATEST)
         sent = self._methods.setdefault(session, {}) if session is not None else {}
         own = set[str]()
         for each in _items(message):
             if _is_request(each):
-                sent[_key(each["id"])] = each["method"]
+                sent[_key(each["id"])] = str(each["method"])
                 own.add(_key(each["id"]))
-        body = message if isinstance(message, bytes) else json.dumps(message, ensure_ascii=False).encode()
+        if body is None:
+            body = json.dumps(message, ensure_ascii=False).encode()
         fields = {**self.headers_for(message, revision, session), **(headers or {})}
         link, head = await self.ask("POST", path or self.path, fields, body)
         return link, head, _Checks(revision if self.check else None, sent, own)
