@@ -67,9 +67,19 @@ admission groups
 parking publishing
 dispatch
 running
+outbox
 conversation
 driver
+process
 stdio
+silence
+lanes
+http_sessions
+endpoint
+websocket
+websocket_client
+http_server
+asgi
 server
 testing
 """.strip().splitlines()

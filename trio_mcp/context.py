@@ -26,6 +26,7 @@ from trio_mcp.core.terms import NOTHING, Terms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trio_mcp.conversation import Wire
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
     from trio_mcp.parking import Place
     from trio_mcp.paths import Roots
@@ -45,6 +46,9 @@ class Link(Protocol):
 
     async def tell(self, ctx: Context) -> None:
         """What `ctx` has queued is on its way.  Waits while too much is queued already."""
+
+    async def tell_apart(self, method: str, params: JsonObject) -> bool:
+        """As a notification of its own, in the course of no request; False if nobody hears it."""
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
         """The client's answers, by the same keys."""
@@ -79,10 +83,10 @@ class Context:
 
     __slots__ = (
         "_keys", "_link", "_over", "_place", "_progress", "_scope", "_waits", "answers", "elsewhere",
-        "kept_roots", "lifespan", "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told",
+        "kept_roots", "lifespan", "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
     )  # fmt: skip
 
-    def __init__(self, link: Link, request: Request, terms: Terms) -> None:
+    def __init__(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
         self._link: Link | None = link
         self._place: Place | None = None
         self._scope = trio.CancelScope()
@@ -101,7 +105,8 @@ class Context:
         """The client's answers to an `InputRequired` that this handler returned; a question's `read` reads them."""
         self.state: Json = None
         """What that `InputRequired` carried."""
-        self.told = 0  # the last write that has something of the request at hand, for the machinery
+        self.wire = wire  # where what belongs to the request at hand goes, and
+        self.told = 0  # the last write there that has something of it, for the machinery
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
@@ -167,12 +172,9 @@ class Context:
             before = "" if self._progress == -math.inf else f" above {self._progress}"
             raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")
         self._progress = progress
-        if (
-            self._link is not None
-            and not self._over
-            and self._link.session.progress(self.request.id, progress, total, message)
-        ):
-            await self._link.tell(self)
+        link = self._heard
+        if link is not None and link.session.progress(self.request.id, progress, total, message):
+            await link.tell(self)
         else:
             await trio.lowlevel.checkpoint()
 
@@ -182,17 +184,23 @@ class Context:
         `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
         `LocalProtocolError` for an unknown level, and for data that cannot be written.  Waits as `progress`.
         """
-        if self._link is None or self._over:
+        link = self._heard
+        if link is None:
             self.terms.wants_log(level)  # a level that does not exist is a mistake also when nobody hears
             await trio.lowlevel.checkpoint()
             return
         params: JsonObject = {"level": level, "data": data}
         if logger is not None:
             params["logger"] = logger
-        if self._link.session.notify("notifications/message", params, about=self.request.id):
-            await self._link.tell(self)
+        if link.session.notify("notifications/message", params, about=self.request.id):
+            await link.tell(self)
         else:
             await trio.lowlevel.checkpoint()
+
+    @property
+    def _heard(self) -> Link | None:
+        """The connection, while it hears what precedes the answer."""
+        return None if self._over or self.wire.answers_only else self._link
 
     async def completed(self, question: ElicitUrl) -> bool:
         """Tell the client that what a URL was visited for is done.
@@ -207,9 +215,11 @@ class Context:
             await trio.lowlevel.checkpoint()
             return False
         assert self._link is not None  # only modern calls are ever without one
-        told = self._link.session.notify(_COMPLETED, question.completed_params())
-        await self._link.tell(self)
-        return told
+        link, params = self._link, question.completed_params()
+        if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
+            await link.tell(self)
+            return True
+        return await link.tell_apart(_COMPLETED, params)
 
     # What can be asked.  All of these raise NotInThisRevision and NotDeclared for a client that cannot be asked,
     # RequestError if it answers with an error, RemoteProtocolError for an answer that does not fit, and SessionClosed.
@@ -301,8 +311,9 @@ class Context:
         """The request was answered with a question: nobody listens until the next one comes."""
         self._link, self._place = None, place
 
-    def go_on(self, link: Link, request: Request, terms: Terms) -> None:
-        self._link, self._place, self.request, self.terms, self.told = link, None, request, terms, 0
+    def go_on(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
+        self._link, self._place, self.request, self.terms = link, None, request, terms
+        self.wire, self.told = wire, 0
 
     @property
     def scope(self) -> trio.CancelScope:

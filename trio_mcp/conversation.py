@@ -1,7 +1,9 @@
 """One client, whatever carries its messages: what it asks for is run, and what it is asked comes back.
 
-Messages go in by `hear`; what is to be sent waits in the session until the transport takes it out.  Each request runs
-in a task and a cancel scope of its own, which the client's cancellation reaches and nothing else.
+Messages go in by `hear`; what is to be sent waits in the session until the transport takes it out, each message under
+the wire that it belongs on: that of the request in whose course it is sent, or (None) that of the conversation itself.
+On one stream those are the same; a session over HTTP has a wire for each request, and one that stands alone.  Each
+request runs in a task and a cancel scope of its own, which the client's cancellation reaches and nothing else.
 
 | The session reports | What happens |
 |---|---|
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -46,16 +48,20 @@ _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
 _SHUTTING_DOWN = "the server is shutting down"
+_JSON_ALONE = (
+    "this response is JSON alone, which carries none: "
+    "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
+)
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
-class Wire(Protocol):
-    """Where a conversation's messages go."""
+class Wire(Hashable, Protocol):
+    """Where messages go.  Wires are told apart: each is equal to itself only."""
 
     def wake(self) -> None:
-        """There is something to send."""
+        """There is something to send, or a request that came in here has ended without an answer."""
 
     async def flush(self) -> None:
         """As `wake`; the caller may be used to write."""
@@ -67,8 +73,16 @@ class Wire(Protocol):
     async def written(self, mark: int) -> None:
         """Wait until that write has ended, so that what comes after it is read apart from it."""
 
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that nothing should be added."""
+
     async def room(self) -> None:
-        """Wait while too much is waiting to be sent.  Always a checkpoint."""
+        """Wait while it is full.  Always a checkpoint."""
+
+    @property
+    def answers_only(self) -> bool:
+        """Whether nothing but answers can be sent here: questions fail at once, and reports are dropped."""
 
     def close(self) -> None:
         """Nothing more will be heard or sent: the server has stopped."""
@@ -101,11 +115,13 @@ class _Asked:
 
 
 class Conversation:
-    """One client of a running server; see the head of this file."""
+    """One client of a running server; see the head of this file.
 
-    def __init__(self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX) -> None:
-        self.session = ServerSession(run.offer(), link=link, limits=run.limits)
-        self.draining = False
+    `wire` is the conversation's own.  With `terms` the session is open under them from the start.
+    """
+
+    def __init__(self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX, terms: Terms | None = None) -> None:
+        self.session = ServerSession(run.offer(), link=link, limits=run.limits, terms=terms)
         self._run = run
         self._wire = wire
         self._share = run.admission.share(self._begin)
@@ -113,13 +129,14 @@ class Conversation:
         self._asked: dict[Id, _Asked] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
         self._held: dict[tuple[str, str, Id | None], Notification] = {}
-        self._listening: set[Id] = set()
+        # Where requests came in that no task is at work for: those that listen, and those that wait for their turn.
+        self._listening: dict[Id, Wire] = {}
+        self._waiting: dict[Id, Wire] = {}
         self._roots: Roots | None = None
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
         self._variables = contextvars.copy_context()
         self._turn: trio.Event | None = None
-        run.connections.add(self)
 
     # What comes in.
 
@@ -128,16 +145,24 @@ class Conversation:
         message: Message,
         now: float,
         *,
-        about: Any = None,
+        wire: Wire | None = None,
         principal: Any = None,
         headers: Mapping[str, str] = NOTHING,
     ) -> None:
+        """Take in what came by this wire, or by the conversation's own.
+
+        What is answered at once waits in the session, and nobody is woken: the transport looks when it has been heard.
+        """
         self.session.offer = self._run.offer()  # a kind of thing that the server lacked may have been added
+        about = self._wire if wire is None else wire
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             self._act(event)
 
     def lost(self, why: str) -> None:
-        """The client is gone: its handlers are cancelled, and nothing more is sent."""
+        """The client is gone: its handlers are cancelled, and nothing more is sent.
+
+        That is for whoever owns the conversation to know: of a session, no wire of it takes the others with it.
+        """
         for event in self.session.lost(why=why):
             self._act(event)
         self._run.publisher.listeners.forget(Key(self, None))
@@ -161,30 +186,40 @@ class Conversation:
 
     def _call(self, call: Call) -> None:
         id = call.request.id
-        if self.draining and not _goes_on(call.request, call.terms):
+        if self._run.draining and not _goes_on(call.request, call.terms):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
             self._listen(call)
         elif (why := self._share.enter(id, call)) is not None:
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
+        elif id not in self._contexts:
+            self._waiting[id] = self._wire_of(id)
+
+    def _wire_of(self, id: Id) -> Wire:
+        """Where a request came in, as long as it waits for its answer."""
+        return cast("Wire", self.session.label_of(id))
 
     def _cancel(self, event: RequestCancelled) -> None:
-        ctx = self._contexts.get(event.id)
+        id = event.id
+        ctx = self._contexts.get(id)
         if ctx is not None:
             ctx.cancel(event.reason or "the client cancelled the request")
             return
         # It waited its turn, or was a subscription; nobody else will say that it has ended.
-        self._share.withdraw(event.id)
-        self._run.publisher.listeners.forget(Key(self, event.id))
-        self._listening.discard(event.id)
-        self._held = {key: held for key, held in self._held.items() if key[2] != event.id}
-        self.session.refuse(event.id, RequestError(INTERNAL_ERROR, "cancelled"))
+        wire = self._waiting.pop(id, None) or self._listening.pop(id, None)
+        self._share.withdraw(id)
+        self._run.publisher.listeners.forget(Key(self, id))
+        self._held = {key: held for key, held in self._held.items() if key[2] != id}
+        self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
+        if wire is not None:  # None: its handler was cancelled before, with the server
+            wire.wake()
 
     # Requests.
 
     def _begin(self, call: Call) -> None:
         request = call.request
-        ctx = self._contexts[request.id] = Context(self, request, call.terms)
+        self._waiting.pop(request.id, None)
+        ctx = self._contexts[request.id] = Context(self, request, call.terms, self._wire_of(request.id))
         name = request.params.get("name", request.params.get("uri"))
         name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
         work: Any = self._work
@@ -261,16 +296,18 @@ class Conversation:
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
         ctx.let_go(place)
-        place.ctx.go_on(self, ctx.request, ctx.terms)
+        place.ctx.go_on(self, ctx.request, ctx.terms, ctx.wire)
         self._contexts[ctx.request.id] = place.ctx
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
         del self._contexts[ctx.request.id]  # from now on another may have the id
-        if self._say(ctx, outcome):
-            await self._wire.flush()
-            if self.session.queued > self._run.limits.outgoing:
-                await self._wire.room()  # so that who does not read is not served without end
+        if not self._say(ctx, outcome):
+            ctx.wire.wake()
+            return
+        await ctx.wire.flush()
+        if ctx.wire.full:
+            await ctx.wire.room()  # so that who does not read is not served without end
 
     async def _part(self, ctx: Context) -> None:
         """Keep what was told in the course of a request apart from its answer.
@@ -278,7 +315,7 @@ class Conversation:
         Some clients lose progress that they read in one piece with the result.
         """
         if ctx.told:
-            await self._wire.written(ctx.told)
+            await ctx.wire.written(ctx.told)
 
     def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
@@ -307,9 +344,15 @@ class Conversation:
     # Questions to the client.
 
     async def tell(self, ctx: Context) -> None:
-        ctx.told = self._wire.mark
+        ctx.told = ctx.wire.mark
+        ctx.wire.wake()
+        await ctx.wire.room()
+
+    async def tell_apart(self, method: str, params: JsonObject) -> bool:
+        told = self.session.notify(method, params)
         self._wire.wake()
         await self._wire.room()
+        return told
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
         answers = await self.ask_raw(ctx, questions)
@@ -328,8 +371,13 @@ class Conversation:
     async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
         asked: dict[str, _Asked] = {}
+        asking = worded(ctx, questions)
+        if ctx.wire.answers_only:
+            why = f"{ctx.method} has a question, and {_JSON_ALONE}"
+            _log.warning("%s", why)
+            raise RequestError(INTERNAL_ERROR, why)
         try:
-            for question in worded(ctx, questions):
+            for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
                 asked[question.key] = self._asked[id] = _Asked(id)
             await self.tell(ctx)
@@ -338,7 +386,8 @@ class Conversation:
             for each in asked.values():
                 if self._asked.pop(each.id, None) is not None:
                     self.session.cancel(each.id, "the call that asked has ended")
-                    self._wire.wake()
+                    ctx.wire.wake()
+                    self._wire.wake()  # the notice goes there when nothing more is sent for the call
 
     async def _by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The modern way: the question answers the request at hand, and the next request brings the answers."""
@@ -369,7 +418,7 @@ class Conversation:
             raise
         self._forget(ctx)
         ctx.let_go(place)
-        self._wire.wake()
+        ctx.wire.wake()
         return place
 
     async def roots(self, ctx: Context) -> Roots:
@@ -394,13 +443,13 @@ class Conversation:
     def _listen(self, call: Call) -> None:
         request, id = call.request, call.request.id
         declared = self.session.declared(call.terms.revision)
-        ctx = Context(self, request, call.terms)
+        ctx = Context(self, request, call.terms, self._wire_of(id))
         try:
             acknowledged = self._run.publisher.listeners.listen(Key(self, id), self._visible(ctx), declared)
         except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
             self._say(ctx, self._run.dispatcher.failure(ctx, error))
         else:
-            self._listening.add(id)
+            self._listening[id] = ctx.wire
             self.session.notify(acknowledged.method, acknowledged.params, about=id)
 
     def _visible(self, ctx: Context) -> Request:
@@ -417,14 +466,17 @@ class Conversation:
         return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
-        if self.session.queued >= self._run.limits.outgoing:
+        wire = self._wire if about is None else self._listening[about]
+        if wire.full:
             self._held[notification.method, str(notification.params.get("uri")), about] = notification
         else:
             self.session.notify(notification.method, notification.params, about=about)
-            self._wire.wake()
+            wire.wake()
 
     def release(self) -> None:
-        """There is room again: what was held back follows."""
+        """There is room again: what was held back follows.  To be called when the conversation's own wire is drained,
+        which is where all of it goes: no session over HTTP has subscriptions on other wires.
+        """
         held, self._held = self._held, {}
         for (_, _, about), notification in held.items():
             self.session.notify(notification.method, notification.params, about=about)
@@ -432,26 +484,28 @@ class Conversation:
     # The end.
 
     async def drain(self) -> None:
-        """Take nothing new, end the subscriptions in good order, and wait for what is running."""
-        self.draining = True
+        """End the subscriptions in good order, and wait for what is running; the run takes nothing new any more."""
+        self._waiting.clear()
         for call in self._share.clear():
+            wire = self._wire_of(call.request.id)
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
-        for id in self._listening:  # sub-08
+            wire.wake()
+        listening, self._listening = self._listening, {}
+        for id, wire in listening.items():  # sub-08
             result = self._run.publisher.listeners.close(Key(self, id))
             assert result is not None  # what has ended is not listed any more
             self.session.answer(id, result.result)
-        self._listening.clear()
-        self._wire.wake()
+            wire.wake()
         while self._contexts or self._run.parking.waits_for(self):
             await self.quiet()
             await self._run.parking.come_back(self)
 
     def stop(self) -> None:
+        """The server has stopped: so have all handlers, and nothing more goes out on any wire."""
+        wires = {self._wire, *(ctx.wire for ctx in self._contexts.values())}
         self.lost("the server has stopped")
-        self._wire.close()
-
-    def closed(self) -> None:
-        self._run.connections.discard(self)
+        for wire in wires:
+            wire.close()
 
 
 def _of(ctx: Context) -> Conversation | None:

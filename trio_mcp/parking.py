@@ -269,7 +269,11 @@ class Parking:
                     self._cancel(due, "the client did not come back with its answers in time")
         finally:
             # The tasks are cancelled anyway; but some may wait where that does not reach them.
-            self._cancel(list(self._places), "the server has stopped")
+            self.stop()
+
+    def stop(self) -> None:
+        """Nobody can come back any more."""
+        self._cancel(list(self._places), "the server has stopped")
 
     def _cancel(self, handles: Collection[str], reason: str) -> None:
         for handle in handles:

@@ -8,27 +8,47 @@ asked, since the answer may come on another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
 from trio_mcp.admission import Admission
+from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.dispatch import Dispatcher, Features
+from trio_mcp.groups import open_nursery
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from trio_mcp.catalog import Catalog
     from trio_mcp.core.session import Call, Offer
 
-__all__ = ["Connection", "Run", "Statistics"]
+__all__ = ["Connection", "Draining", "Run", "Runs", "Statistics", "check_seconds"]
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
+        raise LocalProtocolError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")
 
 
 class Connection(Protocol):
-    """One that takes part in a run."""
+    """What takes part in a run: one client, or all those of an endpoint.
+
+    It registers itself in `Run.connections` while it is there.
+    """
+
+    @property
+    def clients(self) -> int:
+        """How many clients are connected by it now."""
+
+    async def drain(self) -> None:
+        """Take nothing new, let what runs finish, end in good order, and return then.  May be called again."""
 
     def stop(self) -> None:
         """The run is over: nobody is served any more."""
@@ -39,6 +59,8 @@ class Statistics:
     """How much there is of what, now."""
 
     connections: int
+    """Clients: one for each stream and WebSocket; over HTTP one for each session, and each request without one that is
+    being answered."""
     running: int
     """Requests that a handler is at work for."""
     waiting: int
@@ -69,6 +91,8 @@ class Run:
         self.offer = offer
         self.limits = limits
         self.connections: set[Connection] = set()
+        self.draining = False
+        """Nothing new is taken; this is never undone."""
         self.admission: Admission[Call] = Admission(limits)
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
@@ -83,16 +107,91 @@ class Run:
         nursery.start_soon(self.publisher.run, name="changes of the server, merged")
         nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
 
+    async def drain(self) -> None:
+        """Take nothing new from now on; returns when all connections have ended in good order."""
+        self.draining = True
+        async with trio.open_nursery() as nursery:
+            for connection in self.connections:
+                nursery.start_soon(connection.drain)
+
     def stop(self) -> None:
         """End all connections, before that ends on which their handlers stand."""
         for connection in tuple(self.connections):
             connection.stop()
+        self.parking.stop()
 
     def statistics(self) -> Statistics:
         return Statistics(
-            len(self.connections),
+            sum(connection.clients for connection in self.connections),
             self.admission.running,
             self.admission.waiting,
             len(self.parking),
             len(self.publisher.listeners),
         )
+
+
+class Runs:
+    """The runs of one server that go on now."""
+
+    def __init__(self) -> None:
+        self._runs: set[Run] = set()
+        self._drains = 0  # blocks that drain them
+
+    def add(self, run: Run) -> None:
+        self._runs.add(run)
+        if self._drains:
+            run.draining = True
+
+    def discard(self, run: Run) -> None:
+        self._runs.discard(run)
+
+    def begin_to_drain(self) -> tuple[Run, ...]:
+        self._drains += 1
+        for run in self._runs:
+            run.draining = True
+        return tuple(self._runs)
+
+    def stop(self) -> None:
+        """The end of what `begin_to_drain` began; what runs from now on is served."""
+        self._drains -= 1
+        for run in tuple(self._runs):
+            run.stop()
+
+
+class Draining:
+    """The block of `Server.draining`; a class, as `groups.open_nursery` is one."""
+
+    __slots__ = ("_deadline", "_gone", "_runs", "_seconds", "_stack")
+
+    def __init__(self, runs: Runs, seconds: float) -> None:
+        self._runs = runs
+        self._seconds = seconds
+
+    async def __aenter__(self) -> None:
+        self._deadline = trio.current_time() + self._seconds
+        self._gone = trio.Event()
+        async with AsyncExitStack() as stack:
+            runs = self._runs.begin_to_drain()
+            stack.callback(self._runs.stop)
+            nursery = await stack.enter_async_context(open_nursery())
+            nursery.start_soon(self._drain, runs)
+            stack.push_async_exit(self._wait)
+            self._stack = stack.pop_all()
+
+    async def _drain(self, runs: tuple[Run, ...]) -> None:
+        async with trio.open_nursery() as nursery:
+            for run in runs:
+                nursery.start_soon(run.drain)
+        self._gone.set()
+
+    async def _wait(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            with trio.move_on_at(self._deadline):
+                await self._gone.wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, traceback)

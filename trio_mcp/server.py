@@ -10,9 +10,10 @@ import contextlib
 import inspect
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from trio_mcp import registration
 from trio_mcp.catalog import CHANGES, LISTS, Catalog
@@ -24,7 +25,7 @@ from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.dispatch import Filter, Middleware
 from trio_mcp.groups import open_nursery
-from trio_mcp.running import Run, Statistics
+from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
+    from trio_mcp.endpoint import HttpOptions
+    from trio_mcp.http_server import HttpAddress
 
 __all__ = ["Server"]
 
@@ -114,6 +117,7 @@ class Server:
         self._offered = 0  # how many kinds the catalog had when the offer was made
         self._mounted: list[Server] = []
         self._runs: set[Run] = set()  # its own, and those of the servers that it is mounted in
+        self._own = Runs()
         self._shared: Run | None = None  # the one that all connections have in common
         self._sharing = False
         self.catalog.on_change.append(self._publish)
@@ -362,6 +366,17 @@ class Server:
         """
         return _Running(self, shared=True)
 
+    def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
+        """The server ends in good order.  From the beginning of the block no new request is taken, nor a connection
+        served that begins; what runs goes on, and each connection ends when it has nothing left.  The end of the block
+        waits for all of them, until `seconds` after its beginning (`math.inf`: as long as it takes); what is left then
+        is stopped, and at once if the block is cancelled or raises.
+
+        A server that was drained may run again; `running` blocks that it left behind serve nobody any more.
+        """
+        check_seconds("what draining may take", seconds)
+        return Draining(self._own, seconds)
+
     def joined(self) -> AbstractAsyncContextManager[Run]:
         """The run that a connection belongs to; for transports."""
         if self._shared is not None:
@@ -373,15 +388,40 @@ class Server:
             yield mounted
             yield from mounted._parts()
 
-    def run(self, *, grace: float = 5.0) -> None:
-        """Serve standard input and output as the purpose of this process; for the end of a script.
+    def run(self, *, http: str | None = None, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
+        """Serve as the purpose of this process; for the end of a script.  Inside a Trio program use `serve_stdio`,
+        `serve_http` or `serve_stream`.
 
-        Returns when the client closes them or has gone; raises SystemExit(130) after Ctrl-C, and SystemExit(143) after
-        SIGTERM, which gives the calls that run `grace` seconds.  Inside a Trio program use `serve_stdio`.
+        That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
+        come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), with the options
+        of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143) after SIGTERM, which gives the calls
+        that run `grace` seconds.
         """
+        if http is not None:
+            self._run_http(http, grace, options)
+            return
+        if options:
+            raise TypeError(f"{min(options)} is an option for http=..., and standard input and output have none")
         from trio_mcp.stdio import run
 
         run(self, grace=grace)
+
+    def _run_http(self, http: str, grace: float, options: HttpOptions) -> None:
+        from trio_mcp.http_server import serve_http
+        from trio_mcp.process import live, place
+
+        host, port = place(http)
+        live(self, lambda: serve_http(self, host, port, task_status=_Announced(self), **options), grace=grace)
+
+
+class _Announced:
+    """Says on stderr where a server listens.  Nothing else goes out on stdout either, which is the program's."""
+
+    def __init__(self, server: Server) -> None:
+        self._name = server._info["name"]
+
+    def started(self, address: HttpAddress) -> None:
+        print(f"{self._name} listens at {address.url}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 
 class _Running:
@@ -421,6 +461,8 @@ class _Running:
                 offer=server.offer, limits=server._limits, window=server._burst, sealer=server._sealer,
                 threads=server._threads,
             )  # fmt: skip
+            server._own.add(run)
+            stack.callback(server._own.discard, run)
             for part in (server, *parts.values()):
                 part._runs.add(run)
                 stack.callback(part._runs.discard, run)

@@ -9,56 +9,37 @@ may share, so we take a description of our own where there is one to be had.  An
 which always are ready: trio's FdStream never waits for those, as reading and writing succeed at once.
 
 `serve_stdio` serves within the caller's program: it takes what it needs, puts everything back under every way of
-leaving, and touches no signal.  `run` is a whole process: it answers signals, and never puts fds 0 and 1 back, so that
-what an abandoned thread prints or a buffer still holds when the interpreter ends does not reach the wire either.
-
-How a process under `run` ends:
-
-| what happens | running calls | exit status |
-|---|---|---|
-| end of input, or the client is gone | cancelled at once | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and a second later left | 143 |
-| Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
-| Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
-| Ctrl-C once more | the system ends the process | killed by SIGINT |
-
-Worker threads that may be abandoned hold nobody up; one that may not be is waited for, until the third Ctrl-C or the
-end of SIGTERM's grace.
+leaving, and touches no signal.  `run` is a whole process (see `process`), and never puts fds 0 and 1 back, so that what
+an abandoned thread prints or a buffer still holds when the interpreter ends does not reach the wire either.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import signal
 import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING
 
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.driver import Tap, serve_stream
+from trio_mcp.process import live
 
 if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from trio_mcp.server import Server
 
 __all__ = ["own_stdio", "run", "serve_stdio"]
 
-_LAST = 1.0  # seconds that handlers have for their cleaning up, when they are cancelled after SIGTERM's grace
-
 # One pair of fds, one owner: a second one would take stderr for the wire.
 _owner = threading.Lock()
-_replaced: list[TextIO] = []
 
 
 # KeyboardInterrupt waits until all is taken, or all is back.
@@ -93,92 +74,12 @@ def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
     the calls that run `grace` seconds (`math.inf`: as long as they take).  Signals that the program has ignored or
     handles already are left to it, and so are all of them outside the main thread.
     """
-    life = _Life(grace)
-    try:
-        trio.run(life.live, server, tap)
-    except KeyboardInterrupt:
-        life.status = 130
-    except BaseExceptionGroup as group:
-        # Ctrl-C wins over whatever else went wrong while everything ended.
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        life.status = 130
-    finally:
-        _unbuffer()
-    if life.status:
-        raise SystemExit(life.status)
 
+    async def serve() -> None:
+        with _owned(give_back=False) as stream:
+            await serve_stream(server, stream, tap=tap)
 
-class _Life:
-    """One process that serves: what its signals ask for, and the exit status it owes."""
-
-    __slots__ = ("drain", "everything", "grace", "ours", "status")
-
-    def __init__(self, grace: float) -> None:
-        self.grace = grace
-        self.status = 0
-        self.everything = trio.CancelScope()
-        self.drain = trio.Event()
-        # Asked before Trio puts its own handler where Python's default one is.  A program in the background of a
-        # shell script ignores SIGINT, and is to go on doing so.
-        usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
-        main = threading.current_thread() is threading.main_thread()
-        self.ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
-
-    async def live(self, server: Server, tap: Tap | None) -> None:
-        with self._signals(), _owned(give_back=False) as stream, self.everything:
-            await serve_stream(server, stream, tap=tap, drain=self.drain)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Hear the signals that are ours."""
-        token = trio.lowlevel.current_trio_token()
-        before = {number: signal.getsignal(number) for number in self.ours}
-
-        def interrupt(_number: int, _frame: FrameType | None) -> None:
-            # Here and not in the loop, for the next one must get through to a handler that blocks the loop.
-            signal.signal(signal.SIGINT, interrupt_again)
-            self.status = 130
-            token.run_sync_soon(self.everything.cancel)
-
-        def interrupt_again(number: int, frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            # Trio's: raises KeyboardInterrupt in the code of handlers, but not where it would break the loop itself.
-            trios = before[signal.SIGINT]
-            assert callable(trios)
-            trios(number, frame)
-
-        def terminate(_number: int, _frame: FrameType | None) -> None:
-            # Heard once: launchers pass on what their whole process group has got already.
-            if not self.status:
-                self.status = 143
-                token.run_sync_soon(self._begin_to_end)
-                if self.grace < threading.TIMEOUT_MAX - _LAST:
-                    last.append(threading.Timer(self.grace + _LAST, _end_at_last))
-                    last[0].daemon = True
-                    last[0].start()
-
-        last: list[threading.Timer] = []
-        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
-        try:
-            for number in before:
-                signal.signal(number, handlers[number])
-            yield
-        finally:
-            for timer in last:
-                timer.cancel()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _begin_to_end(self) -> None:
-        self.drain.set()
-        self.everything.deadline = trio.current_time() + self.grace
-
-
-def _end_at_last() -> None:
-    """In a thread of its own, for what still runs may block the loop, or shield itself from being cancelled."""
-    os.write(2, b"trio_mcp: a handler did not end after SIGTERM; the process does\n")
-    os._exit(143)
+    live(server, serve, grace=grace)
 
 
 @contextmanager
@@ -284,26 +185,6 @@ def _flush_c() -> None:
     import ctypes  # Trio has loaded it anyway
 
     ctypes.CDLL(None).fflush(None)
-
-
-def _unbuffer() -> None:
-    """Let `print` write at once from now on, so that there is no buffer to be flushed when the interpreter ends.
-
-    It aborts where it cannot get the lock of such a buffer, and a thread that was left behind in the middle of a
-    `print` never gives it back.  What the old files hold is written when they go, which is when no thread uses them.
-    """
-    for name in ("stdout", "stderr"):
-        old = getattr(sys, f"__{name}__")
-        # Closed, or in somebody else's hands: then there is nothing to do about it.
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            raw = io.FileIO(old.fileno(), "w", closefd=False)
-            # As `python -u` makes them; the hint asks for a buffer, which is just what must not be there.
-            new = io.TextIOWrapper(cast(BinaryIO, raw), old.encoding, old.errors, write_through=True)
-            # Such a thread may print to the old one without having counted itself among its users (CPython to 3.13).
-            _replaced.append(old)
-            if getattr(sys, name) is old:
-                setattr(sys, name, new)
-            setattr(sys, f"__{name}__", new)
 
 
 class _Output(trio.abc.SendStream):

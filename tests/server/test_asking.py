@@ -975,15 +975,26 @@ async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
 class _Nowhere:
     """A wire that takes nothing: the test looks into the session."""
 
-    def wake(self) -> None: ...
+    mark = 1
+    full = False
 
-    def close(self) -> None: ...
+    def __init__(self, *, answers_only: bool = False) -> None:
+        self.answers_only = answers_only
+        self.woken = 0
+        self.closed = False
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def close(self) -> None:
+        self.closed = True
 
     async def flush(self) -> None:
+        self.wake()
         await trio.lowlevel.checkpoint()
 
-    room = flush
-    mark = 1
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     async def written(self, mark: int) -> None: ...
 
@@ -1004,20 +1015,16 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
         conversation.hear(Request(1, "initialize", opening), 0)
         conversation.hear(Notification("notifications/initialized", {}), 0)
         conversation.session.outgoing()
-        for id in (7, 8):
-            conversation.hear(Request(id, "tools/call", IT), 0, about=f"stream {id}")
+        wires = _Nowhere(), _Nowhere()
+        for id, wire in enumerate(wires, 7):
+            conversation.hear(Request(id, "tools/call", IT), 0, wire=wire)
         await wait_all_tasks_blocked()
-        asked = conversation.session.outgoing()
-        labels = [label for _, label in asked]
-        assert sorted(str(label) for label in labels) == ["stream 7", "stream 7", "stream 8", "stream 8"]
+        asked = [label for _, label in conversation.session.outgoing()]
+        assert [asked.count(wire) for wire in wires] == [2, 2]
         await trio.sleep(6)
         ended = conversation.session.outgoing()
-        assert [(type(message), label) for message, label in ended if label == "stream 7"] == [
-            (Notification, "stream 7"),
-            (Notification, "stream 7"),
-            (Result, "stream 7"),
-        ]
-        conversation.closed()
+        for wire in wires:
+            assert [type(message) for message, label in ended if label is wire] == [Notification, Notification, Result]
 
 
 # Whose answer it is.

@@ -33,7 +33,7 @@ from tests.server.wire import (
     since,
 )
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
-from trio_mcp.driver import CLOSING
+from trio_mcp.outbox import CLOSING
 
 BATCHES = "2025-03-26"
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
@@ -466,7 +466,7 @@ async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
 def queued(server: Server) -> int:
     """How many messages wait for the wires of a server."""
     [run] = server._runs
-    return sum(connection.session.queued for connection in run.connections)  # type: ignore[attr-defined]
+    return sum(connection._queued() for connection in run.connections)  # type: ignore[attr-defined]
 
 
 @everywhere

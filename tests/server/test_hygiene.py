@@ -27,7 +27,7 @@ from trio.testing import (
 from tests.server.checkpoints import busy_threads, open_fds, wide
 from tests.server.wire import LATEST, Wire, connected, everywhere
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
-from trio_mcp.driver import _Outbox
+from trio_mcp.outbox import Outbox
 
 ROOT = Path(__file__).parents[2]
 ANSWERS: dict[str, Callable[[Any], Any]] = {
@@ -190,11 +190,14 @@ async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockC
 
 
 async def test_the_wire_s_own_waits_are_checkpoints_where_they_say_so(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
-    outbox = _Outbox(theirs, lambda: b"", lambda: 0, 10, lambda: None)
-    with assert_checkpoints():
-        await outbox.room()
-    ours.close()
+    async def send(_: bytes) -> None:
+        raise AssertionError("there is nothing to send")
+
+    async with trio.open_nursery() as nursery:
+        outbox: Outbox[bytes] = Outbox(send, lambda: None, lambda: 0, 10, lambda: None, spawn=nursery)
+        for wait in (outbox.room, outbox.flush):
+            with assert_checkpoints():
+                await wait()
 
 
 # Nothing is left.

@@ -46,7 +46,7 @@ from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import NOTHING, Terms
-from trio_mcp.driver import _Driver
+from trio_mcp.driver import _Driver, _Lines
 from trio_mcp.parking import Parking, Place
 from trio_mcp.questions import Inquiry
 
@@ -381,14 +381,13 @@ class _As:
 
     async def __call__(self, server: Server, stream: trio.abc.Stream) -> None:
         async with server.joined() as run:
-            driver = _Driver(run, stream, None)
-            conversation = driver._conversation
-            hear = conversation.hear
+            driver = _Driver(run, stream, _Lines(run.limits), None, NOTHING, None)
+            hear = driver._conversation.hear
 
-            def heard(message: Any, now: float) -> None:
+            def heard(message: Any, now: float, **_: Any) -> None:
                 hear(message, now, principal=self.principal, headers=self.headers)
 
-            conversation.hear = heard  # type: ignore[method-assign]
+            driver._conversation.hear = heard  # type: ignore[method-assign]
             await driver.serve(None)
 
 
@@ -465,7 +464,7 @@ async def test_a_state_carries_no_more_than_is_needed(autojump_clock: MockClock)
 
 def context(params: Object, principal: Any = None, method: str = "tools/call") -> Context:
     terms = Terms(REVISIONS[LATEST], CAPABILITIES[LATEST], principal=principal)
-    return Context(cast(Any, None), Request(1, method, params), terms)
+    return Context(cast(Any, None), Request(1, method, params), terms, cast(Any, None))
 
 
 FORM: Mapping[str, Inquiry[Any]] = {"form": Elicit("Which size?", Size)}

@@ -21,17 +21,17 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from tests.requirements import req
-from trio_mcp import stdio
+from trio_mcp import process, stdio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.stdio import own_stdio
 
@@ -955,13 +955,24 @@ Serve = Callable[[trio.abc.Stream, trio.Event], Awaitable[None]]
 Runs = Callable[..., None]
 
 
-async def serve_stream(
-    serve: Serve, stream: trio.abc.Stream, *, tap: Any = None, drain: trio.Event | None = None
-) -> None:
-    """A stand-in: the server is whoever serves, and the tap hears that it does."""
+class StandIn:
+    """Instead of a server: somebody who serves, and an event that says that it is to drain."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.serve = serve
+        self.drain = trio.Event()
+
+    @contextlib.asynccontextmanager
+    async def draining(self, seconds: float) -> AsyncIterator[None]:
+        self.drain.set()
+        yield
+
+
+async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, tap: Any = None) -> None:
+    """The tap hears that it is served."""
     if tap is not None:
         tap("in", b"")
-    await serve(stream, trio.Event() if drain is None else drain)
+    await server.serve(stream, server.drain)
 
 
 async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
@@ -976,7 +987,8 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
         before, start = (looks(0), looks(1)), trio.current_time()
         handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         with trio.move_on_after(3600) as scope:
-            await stdio.serve_stdio(listen, tap=lambda *seen: tapped.append(seen))  # type: ignore[arg-type]
+            server: Any = StandIn(listen)
+            await stdio.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
         assert scope.cancelled_caught
         assert trio.current_time() == start + 3600
         assert (looks(0), looks(1)) == before
@@ -987,12 +999,12 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
     monkeypatch.setattr(stdio, "serve_stream", serve_stream)
-    monkeypatch.setattr(stdio, "_replaced", [])
+    monkeypatch.setattr(process, "_replaced", [])
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with standing_in(pipes(tmp_path)):
-        yield stdio.run
+        yield lambda serve, **options: stdio.run(cast(Any, StandIn(serve)), **options)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 

@@ -29,6 +29,7 @@ import contextvars
 import functools
 import inspect
 import json
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,6 +61,7 @@ __all__ = [
     "Wire",
     "WireError",
     "connected",
+    "draining_when",
     "everywhere",
     "legacy",
     "modern",
@@ -751,8 +753,8 @@ async def connected(
 ) -> AsyncIterator[Wire]:
     """A client of `server`, which is served over memory; `options` are those of `speaking`.
 
-    `streams` makes the client's end and the server's, such as `checkpoints.narrow`.  At the end the client ends the
-    stream, and `serve_stream` has to return and to leave no task behind but handlers that wait for a retry in a run
+    `streams` makes the client's end and the server's, such as `checkpoints.narrow`.  When `drain` is set, the whole
+    server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to return and to leave no task behind but handlers that wait for a retry in a run
     of the server that goes on.
     """
     if serve is None:
@@ -760,14 +762,15 @@ async def connected(
 
         serve = serve_stream
     run: Serve = serve
-    how = {name: value for name, value in [("tap", tap), ("drain", drain)] if value is not None}
+    how = {} if tap is None else {"tap": tap}
     ours, theirs = streams()
     here, done = object(), trio.Event()
     system = _system_tasks()
 
     async def serving() -> None:
         _served_here.set(here)  # inherited by every task that is started from here, wherever
-        await run(server, theirs, **how)
+        async with draining_when(server, drain):
+            await run(server, theirs, **how)
         done.set()
         await theirs.aclose()
 
@@ -782,6 +785,26 @@ async def connected(
     left = left if len(left) > waiting else set()
     left |= await _left(lambda: _system_tasks() - system)
     assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+
+
+@contextlib.asynccontextmanager
+async def draining_when(server: Any, drain: trio.Event | None) -> AsyncIterator[None]:
+    """Within the block the server drains as soon as the event is set."""
+    if drain is None:
+        yield
+        return
+    asked = drain
+
+    async def drained() -> None:
+        await asked.wait()
+        async with server.draining(math.inf):
+            pass
+
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, name="what drains the server")
+            yield
+            nursery.cancel_scope.cancel()
 
 
 def _system_tasks() -> set[trio.lowlevel.Task]:

@@ -1,0 +1,184 @@
+"""The life of a process whose purpose is to serve.
+
+How it ends:
+
+| what happens | running calls | exit status |
+|---|---|---|
+| there is nothing more to serve, such as after the end of input | cancelled at once | 0 |
+| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and a second later left | 143 |
+| Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
+| Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
+| Ctrl-C once more | the system ends the process | killed by SIGINT |
+
+Worker threads that may be abandoned hold nobody up; one that may not be is waited for, until the third Ctrl-C or the
+end of SIGTERM's grace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+
+import trio
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.groups import open_nursery
+from trio_mcp.running import check_seconds
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from trio_mcp.server import Server
+
+__all__ = ["live", "place"]
+
+_LAST = 1.0  # seconds that handlers have for their cleaning up, when they are cancelled after SIGTERM's grace
+
+_replaced: list[TextIO] = []
+
+
+def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float) -> None:
+    """Serve as the purpose of this process, for as long as `serve` does.
+
+    Returns then; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM, which gives the calls that run
+    `grace` seconds (`math.inf`: as long as they take).  Signals that the program has ignored or handles already are
+    left to it, and so are all of them outside the main thread.
+    """
+    check_seconds("grace", grace)
+    life = _Life(server, grace)
+    try:
+        trio.run(life.live, serve)
+    except KeyboardInterrupt:
+        life.status = 130
+    except BaseExceptionGroup as group:
+        # Ctrl-C wins over whatever else went wrong while everything ended.
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        life.status = 130
+    finally:
+        _unbuffer()
+    if life.status:
+        raise SystemExit(life.status)
+
+
+def place(text: str) -> tuple[str, int]:
+    """The host and port to listen at, from text such as ``127.0.0.1:3000``, ``localhost:0`` or ``[::1]:3000``.
+
+    Raises LocalProtocolError for anything else.  An empty host is refused: to be open to everybody is to be said.
+    """
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port[:6]) > 65535 or "/" in host:
+        raise LocalProtocolError(f'http is where to listen, such as "127.0.0.1:3000"; not {text!r}')
+    if ":" in host and not bracketed:
+        raise LocalProtocolError(f'an IPv6 address stands in brackets: http="[{host}]:{port}", not {text!r}')
+    host = host[1:-1] if bracketed else host
+    if not host:
+        every = f"0.0.0.0:{port}"
+        raise LocalProtocolError(f'say for whom to listen: http="127.0.0.1:{port}", or "{every}" for every network')
+    return host, int(port)
+
+
+class _Life:
+    """One process that serves: what its signals ask for, and the exit status it owes."""
+
+    __slots__ = ("everything", "grace", "ours", "server", "status", "terminated")
+
+    def __init__(self, server: Server, grace: float) -> None:
+        self.server = server
+        self.grace = grace
+        self.status = 0
+        self.everything = trio.CancelScope()
+        self.terminated = trio.Event()
+        # Asked before Trio puts its own handler where Python's default one is.  A program in the background of a
+        # shell script ignores SIGINT, and is to go on doing so.
+        usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
+        main = threading.current_thread() is threading.main_thread()
+        self.ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
+
+    async def live(self, serve: Callable[[], Awaitable[object]]) -> None:
+        with self._signals(), self.everything:
+            async with open_nursery() as nursery:
+                nursery.start_soon(self._drain, name="SIGTERM")
+                await serve()
+
+    async def _drain(self) -> None:
+        await self.terminated.wait()
+        # With the grace ends everything, also what no run has to do with yet, such as a lifespan that is beginning.
+        self.everything.deadline = trio.current_time() + self.grace
+        async with self.server.draining(self.grace):
+            pass
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Hear the signals that are ours."""
+        token = trio.lowlevel.current_trio_token()
+        before = {number: signal.getsignal(number) for number in self.ours}
+
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            # Here and not in the loop, for the next one must get through to a handler that blocks the loop.
+            signal.signal(signal.SIGINT, interrupt_again)
+            self.status = 130
+            token.run_sync_soon(self.everything.cancel)
+
+        def interrupt_again(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            # Trio's: raises KeyboardInterrupt in the code of handlers, but not where it would break the loop itself.
+            trios = before[signal.SIGINT]
+            assert callable(trios)
+            trios(number, frame)
+
+        def terminate(_number: int, _frame: FrameType | None) -> None:
+            # Heard once: launchers pass on what their whole process group has got already.
+            if not self.status:
+                self.status = 143
+                token.run_sync_soon(self.terminated.set)
+                if self.grace < threading.TIMEOUT_MAX - _LAST:
+                    last.append(threading.Timer(self.grace + _LAST, _end_at_last))
+                    last[0].daemon = True
+                    last[0].start()
+
+        last: list[threading.Timer] = []
+        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
+        try:
+            for number in before:
+                signal.signal(number, handlers[number])
+            yield
+        finally:
+            for timer in last:
+                timer.cancel()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _end_at_last() -> None:
+    """In a thread of its own, for what still runs may block the loop, or shield itself from being cancelled."""
+    os.write(2, b"trio_mcp: a handler did not end after SIGTERM; the process does\n")
+    os._exit(143)
+
+
+def _unbuffer() -> None:
+    """Let `print` write at once from now on, so that there is no buffer to be flushed when the interpreter ends.
+
+    It aborts where it cannot get the lock of such a buffer, and a thread that was left behind in the middle of a
+    `print` never gives it back.  What the old files hold is written when they go, which is when no thread uses them.
+    """
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, f"__{name}__")
+        # Closed, or in somebody else's hands: then there is nothing to do about it.
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            raw = io.FileIO(old.fileno(), "w", closefd=False)
+            # As `python -u` makes them; the hint asks for a buffer, which is just what must not be there.
+            new = io.TextIOWrapper(cast(BinaryIO, raw), old.encoding, old.errors, write_through=True)
+            # Such a thread may print to the old one without having counted itself among its users (CPython to 3.13).
+            _replaced.append(old)
+            if getattr(sys, name) is old:
+                setattr(sys, name, new)
+            setattr(sys, f"__{name}__", new)
