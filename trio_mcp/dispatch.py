@@ -68,6 +68,7 @@ from trio_mcp.results import (
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Described
+    from trio_mcp.core.headers import Mirror
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
@@ -302,6 +303,11 @@ class Dispatcher:
 
     async def _unsubscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         return self._publisher.listeners.unsubscribe(_session_of(ctx), request.params)
+
+    def mirrors(self, tool: str) -> Sequence[Mirror]:
+        """Which arguments of a tool are repeated in headers."""
+        entry = self._features.catalog.tool(tool)
+        return () if entry is None else entry.mirrors
 
     def may_hear(self, ctx: Context, uri: str) -> bool:
         """Whether updates of this resource may be told to who asks for them.

@@ -1,0 +1,50 @@
+"""Who has been silent for too long: streams that need a sign of life, sessions that nobody uses any more."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import trio
+
+__all__ = ["Silence"]
+
+T = TypeVar("T")
+
+
+class Silence(Generic[T]):
+    """Things in the order in which something was last heard of them.
+
+    All have the same patience, so the one to look at next is the first in a dict; to be heard of again costs no more
+    than a dict's move to the end, and there is one task for all of them.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._heard: dict[T, float] = {}
+        self._any = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def hear(self, thing: T) -> None:
+        """Something was heard of it: its time begins anew."""
+        self._heard.pop(thing, None)
+        self._heard[thing] = trio.current_time()
+        self._any.set()
+
+    def forget(self, thing: T) -> None:
+        self._heard.pop(thing, None)
+
+    async def next(self) -> T:
+        """Wait for one that has been silent for as long as the patience lasts; its time begins anew."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            if not self._heard:
+                self._any = trio.Event()
+                await self._any.wait()
+                continue
+            thing, heard = next(iter(self._heard.items()))
+            if heard + self._patience <= trio.current_time():
+                self.hear(thing)
+                return thing
+            await trio.sleep_until(heard + self._patience)
