@@ -1,0 +1,485 @@
+"""WebSocket frames and the request for one, without I/O: either end against raw wsproto, and against the other."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import wsproto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import CloseConnection, Event, Ping, Pong, TextMessage
+from wsproto.extensions import PerMessageDeflate
+
+from tests.core.http_rules import EVIL
+from tests.http.ws import BINARY, CLOSE, CONTINUED, HANDSHAKE, KEY, PING, PONG, TEXT, frame
+from tests.requirements import req
+from trio_mcp.core.http import HttpPolicy, HttpRequest, Reply, screen
+from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
+from trio_mcp.core.revisions import Role
+from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
+
+both_roles = pytest.mark.parametrize("role", list(Role))
+
+
+class Raw:
+    """The other end, by wsproto alone."""
+
+    def __init__(self, role: Role) -> None:
+        self.ws = Connection(ConnectionType.SERVER if role is Role.CLIENT else ConnectionType.CLIENT)
+
+    def sends(self, *events: Event) -> bytes:
+        return b"".join(self.ws.send(event) for event in events)
+
+    def reads(self, data: bytes) -> list[Event]:
+        self.ws.receive_data(data)
+        return list(self.ws.events())
+
+
+GOING = struct.pack("!H", 1001)
+
+
+def fed(role: Role, pieces: Iterable[bytes], **limits: int) -> tuple[list[bytes], WebSocketFrames, bytes]:
+    """What the end makes of these pieces: the messages, itself, and what it sent."""
+    end = WebSocketFrames(role, Limits(**limits))
+    texts: list[bytes] = []
+    sent = b""
+    for piece in pieces:
+        texts += end.texts(piece)
+        sent += end.pending()
+    return texts, end, sent
+
+
+def one_by_one(data: bytes) -> list[bytes]:
+    return [bytes([byte]) for byte in data]
+
+
+def silent(end: WebSocketFrames) -> bool:
+    """Whether nothing can be sent any more."""
+    end.ping()
+    return end.frame([b"x"]) + end.pending() + end.farewell() + end.close(1011) == b""
+
+
+# Messages.
+
+
+@both_roles
+def test_a_message_is_a_text_frame_and_a_text_frame_a_message(role: Role) -> None:
+    end, raw = WebSocketFrames(role, Limits()), Raw(role)
+    texts = [b'{"a": 1}', "ä€𝄞".encode(), b"", b"x" * 200, b"y" * 70_000]
+    assert raw.reads(end.frame(texts)) == [TextMessage(data=text.decode()) for text in texts]
+    assert end.texts(raw.sends(*(TextMessage(data=text.decode()) for text in texts))) == texts
+    assert end.frame([]) == b""
+    assert (end.pending(), end.ended, end.over) == (b"", False, False)
+
+
+def test_the_two_roles_understand_each_other() -> None:
+    client, server = WebSocketFrames(Role.CLIENT, Limits()), WebSocketFrames(Role.SERVER, Limits())
+    for one, other in [(client, server), (server, client)]:
+        assert other.texts(one.frame([b"a", b"bc"])) == [b"a", b"bc"]
+        one.ping()
+        assert other.texts(one.pending()) == []
+        assert one.texts(other.pending()) == []
+    assert client.texts(server.farewell()) == []
+    assert server.texts(client.pending()) == []
+    assert (client.code, server.code, client.over, server.over) == (1001, 1001, True, True)
+
+
+def test_feeding_decodes() -> None:
+    good, bad = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}', b"hello"
+    end, raw = WebSocketFrames(Role.SERVER, Limits()), Raw(Role.SERVER)
+    messages = list(end.feed(raw.sends(*(TextMessage(data=text.decode()) for text in (good, bad, b"")))))
+    assert messages == [Request(1, "ping"), decode(bad, Limits()), decode(b"", Limits())]
+    assert isinstance(messages[2], Invalid)
+    assert not end.ended
+
+
+@both_roles
+@pytest.mark.parametrize("between", [b"", b"ping", b"pong"])
+def test_fragments_are_put_together_whatever_control_frames_come_between(role: Role, between: bytes) -> None:
+    control = {b"": b"", b"ping": frame(role, PING, b"?"), b"pong": frame(role, PONG, b"!")}[between]
+    text = "ä€𝄞 and more".encode()
+    for first, second in itertools.combinations(range(len(text) + 1), 2):  # also inside of a character
+        pieces = [
+            frame(role, TEXT, text[:first], fin=False),
+            control,
+            frame(role, CONTINUED, text[first:second], fin=False),
+            control,
+            frame(role, CONTINUED, text[second:]),
+        ]
+        texts, end, sent = fed(role, pieces)
+        assert texts == [text]
+        pongs = [Pong(payload=b"?")] * 2 if between == b"ping" else []
+        assert Raw(role).reads(sent) == pongs
+        assert not end.ended
+
+
+@both_roles
+def test_empty_fragments_add_nothing(role: Role) -> None:
+    pieces = [frame(role, TEXT, b"", fin=False), *[frame(role, CONTINUED, b"", fin=False)] * 1000]
+    texts, end, _ = fed(role, [*pieces, frame(role, CONTINUED, b"x"), frame(role, TEXT, b"y")])
+    assert texts == [b"x", b"y"]
+    assert not end.ended
+
+
+# Pings.
+
+
+@both_roles
+def test_a_ping_is_answered_with_what_it_said(role: Role) -> None:
+    texts, _, sent = fed(role, [Raw(role).sends(Ping(payload=b"abc"))])
+    assert (texts, Raw(role).reads(sent)) == ([], [Pong(payload=b"abc")])
+
+
+@both_roles
+def test_of_pings_that_come_together_the_last_is_answered_so_that_nothing_piles_up(role: Role) -> None:
+    pings = [Ping(payload=bytes([number] * 100)) for number in range(100)]
+    _, end, sent = fed(role, [Raw(role).sends(*pings)])
+    assert Raw(role).reads(sent) == [Pong(payload=pings[-1].payload)]
+    assert end.pending() == b""
+
+
+@both_roles
+def test_a_pong_that_nobody_asked_for_is_no_matter(role: Role) -> None:
+    texts, end, sent = fed(role, [Raw(role).sends(Pong(payload=b"x"))])
+    assert (texts, sent, end.ended) == ([], b"", False)
+
+
+@both_roles
+def test_our_own_ping_is_one(role: Role) -> None:
+    end = WebSocketFrames(role, Limits())
+    end.ping()
+    assert Raw(role).reads(end.pending()) == [Ping()]
+    assert end.pending() == b""
+    end.ping()
+    assert Raw(role).reads(end.farewell())[-1].__class__ is CloseConnection
+    end.ping()
+    assert end.pending() == b""
+
+
+# Closing.
+
+CLOSES: list[tuple[bytes, int, tuple[int, str], str]] = [
+    (b"", 1005, (1005, ""), "without a code"),
+    (struct.pack("!H", 1000), 1000, (1000, ""), "with code 1000"),
+    (struct.pack("!H", 1001) + "weg für heute".encode(), 1001, (1001, ""), "with code 1001: 'weg für heute'"),
+    (struct.pack("!H", 1008) + b"no\r\n\x1b[31mway", 1008, (1008, ""), r"with code 1008: 'no\r\n\x1b[31mway'"),
+    (struct.pack("!H", 1011), 1011, (1011, ""), "with code 1011"),
+    (struct.pack("!H", 3000), 3000, (3000, ""), "with code 3000"),
+    (struct.pack("!H", 4999), 4999, (4999, ""), "with code 4999"),
+    # What a close frame may not be (RFC 6455, 5.5.1, 7.4).
+    (b"\x03", 1002, (1002, "CLOSE with 1 byte payload"), "broke the rules"),
+    *(
+        (struct.pack("!H", code), 1002, (1002, why), "broke the rules")
+        for code, why in [
+            (0, "CLOSE with invalid code"),
+            (999, "CLOSE with invalid code"),
+            (1004, "CLOSE with unknown reserved code"),
+            (1005, "remote CLOSE with local-only reason"),
+            (1006, "remote CLOSE with local-only reason"),
+            (1015, "remote CLOSE with local-only reason"),
+            (2999, "CLOSE with unknown reserved code"),
+            (5000, "CLOSE with invalid code"),
+        ]
+    ),
+    (GOING + b"\xff", 1007, (1007, "the text is not UTF-8"), "broke the rules"),
+]
+
+
+@both_roles
+@pytest.mark.parametrize(("payload", "code", "reply", "why"), CLOSES, ids=str)
+def test_a_close_frame_is_answered_once_and_told(
+    role: Role, payload: bytes, code: int, reply: tuple[int, str], why: str
+) -> None:
+    data = frame(role, CLOSE, payload)
+    for pieces in ([data], one_by_one(data), [data + frame(role, TEXT, b"late") + frame(role, PING)]):
+        texts, end, sent = fed(role, pieces)
+        assert texts == []
+        assert Raw(role).reads(sent) == [CloseConnection(code=reply[0], reason=reply[1])]
+        assert (end.ended, end.over, end.code) == (True, "broke" not in why, code)
+        assert why in end.why
+        assert ("server" if role is Role.CLIENT else "client") in end.why
+        assert silent(end)
+        assert end.texts(data) == []
+
+
+WRONG: list[tuple[str, int, str, list[tuple[int, bytes, dict[str, Any]]]]] = [
+    ("binary", 1003, "binary", [(BINARY, b"{}", {})]),
+    ("the first part of a binary one", 1003, "binary", [(BINARY, b"{}", {"fin": False})]),
+    ("bad UTF-8", 1007, "UTF-8", [(TEXT, b"a\xff", {})]),
+    ("half a character at the end", 1007, "UTF-8", [(TEXT, b"a\xc3", {})]),
+    ("bad UTF-8 over two frames", 1007, "UTF-8", [(TEXT, b"a\xc3", {"fin": False}), (CONTINUED, b"\xff", {})]),
+    ("half a surrogate pair", 1007, "UTF-8", [(TEXT, b"\xed\xa0\x80", {})]),
+    ("too long", 1009, "10 bytes (Limits.message_bytes)", [(TEXT, b"x" * 11, {})]),
+    (
+        "too long in all",
+        1009,
+        "Limits.message_bytes",
+        [(TEXT, b"x" * 6, {"fin": False}), (PING, b"", {}), (CONTINUED, b"x" * 5, {})],
+    ),
+    ("no such opcode", 1002, "opcode", [(3, b"", {})]),
+    ("compressed", 1002, "Reserved bit", [(TEXT | 0x40, b"x", {})]),
+    ("continues nothing", 1002, "CONTINUATION", [(CONTINUED, b"x", {})]),
+    ("a message in a message", 1002, "CONTINUATION", [(TEXT, b"x", {"fin": False}), (TEXT, b"y", {})]),
+    ("a ping in parts", 1002, "fragment", [(PING, b"", {"fin": False})]),
+    ("a long ping", 1002, "125", [(PING, b"x" * 126, {})]),
+    ("wrongly masked", 1002, "masked", [(TEXT, b"x", {"masked": ...})]),
+]
+
+
+@both_roles
+@pytest.mark.parametrize(("about", "code", "why", "parts"), WRONG, ids=[row[0] for row in WRONG])
+def test_who_breaks_the_rules_is_told_and_not_heard_any_more(
+    role: Role, about: str, code: int, why: str, parts: list[tuple[int, bytes, dict[str, Any]]]
+) -> None:
+    def made(opcode: int, payload: bytes, options: dict[str, Any]) -> bytes:
+        if "masked" in options:
+            options = {"masked": role is Role.CLIENT}
+        return frame(role, opcode, payload, **options)
+
+    good = frame(role, TEXT, b"good")
+    data = good + b"".join(made(*part) for part in parts) + good
+    for pieces in ([data], one_by_one(data)):
+        texts, end, sent = fed(role, pieces, message_bytes=10)
+        assert texts == [b"good"]
+        *pongs, close = Raw(role).reads(sent)
+        assert isinstance(close, CloseConnection)
+        assert close.code == code
+        assert why in (close.reason or "")
+        assert all(isinstance(each, Pong) for each in pongs)
+        assert (end.ended, end.code) == (True, code)
+        assert why in end.why
+        assert silent(end)
+
+
+@both_roles
+def test_a_message_of_just_the_limit_passes_and_the_bytes_count_not_the_characters(role: Role) -> None:
+    for text in ["x" * 10, "ä" * 5, "𝄞𝄞xy"]:
+        assert fed(role, [frame(role, TEXT, text.encode())], message_bytes=10)[0] == [text.encode()]
+        assert fed(role, [frame(role, TEXT, text.encode() + b"x")], message_bytes=10)[1].code == 1009
+
+
+@both_roles
+def test_a_message_that_is_too_long_is_refused_before_it_ends_and_is_not_kept(role: Role) -> None:
+    whole = frame(role, TEXT, b"x" * 100_000)
+    end = WebSocketFrames(role, Limits(message_bytes=1000))
+    head = len(whole) - 100_000
+    assert end.texts(whole[: head + 1000]) == []
+    assert not end.ended
+    assert end.texts(whole[head + 1000 : head + 1001]) == []
+    assert end.ended
+    [close] = Raw(role).reads(end.pending())
+    assert isinstance(close, CloseConnection)
+    assert close.code == 1009
+    assert end.texts(whole[head + 1001 :] + frame(role, CLOSE, struct.pack("!H", 1009))) == []
+    assert end.over
+    assert len(end._message) == 0
+
+
+@both_roles
+def test_our_close_waits_for_theirs_and_what_they_sent_before_is_for_nobody(role: Role) -> None:
+    end, raw = WebSocketFrames(role, Limits()), Raw(role)
+    data = end.close(1011, "x" * 200)
+    [close] = raw.reads(data)
+    assert close == CloseConnection(code=1011, reason="x" * 123)
+    assert (end.ended, end.over) == (False, False)
+    assert silent(end)
+    late = frame(role, TEXT, b"late") + frame(role, PING, b"late") + frame(role, BINARY, b"late")
+    assert (end.texts(late), end.pending(), end.over) == ([], b"", False)
+    assert end.texts(raw.sends(CloseConnection(code=1011))) == []
+    assert (end.pending(), end.ended, end.over, end.code) == (b"", True, True, 1011)
+
+
+@both_roles
+def test_both_may_close_at_once(role: Role) -> None:
+    end, raw = WebSocketFrames(role, Limits()), Raw(role)
+    theirs = raw.sends(CloseConnection(code=4000, reason="mine"))
+    ours = end.farewell()
+    assert end.texts(theirs) == []
+    assert (end.pending(), end.ended, end.over) == (b"", True, True)
+    [close] = raw.reads(ours)
+    assert isinstance(close, CloseConnection)
+    assert close.code == (1000 if role is Role.CLIENT else 1001)
+
+
+@both_roles
+def test_rubbish_after_our_close_ends_it_without_a_word(role: Role) -> None:
+    end = WebSocketFrames(role, Limits())
+    assert end.farewell()
+    assert end.texts(b"\xff" * 20) == []
+    assert (end.pending(), end.ended, end.over) == (b"", True, False)
+
+
+def test_without_a_close_frame_the_end_is_an_abnormal_one() -> None:
+    end = WebSocketFrames(Role.CLIENT, Limits())
+    assert (end.code, end.why) == (1006, "the connection was lost without a close frame")
+
+
+# Any pieces, any bytes.
+
+_payloads = st.text(max_size=40).map(str.encode)
+_controls = st.tuples(st.sampled_from([PING, PONG]), st.binary(max_size=125))
+
+
+@st.composite
+def conversations(draw: st.DrawFn, role: Role) -> bytes:
+    """Messages in any fragments, with control frames between them, and perhaps an end."""
+    data = b""
+    for text in draw(st.lists(_payloads, max_size=5)):
+        cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=3)))
+        parts = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+        for number, part in enumerate(parts):
+            for opcode, payload in draw(st.lists(_controls, max_size=1)):
+                data += frame(role, opcode, payload)
+            data += frame(role, CONTINUED if number else TEXT, part, fin=number == len(parts) - 1)
+    end = st.sampled_from([b"", frame(role, CLOSE, GOING + b"bye"), frame(role, BINARY, b"x"), frame(role, 5)])
+    return data + draw(end)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(list(Role)), st.data())
+def test_chunk_boundaries_do_not_matter(role: Role, data: st.DataObject) -> None:
+    whole = data.draw(conversations(role))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=12)))
+    results = []
+    for pieces in ([whole], [whole[a:b] for a, b in itertools.pairwise([0, *cuts, len(whole)])], one_by_one(whole)):
+        texts, end, sent = fed(role, pieces)
+        said = [each for each in Raw(role).reads(sent) if not isinstance(each, Pong)]
+        results.append((texts, said, end.ended, end.over, end.code, end.why))
+    assert results[0] == results[1] == results[2]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(list(Role)), st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_are_messages_or_the_peers_fault(role: Role, pieces: Sequence[bytes]) -> None:
+    _, end, sent = fed(role, pieces, message_bytes=50)
+    said = Raw(role).reads(sent)
+    assert end.ended == any(isinstance(each, CloseConnection) for each in said)
+
+
+def test_a_long_message_byte_by_byte_takes_time_in_proportion() -> None:
+    # Quadratic, this would take minutes.
+    whole = frame(Role.SERVER, TEXT, b"x" * 300_000)
+    assert fed(Role.SERVER, one_by_one(whole))[0] == [b"x" * 300_000]
+
+
+# The request for one.
+
+
+def asked(
+    method: str = "GET", target: str = "/ws", policy: Mapping[str, Any] | None = None, **headers: str | None
+) -> Reply | Upgrade:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {**HANDSHAKE, **named}
+    pairs = [(name, value) for name, value in fields.items() if value is not None]
+    request = HttpRequest(method, target, pairs)
+    screened = screen(HttpPolicy(websocket_path="/ws", **(policy or {})), request)
+    if isinstance(screened, Reply):
+        return screened
+    assert screened.websocket
+    return judge_upgrade(request)
+
+
+ACCEPTED: list[tuple[str, dict[str, Any], bool]] = [
+    ("as it should be", {}, True),
+    ("among other subprotocols", {"Sec_WebSocket_Protocol": "soap, mcp,wamp"}, True),
+    ("without a subprotocol", {"Sec_WebSocket_Protocol": None}, False),
+    ("with an empty one", {"Sec_WebSocket_Protocol": " , "}, False),
+    ("with an offer to compress", {"Sec_WebSocket_Extensions": "permessage-deflate; client_max_window_bits"}, True),
+    ("Firefox", {"Connection": "keep-alive, Upgrade"}, True),
+    ("in other letters", {"Connection": "upgrade", "Upgrade": "WebSocket"}, True),
+    ("with a query", {"target": "/ws?x=1"}, True),
+    ("a whole URI", {"target": "http://localhost/ws", "Host": "localhost"}, True),
+    ("a page of ours", {"Origin": "http://localhost:5173"}, True),
+    ("a page that is allowed", {"Origin": EVIL, "policy": {"allowed_origins": [EVIL]}}, True),
+    ("a host that is allowed", {"Host": "a.example", "policy": {"allowed_hosts": ["a.example"]}}, True),
+    ("the endpoint at the root", {"policy": {"path": "/"}}, True),
+]
+
+
+@pytest.mark.parametrize(("about", "row", "named"), ACCEPTED, ids=[row[0] for row in ACCEPTED])
+def test_who_is_let_in(about: str, row: dict[str, Any], named: bool) -> None:
+    verdict = asked(**row)
+    assert isinstance(verdict, Upgrade)
+    # The accept token of RFC 6455, 1.3.  Nothing is said of extensions, so none is agreed.
+    assert verdict.head.decode() == (
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"
+        + ("Sec-WebSocket-Protocol: mcp\r\n" if named else "")
+        + "\r\n"
+    )
+
+
+REFUSED: list[tuple[str, int, dict[str, Any], tuple[str, ...], Mapping[str, str]]] = [
+    ("another page", 403, {"Origin": EVIL}, (EVIL, "allowed_origins"), {}),
+    ("no page", 403, {"Origin": "null"}, ("null", "allowed_origins"), {}),
+    ("another page, first of all", 403, {"Origin": EVIL, "Host": "evil.example", "method": "POST"}, (EVIL,), {}),
+    ("a rebound name", 421, {"Host": "evil.example"}, ("evil.example", "allowed_hosts"), {}),
+    (
+        "another host in the target",
+        421,
+        {"target": "ws://evil.example/ws", "Host": "localhost"},
+        ("evil.example", "allowed_hosts"),
+        {},
+    ),
+    ("a rebound name, before the rest", 421, {"Host": "evil.example", "method": "POST"}, ("evil.example",), {}),
+    ("POST", 405, {"method": "POST"}, ("'POST'", "GET"), {"Allow": "GET, OPTIONS"}),
+    ("no upgrade", 426, {"Upgrade": None}, ("Upgrade: websocket",), {"Upgrade": "websocket"}),
+    ("another upgrade", 426, {"Upgrade": "h2c"}, ("Upgrade: websocket",), {"Upgrade": "websocket"}),
+    ("upgrade of nothing", 426, {"Connection": "keep-alive"}, ("Connection",), {"Upgrade": "websocket"}),
+    ("no version", 426, {"Sec_WebSocket_Version": None}, ("13",), {"Sec-WebSocket-Version": "13"}),
+    ("another version", 426, {"Sec_WebSocket_Version": "8"}, ("'8'", "13"), {"Sec-WebSocket-Version": "13"}),
+    ("two versions", 426, {"Sec_WebSocket_Version": "8, 13"}, ("13",), {"Sec-WebSocket-Version": "13"}),
+    ("no key", 400, {"Sec_WebSocket_Key": None}, ("Sec-WebSocket-Key", "16 bytes"), {}),
+    ("a short key", 400, {"Sec_WebSocket_Key": b64encode(b"x" * 15).decode()}, ("Sec-WebSocket-Key",), {}),
+    ("two keys", 400, {"Sec_WebSocket_Key": f"{KEY}, {KEY}"}, ("Sec-WebSocket-Key",), {}),
+    ("no key at all", 400, {"Sec_WebSocket_Key": "äöü"}, ("Sec-WebSocket-Key",), {}),
+    ("other subprotocols", 400, {"Sec_WebSocket_Protocol": "soap, wamp"}, ("soap, wamp", "offer mcp"), {}),
+    ("ours in capitals", 400, {"Sec_WebSocket_Protocol": "MCP"}, ("'MCP'", "offer mcp"), {}),
+]
+
+
+@req("http-03", "http-04", "http-05")
+@pytest.mark.parametrize(("about", "status", "row", "says", "fields"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_who_is_not(
+    about: str, status: int, row: dict[str, Any], says: tuple[str, ...], fields: Mapping[str, str]
+) -> None:
+    verdict = asked(**row)
+    assert isinstance(verdict, Reply)
+    assert verdict.status == status
+    assert verdict.error is not None
+    assert (verdict.error.id, verdict.error.code) == (None, -32600)
+    for part in says:
+        assert part in verdict.error.message
+    sent = dict(verdict.headers)
+    assert fields.items() <= sent.items()
+    assert sent["Content-Type"] == "application/json"
+    assert sent["Content-Length"] == str(len(verdict.body))
+    assert decode(verdict.body, Limits()) == verdict.error
+
+
+def test_the_key_is_not_told() -> None:
+    verdict = asked(Sec_WebSocket_Key="a secret of somebody")
+    assert isinstance(verdict, Reply)
+    assert b"secret" not in verdict.body
+
+
+def test_wsproto_agrees_with_the_handshake_and_with_no_compression() -> None:
+    client = wsproto.WSConnection(ConnectionType.CLIENT)
+    offer = wsproto.events.Request("127.0.0.1:3000", "/ws", extensions=[PerMessageDeflate()], subprotocols=["mcp"])
+    lines = client.send(offer).decode().split("\r\n")[1:-2]
+    request = HttpRequest("GET", "/ws", [tuple(line.split(": ", 1)) for line in lines])  # type: ignore[misc]
+    assert "permessage-deflate" in request.headers["Sec-WebSocket-Extensions"]
+    verdict = judge_upgrade(request)
+    assert isinstance(verdict, Upgrade)
+    client.receive_data(verdict.head)
+    [accepted] = client.events()
+    assert isinstance(accepted, wsproto.events.AcceptConnection)
+    assert (accepted.subprotocol, accepted.extensions) == ("mcp", [])
+    server = WebSocketFrames(Role.SERVER, Limits())
+    assert server.texts(client.send(TextMessage(data="hello"))) == [b"hello"]

@@ -1,0 +1,633 @@
+"""A server by WebSocket: from the request for one to the last close frame, in every revision."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+from wsproto.events import AcceptConnection, CloseConnection, Ping
+
+from tests.http.served import by_token
+from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
+from tests.requirements import req
+from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, wide
+from tests.server.wire import (
+    LATEST,
+    PROGRESS,
+    REVISION_NAMES,
+    Object,
+    Wire,
+    WireError,
+    everywhere,
+)
+from trio_mcp import Context, Limits, Server
+from trio_mcp.core.http import HttpRequest
+from trio_mcp.core.revisions import Role
+from trio_mcp.endpoint import Endpoint
+from trio_mcp.outbox import CLOSING
+from trio_mcp.running import Run
+from trio_mcp.websocket import WebSocketFrames
+from trio_mcp.websocket_server import _Link, serve_upgrade
+
+ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
+
+
+class Bench:
+    """A server, and the gates at which its handlers wait."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = server = Server("bench", burst=0, **options)
+        self.gates: dict[str, trio.Event] = {}
+        self.ended: list[str] = []
+
+        @server.tool
+        async def echo(text: str) -> str:
+            return text
+
+        @server.tool(thread=False)
+        def much(size: int) -> str:
+            return "x" * size
+
+        @server.tool
+        async def gate(name: str, ctx: Context) -> str:
+            try:
+                await ctx.progress(1)
+                await self.open(name).wait()
+                return name
+            except trio.Cancelled:
+                self.ended.append(name)
+                raise
+
+        @server.tool
+        async def chatter(ctx: Context) -> str:
+            for number in itertools.count():
+                await ctx.progress(number)
+            raise AssertionError
+
+        @server.tool
+        async def who(ctx: Context) -> str:
+            return f"{ctx.principal} with {ctx.headers.get('X-Colour')}"
+
+    def open(self, name: str) -> trio.Event:
+        return self.gates.setdefault(name, trio.Event())
+
+
+def call(tool: str, **arguments: Any) -> Object:
+    return {"name": tool, "arguments": arguments}
+
+
+def text(result: Object) -> str:
+    found: str = result["content"][0]["text"]
+    return found
+
+
+async def gone(wire: Wire) -> None:
+    await patiently(wire.ended.wait, "the end of the server's side")
+
+
+# Sessions.
+
+
+@req("trans-02", "trans-03")
+@everywhere
+async def test_all_that_a_session_is(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with websocket(bench.server, revision) as (wire, socket):
+        assert (await wire.about())["serverInfo"]["name"] == "bench"
+        assert text(await wire.call("tools/call", call("echo", text="ä€𝄞\r\n\u2028"))) == "ä€𝄞\r\n\u2028"
+        id = await wire.start("tools/call", call("gate", name="a"), progress="p")
+        assert (await wire.note(PROGRESS))["progress"] == 1
+        bench.open("a").set()
+        assert text((await wire.response(id))["result"]) == "a"
+        id = await wire.start("tools/call", call("gate", name="b"))
+        await wait_all_tasks_blocked()
+        await wire.cancel(id)
+        await wait_all_tasks_blocked()
+        assert bench.ended == ["b"]
+        with pytest.raises(WireError):
+            await wire.call("tools/call", call("nothing"))
+        assert not wire.answered(id)
+        assert socket.closed is None
+    accepted = socket.heard[0]
+    assert isinstance(accepted, AcceptConnection)
+    assert (accepted.subprotocol, accepted.extensions) == ("mcp", [])
+    assert socket.closed == CloseConnection(code=1000, reason="")  # the answer to the client's
+    assert socket.eof
+
+
+async def test_two_eras_share_a_link(autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, "2025-06-18") as (wire, _):
+        modern = Wire(wire.stream, LATEST)
+        both = [
+            wire.request("tools/call", call("echo", text="old"), id="old"),
+            modern.request("tools/call", call("echo", text="new"), id="new"),
+        ]
+        results = {}
+        for each in both:
+            await wire.send(each)
+        for id in ("old", "new"):
+            results[id] = (await wire.response(id))["result"]
+        assert [text(results[id]) for id in ("old", "new")] == ["old", "new"]
+        assert ["resultType" in results[id] for id in ("old", "new")] == [False, True]
+
+
+@everywhere
+async def test_a_batch_is_one_message_where_there_are_batches(revision: str, autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, revision) as (wire, _):
+        ids = ["x", "y"]
+        await wire.send([wire.request("tools/call", call("echo", text=id), id=id) for id in ids])
+        if revision == "2025-03-26":
+            assert [text((await wire.response(id))["result"]) for id in ids] == ids
+            assert sum(line.startswith(b"[") for line in wire.lines) <= 1
+        else:
+            await wait_all_tasks_blocked()
+            assert [error["error"]["code"] for error in wire.unaddressed] == [-32600]
+
+
+@everywhere
+async def test_what_is_no_message_is_answered_and_costs_nothing_else(revision: str, autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, revision) as (wire, _):
+        for count, junk in enumerate(["hello", "", "{}"], 1):
+            wire.post_bytes(junk.encode() + b"\n")
+            await wire.call("tools/list")
+            assert len(wire.unaddressed) == count
+
+
+async def test_a_handler_knows_who_asks_and_with_which_headers(autojump_clock: MockClock) -> None:
+    headers = [(b"X-Colour", b"green"), (b"Authorization", b"Bearer ada")]
+    how: Any = {"endpoint": {"authenticate": by_token}, "socket": {"extra_headers": headers}}
+    async with websocket(Bench().server, LATEST, **how) as (wire, _):
+        assert text(await wire.call("tools/call", call("who"))) == "ada with green"
+
+
+async def test_a_client_may_do_without_a_subprotocol(autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, LATEST, socket={"subprotocols": []}) as (wire, socket):
+        await wire.call("tools/list")
+        accepted = socket.heard[0]
+        assert isinstance(accepted, AcceptConnection)
+        assert accepted.subprotocol is None
+
+
+# Requests that are refused.
+
+
+async def answer_to(data: bytes, *, bench: Bench | None = None, **how: Any) -> bytes:
+    ours, theirs = wide()
+    await ours.send_all(data)
+    await serve_here((bench or Bench()).server, theirs, **how)
+    return ours.heard
+
+
+REFUSED: list[tuple[bytes, int, str]] = [
+    (opening(Origin="http://evil.example"), 403, "allowed_origins"),
+    (opening(Host="evil.example"), 421, "allowed_hosts"),
+    (opening("/other"), 404, "/other"),
+    (opening().replace(b"GET", b"DELETE"), 405, "DELETE"),
+    (opening(Upgrade="h2c"), 426, "Upgrade: websocket"),
+    (opening(Sec_WebSocket_Version="7"), 426, "13"),
+    (opening(Sec_WebSocket_Key="x"), 400, "Sec-WebSocket-Key"),
+    (opening(Sec_WebSocket_Protocol="soap"), 400, "offer mcp"),
+]
+
+
+@req("http-03", "http-04", "http-05")
+@pytest.mark.parametrize(("data", "status", "says"), REFUSED, ids=[str(row[1]) + row[2] for row in REFUSED])
+async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connection(
+    data: bytes, status: int, says: str, autojump_clock: MockClock
+) -> None:
+    seen: list[tuple[str, bytes]] = []
+    heard = await answer_to(data, tap=lambda *what: seen.append(what))
+    head, _, body = heard.partition(b"\r\n\r\n")
+    first, *fields = head.decode().split("\r\n")
+    assert first.startswith(f"HTTP/1.1 {status} ")
+    assert "Connection: close" in fields or (status == 426 and "Connection: Upgrade, close" in fields)
+    assert f"Content-Length: {len(body)}" in fields
+    error = json.loads(body)
+    assert (error["jsonrpc"], "id" in error, error["error"]["code"]) == ("2.0", False, -32600)
+    assert says in error["error"]["message"]
+    assert seen == [("out", heard)]
+
+
+async def test_who_does_not_say_who_he_is_is_not_let_in(autojump_clock: MockClock) -> None:
+    heard = await answer_to(opening(), authenticate=by_token)
+    assert heard.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+    assert b"\r\nWWW-Authenticate: Bearer\r\n" in heard
+
+
+async def test_who_is_not_let_in_by_origin_is_not_asked_for_anything_else(autojump_clock: MockClock) -> None:
+    heard = await answer_to(opening(Origin="http://evil.example"), authenticate=by_token)
+    assert heard.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+
+
+async def test_requests_for_websockets_count_as_requests(autojump_clock: MockClock) -> None:
+    bench = Bench(limits=Limits(request_rate=1))
+    async with bench.server.running() as run:
+        endpoint = Endpoint(cast("Run", run))
+        answers = []
+        for peer in ("one", "one", "other"):
+            ours, theirs = wide()
+            await ours.send_eof()
+            request = HttpRequest("GET", "/ws", HANDSHAKE)
+            await serve_upgrade(cast("Run", run), endpoint, theirs, request, b"", peer=peer)
+            answers.append(ours.heard.split(b" ")[1])
+    assert answers == [b"101", b"429", b"101"]
+
+
+async def test_a_server_that_drains_takes_no_websocket(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    async with bench.server.running(), bench.server.draining(1):
+        assert (await answer_to(opening(), bench=bench)).startswith(b"HTTP/1.1 503 ")
+
+
+async def test_what_authentication_raises_is_500_and_told_to_the_log_alone(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(request: HttpRequest) -> str:
+        raise KeyError("a secret")
+
+    heard = await answer_to(opening(), authenticate=fails)
+    assert heard.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert b"secret" not in heard
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is KeyError
+
+
+async def test_what_the_tap_raises_leaves_and_closes_the_connection(autojump_clock: MockClock) -> None:
+    def tap(direction: str, data: bytes) -> None:
+        raise KeyError("x")
+
+    ours, theirs = wide()
+    await ours.send_all(opening())
+    with pytest.raises(KeyError):
+        await serve_here(Bench().server, theirs, tap=tap)
+    assert (ours.heard, await ours.receive_some()) == (b"", b"")
+
+
+async def test_a_client_that_went_during_the_handshake_is_no_error(autojump_clock: MockClock) -> None:
+    for data in (opening(), opening(Upgrade="h2c")):
+        ours, theirs = wide()
+        await ours.send_all(data)
+        await ours.aclose()
+        await serve_here(Bench().server, theirs)
+
+
+# Bytes.
+
+
+def exchange(revision: str) -> list[bytes]:
+    """What a client sends, one frame after the other: messages in fragments, pings between, and a close frame."""
+    wire = Wire(wide()[0], revision)
+    start = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    messages: list[Any] = [] if wire.modern else [wire.request("initialize", start), note]
+    messages += [wire.request("tools/list"), wire.request("tools/call", call("echo", text="ä€𝄞\n\u2028"))]
+    frames = [opening()]
+    for message in messages:
+        data = json.dumps(message, ensure_ascii=False).encode()
+        frames += [
+            frame(Role.SERVER, TEXT, data[:40], fin=False),
+            frame(Role.SERVER, PING, b"between"),
+            frame(Role.SERVER, 0, data[40:]),
+        ]
+    return frames
+
+
+def answers_to(revision: str, pieces: list[bytes], closes: bool = True) -> tuple[list[bytes], list[Any]]:
+    """What a server sends for these pieces: messages, sorted, as calls may end in any order; and the rest."""
+
+    async def main() -> bytes:
+        ours, theirs = wide()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_here, Bench().server, theirs)
+            for piece in pieces:
+                await ours.send_all(piece)
+                await wait_all_tasks_blocked()
+            if closes:
+                await ours.send_all(close_frame(Role.SERVER, 1000, "done"))
+            await ours.send_eof()
+        return ours.heard
+
+    heard = trio.run(main, clock=MockClock(autojump_threshold=0))
+    _, _, frames = heard.partition(b"\r\n\r\n")
+    messages: list[bytes] = []
+    controls: list[Any] = []
+    at = 0
+    while at < len(frames):
+        opcode, size = frames[at] & 15, frames[at + 1]
+        at += 2
+        if size == 126:
+            size = int.from_bytes(frames[at : at + 2], "big")
+            at += 2
+        payload = frames[at : at + size]
+        assert len(payload) == size
+        at += size
+        if opcode == TEXT:
+            messages.append(payload)
+        else:
+            controls.append((opcode, payload))
+    return sorted(messages), controls
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(REVISION_NAMES), st.data())
+def test_chunk_boundaries_do_not_matter(revision: str, data: st.DataObject) -> None:
+    whole = b"".join(exchange(revision))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=12)))
+    messages, controls = answers_to(revision, exchange(revision))
+    assert len(messages) == (2 if revision == LATEST else 3)
+    assert controls[-1] == (CLOSE, (1000).to_bytes(2, "big"))
+    cut = answers_to(revision, [whole[a:b] for a, b in itertools.pairwise([0, *cuts, len(whole)])])
+    assert (cut[0], cut[1][-1]) == (messages, controls[-1])
+
+
+@everywhere
+def test_bytes_may_come_one_by_one(revision: str) -> None:
+    pieces = exchange(revision)
+    assert answers_to(revision, [bytes([byte]) for byte in b"".join(pieces)]) == answers_to(revision, pieces)
+
+
+@everywhere
+def test_all_may_come_at_once_with_the_request(revision: str) -> None:
+    pieces = exchange(revision)
+    # With the close frame in the same piece nobody would wait for the answers.
+    messages, controls = answers_to(revision, [b"".join(pieces)])
+    assert (messages, controls[-1]) == (answers_to(revision, pieces)[0], (CLOSE, (1000).to_bytes(2, "big")))
+
+
+@ERAS
+def test_a_client_may_go_after_any_byte(revision: str) -> None:
+    whole = b"".join(exchange(revision)) + close_frame(Role.SERVER, 1000)
+
+    async def main(size: int) -> None:
+        ours, theirs = wide()
+        before = running_tasks()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_here, Bench().server, theirs)
+            await ours.send_all(whole[:size])
+            await wait_all_tasks_blocked()
+            await (ours.aclose() if size % 2 else ours.send_eof())
+        assert theirs._into.no_receiver
+        assert running_tasks() == before
+
+    for size in range(len(whole)):
+        trio.run(main, size, clock=MockClock(autojump_threshold=0))
+
+
+# Closing.
+
+FAULTS: list[tuple[bytes, int, str]] = [
+    (frame(Role.SERVER, 2, b"{}"), 1003, "binary"),
+    (frame(Role.SERVER, TEXT, b"\xff"), 1007, "UTF-8"),
+    (frame(Role.SERVER, TEXT, b"x" * 2001), 1009, "Limits.message_bytes"),
+    (frame(Role.SERVER, TEXT, b"x" * 2001, fin=False), 1009, "Limits.message_bytes"),
+    (frame(Role.SERVER, TEXT, b"{}", masked=False), 1002, "unmasked"),
+    (frame(Role.SERVER, 11), 1002, "opcode"),
+    (frame(Role.SERVER, TEXT | 0x40, b"x"), 1002, "Reserved bit"),
+]
+
+
+@asynccontextmanager
+async def opened(
+    bench: Bench, *, streams: Any = wide, **how: Any
+) -> AsyncIterator[tuple[PipeEnd, PipeEnd, trio.Event]]:
+    """Both ends of a connection that is a WebSocket already, and when it has been served."""
+    ours, theirs = streams()
+    done = trio.Event()
+
+    async def serving() -> None:
+        await serve_here(bench.server, theirs, **how)
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serving)
+        await ours.send_all(opening())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += await ours.receive_some()
+        assert head.startswith(b"HTTP/1.1 101 ")
+        yield ours, theirs, done
+        await patiently(done.wait, "the end of the connection")
+
+
+@pytest.mark.parametrize(("fault", "code", "says"), FAULTS, ids=[f"{row[1]} {row[2]}" for row in FAULTS])
+async def test_who_breaks_the_rules_is_told_and_may_go_on_sending_until_he_has_heard(
+    fault: bytes, code: int, says: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench(limits=Limits(message_bytes=2000))
+    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("gate", name="a"))).encode()
+    async with opened(bench) as (ours, _, done):
+        await ours.send_all(frame(Role.SERVER, TEXT, ask))
+        await wait_all_tasks_blocked()
+        await ours.send_all(fault)
+        await wait_all_tasks_blocked()
+        assert bench.ended == ["a"]
+        heard = await ours.receive_some()
+        assert heard[0] == 0x88
+        assert int.from_bytes(heard[2:4], "big") == code
+        assert says in heard[4:].decode()
+        assert heard[1] == len(heard) - 2
+        start = trio.current_time()
+        for _ in range(100):  # what was on its way breaks no pipe
+            await ours.send_all(frame(Role.SERVER, TEXT, b"late"))
+        await wait_all_tasks_blocked()
+        assert not done.is_set()
+        await ours.send_all(close_frame(Role.SERVER, code))
+        if code in (1002, 1007) or not fault[0] & 0x80:  # after that nothing can be told apart any more
+            await ours.send_eof()
+        await patiently(done.wait, "the end")
+        assert trio.current_time() == start
+        assert await ours.receive_some() == b""
+
+
+async def test_who_does_not_answer_our_close_frame_is_not_waited_for(autojump_clock: MockClock) -> None:
+    bench = Bench()
+    start = trio.current_time()
+    async with opened(bench) as (ours, theirs, _):
+        await ours.send_all(frame(Role.SERVER, 2))
+    assert trio.current_time() == start + CLOSING
+    assert theirs._into.no_receiver
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1011, 3000, 4999])
+async def test_a_close_frame_is_answered_by_the_same_code_and_ends_what_runs(
+    code: int, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    async with websocket(bench.server, LATEST) as (wire, socket):
+        await wire.start("tools/call", call("gate", name="a"))
+        await wait_all_tasks_blocked()
+        await socket.send(CloseConnection(code=code, reason="because"))
+        await gone(wire)
+        assert bench.ended == ["a"]
+    assert socket.closed == CloseConnection(code=code, reason="")
+
+
+async def test_a_close_frame_right_after_a_request_is_answered_all_the_same(autojump_clock: MockClock) -> None:
+    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("echo", text="x"))).encode()
+    async with opened(Bench()) as (ours, _, _):
+        await ours.send_all(frame(Role.SERVER, TEXT, ask) + close_frame(Role.SERVER, 1000))
+        heard = b""
+        while received := await ours.receive_some():
+            heard += received
+    assert heard.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
+    assert heard.count(b"\x88\x02") == 1
+
+
+@everywhere
+async def test_a_drain_lets_calls_end_and_then_says_1001(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    drain = trio.Event()
+    async with websocket(bench.server, revision, drain=drain) as (wire, socket):
+        id = await wire.start("tools/call", call("gate", name="a"))
+        await wait_all_tasks_blocked()
+        drain.set()
+        await wait_all_tasks_blocked()
+        assert socket.closed is None
+        with pytest.raises(WireError):
+            await wire.call("tools/call", call("echo", text="new"))
+        bench.open("a").set()
+        assert text((await wire.response(id))["result"]) == "a"
+        await gone(wire)
+    assert socket.closed is not None
+    assert (socket.closed.code, bench.ended) == (1001, [])
+
+
+@ERAS
+async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    ours, theirs = wide()
+    socket = Socket(ours)
+    async with trio.open_nursery() as nursery:
+        async with bench.server.running():
+            nursery.start_soon(serve_here, bench.server, theirs)
+            wire = Wire(socket, revision)
+            nursery.start_soon(wire.run)
+            await wire.open()
+            await wire.start("tools/call", call("gate", name="a"))
+            await wait_all_tasks_blocked()
+        await gone(wire)
+    assert bench.ended == ["a"]
+    assert socket.closed is not None
+    assert socket.closed.code == 1001
+
+
+async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    frames = WebSocketFrames(Role.SERVER, Limits())
+    link = _Link(theirs, frames, b"", 60)
+    await ours.send_all(close_frame(Role.SERVER, 1011))
+    await link.aclose()
+    assert ours.heard[:4] == b"\x88\x2e" + (1011).to_bytes(2, "big")
+    assert frames.over
+    assert theirs._into.no_receiver
+
+
+async def test_a_tap_sees_all_frames(autojump_clock: MockClock) -> None:
+    seen: dict[str, bytes] = {"in": b"", "out": b""}
+
+    def tap(direction: str, data: bytes) -> None:
+        seen[direction] += data
+
+    ours, theirs = wide()
+    async with websocket(Bench().server, LATEST, streams=lambda: (ours, theirs), tap=tap) as (wire, _):
+        await wire.call("tools/list")
+    assert seen["out"] == ours.heard
+    assert theirs.heard.endswith(seen["in"])
+    assert theirs.heard == opening_of(theirs.heard) + seen["in"]
+
+
+def opening_of(data: bytes) -> bytes:
+    return data[: data.index(b"\r\n\r\n") + 4]
+
+
+# Pings.
+
+
+@ERAS
+async def test_pings_are_answered(revision: str, autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, revision) as (wire, socket):
+        await socket.send(Ping(payload=b"one"))
+        await wait_all_tasks_blocked()
+        await socket.send(Ping(payload=b""), Ping(payload=b"two"))
+        await wire.call("tools/list")
+        assert (socket.pongs[0], socket.pongs[-1]) == (b"one", b"two")
+
+
+async def test_a_quiet_client_is_asked_whether_it_is_there(autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, LATEST, endpoint={"keep_alive": 15}) as (wire, socket):
+        await trio.sleep(100)
+        pings = [event for event in socket.heard if isinstance(event, Ping)]
+        assert len(pings) == 6
+        assert await wire.call("tools/list")
+
+
+@pytest.mark.parametrize("streams", [wide, narrow])
+async def test_a_dead_client_is_given_up(streams: Any, autojump_clock: MockClock) -> None:
+    bench = Bench()
+    start = trio.current_time()
+    how: Any = {"endpoint": {"keep_alive": 15}, "socket": {"pongs": False}}
+    async with websocket(bench.server, LATEST, streams=streams, **how) as (wire, _):
+        await wire.start("tools/call", call("gate", name="a"))
+        await gone(wire)
+        assert bench.ended == ["a"]
+        assert start + 30 <= trio.current_time() <= start + 30 + CLOSING
+
+
+# Those who do not read.
+
+
+@ERAS
+async def test_a_client_that_does_not_read_costs_little_and_its_calls_wait(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    limits = Limits(outgoing=10, write_seconds=1e6)
+    async with websocket(Bench(limits=limits).server, revision, streams=narrow) as (wire, _):
+        with wire.deaf():
+            await wire.start("tools/call", call("chatter"), progress="p", id="c")
+            await wait_all_tasks_blocked()
+            before = trio.current_time()
+            await trio.sleep(1000)
+            assert trio.current_time() == before + 1000  # nothing spins
+        first = await wire.note(PROGRESS)
+        assert first["progress"] == 0
+        await wire.cancel("c")
+
+
+async def test_a_client_that_takes_nothing_for_too_long_is_dropped(autojump_clock: MockClock) -> None:
+    bench = Bench(limits=Limits(write_seconds=60))
+    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("much", size=500_000))).encode()
+    async with opened(bench, streams=narrow) as (ours, _, done):
+        start = trio.current_time()
+        await ours.send_all(frame(Role.SERVER, TEXT, ask))
+        await patiently(done.wait, "the end")
+        assert start + 60 <= trio.current_time() <= start + 60 + CLOSING
+        heard = b""
+        while received := await ours.receive_some():
+            heard += received
+        assert len(heard) < 500_000  # and nothing after the half of a frame
+
+
+async def test_pings_without_end_make_nothing_pile_up(autojump_clock: MockClock) -> None:
+    bench = Bench(limits=Limits(calls=10, outgoing=10, write_seconds=1e6))
+    flood = frame(Role.SERVER, PING, b"x" * 100)
+    async with opened(bench, streams=narrow) as (ours, theirs, _):
+        with trio.move_on_after(1000):
+            while True:
+                await ours.send_all(flood)
+        # It is not read any more, once a few pongs wait.
+        assert len(theirs.heard) < 200 * len(flood)
+        await ours.aclose()
+
+
+async def test_fragments_of_a_message_come_through_the_server(autojump_clock: MockClock) -> None:
+    async with websocket(Bench().server, LATEST, socket={"fragment": 7}) as (wire, _):
+        assert text(await wire.call("tools/call", call("echo", text="ä" * 1000))) == "ä" * 1000
