@@ -62,18 +62,29 @@ async def connect_websocket(
 ) -> WebSocketLink:
     """Open a WebSocket.  `headers` go with the request for it; ``heartbeat=math.inf`` asks nothing.
 
-    Raises `LocalProtocolError` for what is no such URL or header, `OSError` (or `trio.BrokenResourceError`, for TLS) if
-    there is no connection, `SessionClosed` if it ends in the handshake, `UpgradeRefused` if the server answers it
-    otherwise, and `RemoteProtocolError` if that is no answer at all.  There is no time limit but the caller's own.
+    Raises `LocalProtocolError` for what is no such URL or header, `OSError` (such as `ssl.SSLError`) if there is no
+    connection, `SessionClosed` if it ends in the handshake, `UpgradeRefused` if the server answers otherwise, and
+    `RemoteProtocolError` if that is no answer at all.  There is no time limit but the caller's own.
     """
     place = _place(url)
     assert place.hostname is not None
     stream: trio.abc.Stream = await trio.open_tcp_stream(place.hostname, place.port or _PORTS[place.scheme])
     if place.scheme == "wss":
-        context = ssl_context or ssl.create_default_context()
-        # A frame says how long it is, so nothing is mistaken for whole if TLS is not ended in order.
-        stream = trio.SSLStream(stream, context, server_hostname=place.hostname, https_compatible=True)
+        stream = await _secured(stream, place.hostname, ssl_context or ssl.create_default_context())
     return await open_websocket(stream, url, headers=headers, limits=limits, heartbeat=heartbeat)
+
+
+async def _secured(stream: trio.abc.Stream, host: str, context: ssl.SSLContext) -> trio.abc.Stream:
+    # A frame says how long it is, so nothing is mistaken for whole if TLS is not ended in order.
+    secure = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+    try:
+        await secure.do_handshake()
+    except BaseException as error:
+        await trio.aclose_forcefully(secure)
+        if isinstance(error, trio.BrokenResourceError) and isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None  # which says what is wrong with the certificate
+        raise
+    return secure
 
 
 async def open_websocket(
