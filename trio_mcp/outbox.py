@@ -30,10 +30,10 @@ class Outbox(Generic[T]):
     """What is to be sent, and the right to write.
 
     `take` gives all that is to be sent and is not yet on its way, or None if that is nothing after all; `queued` tells
-    how many messages that is.  With `limit` of them it is full, and with more there is no room.  `send` carries one write, and is never
-    called twice at the same time: when it raises one of `GONE`, the client has gone; whatever else it or `take` raises
-    is kept as `failure`.  Either way `gone` is called, and nothing is written any more.  `spawn` is where the writer
-    runs, which must not close before this has nothing to send any more.
+    how many messages that is.  With `limit` of them it is full, and with more there is no room.  `send` carries one
+    write, and is never called twice at the same time: when it raises one of `GONE`, the client has gone; whatever else
+    it or `take` raises is kept as `failure`.  Either way `gone` is called, and nothing is written any more.  `spawn` is
+    where the writer runs; it must stay open until there is nothing more to send.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Outbox(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether what can wait should not be added; then something is on its way, so that it need not wait for ever."""
+        """Whether what can wait should.  Then something is there that will be sent, so it does not wait for ever."""
         return not self._over and 0 < self._queued() >= self._limit
 
     async def room(self, most: int | None = None) -> None:

@@ -754,8 +754,8 @@ async def connected(
     """A client of `server`, which is served over memory; `options` are those of `speaking`.
 
     `streams` makes the client's end and the server's, such as `checkpoints.narrow`.  When `drain` is set, the whole
-    server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to return and to leave no task behind but handlers that wait for a retry in a run
-    of the server that goes on.
+    server drains, for as long as that takes.  At the end the client ends the stream, and `serve_stream` has to return
+    and to leave no task behind but handlers that wait for a retry in a run of the server that goes on.
     """
     if serve is None:
         from trio_mcp.driver import serve_stream
