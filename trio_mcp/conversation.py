@@ -71,7 +71,7 @@ class Wire(Hashable, Protocol):
         """The write that what is queued now goes out with."""
 
     async def written(self, mark: int) -> None:
-        """Wait until that write has ended, so that what comes after it is read apart from it."""
+        """Wait until that write is on its way, so that what comes after it is read apart from it."""
 
     @property
     def full(self) -> bool:

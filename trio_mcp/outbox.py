@@ -82,7 +82,7 @@ class Outbox(Generic[T]):
         return self._writes + 1 + self._writing
 
     async def written(self, mark: int) -> None:
-        """Wait until that write has ended, if there is one; the caller may be used to write."""
+        """Wait until that write is on its way, so that what comes after it is another; the caller may have to write."""
         while self._writes < mark and self._waits():
             if self._writing:
                 await self._written.park()

@@ -20,8 +20,6 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 from tests.requirements import req
 from tests.server.wire import (
     CANCELLED,
-    CAPABILITIES,
-    CLIENT_INFO,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
@@ -33,6 +31,7 @@ from tests.server.wire import (
     modern,
     since,
 )
+from tests.server.wires import Nowhere, session_of
 from trio_mcp import (
     Context,
     ElicitUrl,
@@ -47,7 +46,6 @@ from trio_mcp import (
     SessionClosed,
     UrlElicitationRequired,
 )
-from trio_mcp.conversation import Conversation
 from trio_mcp.core.jsonrpc import Notification, Request, Result
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
@@ -972,33 +970,6 @@ async def test_a_thread_that_was_left_behind_asks_nobody(revision: str) -> None:
             assert not wire.asked
 
 
-class _Nowhere:
-    """A wire that takes nothing: the test looks into the session."""
-
-    mark = 1
-    full = False
-
-    def __init__(self, *, answers_only: bool = False) -> None:
-        self.answers_only = answers_only
-        self.woken = 0
-        self.closed = False
-
-    def wake(self) -> None:
-        self.woken += 1
-
-    def close(self) -> None:
-        self.closed = True
-
-    async def flush(self) -> None:
-        self.wake()
-        await trio.lowlevel.checkpoint()
-
-    async def room(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def written(self, mark: int) -> None: ...
-
-
 @legacy
 async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
     revision: str, autojump_clock: MockClock
@@ -1009,13 +980,9 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
         return "late"
 
     server = tool(it)
-    opening = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
     async with server.joined() as run:
-        conversation = Conversation(run, _Nowhere())
-        conversation.hear(Request(1, "initialize", opening), 0)
-        conversation.hear(Notification("notifications/initialized", {}), 0)
-        conversation.session.outgoing()
-        wires = _Nowhere(), _Nowhere()
+        conversation = session_of(run, revision, Nowhere())
+        wires = Nowhere(), Nowhere()
         for id, wire in enumerate(wires, 7):
             conversation.hear(Request(id, "tools/call", IT), 0, wire=wire)
         await wait_all_tasks_blocked()

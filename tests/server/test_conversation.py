@@ -1,4 +1,4 @@
-"""What one client's calls leave behind when something else happens at the same time."""
+"""One client: what its calls leave behind when something else happens at the same time, and by which wire each goes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
+from tests.requirements import req
 from tests.server.checkpoints import PipeEnd, narrow
-from tests.server.wire import LATEST
-from trio_mcp import Limits, Server, serve_stream
-from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
+from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, legacy
+from tests.server.wires import Nowhere, session_of
+from trio_mcp import Context, ElicitUrl, Limits, LocalProtocolError, NotDeclared, Server, serve_stream
+from trio_mcp.conversation import Conversation
+from trio_mcp.core.jsonrpc import Error, Notification, Request, Result
+from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_VERSION, REVISIONS
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
+from trio_mcp.running import Run
+
+OLD = REVISION_NAMES[-2]
 
 
 def call(id: int, name: str) -> bytes:
@@ -85,3 +94,307 @@ async def _answers(stream: PipeEnd, count: int) -> list[Any]:
         data += await stream.receive_some()
     await wait_all_tasks_blocked()
     return [json.loads(line) for line in data.splitlines()]
+
+
+# Several wires.
+
+
+def meta(revision: str) -> dict[str, Any]:
+    terms = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: CAPABILITIES[LATEST], META_LOG_LEVEL: "info"}
+    return {"progressToken": "p", **(terms if revision == LATEST else {})}
+
+
+def asked(id: int, revision: str, name: str, method: str = "tools/call") -> Request:
+    params = {"name": name} if method == "tools/call" else {"notifications": {"toolsListChanged": True}}
+    return Request(id, method, {**params, "_meta": meta(revision)})
+
+
+def heard(conversation: Conversation, *requests: Request, wire: Nowhere) -> None:
+    for request in requests:
+        conversation.hear(request, trio.current_time(), wire=wire)
+
+
+def sent(conversation: Conversation, wire: Nowhere) -> list[Any]:
+    """What of all that is to be sent goes out there."""
+    return [message for message, label in conversation.session.outgoing() if label is wire]
+
+
+def conversing(run: Run, revision: str, own: Nowhere) -> Conversation:
+    """Over HTTP: a session, or what one request of the modern era makes."""
+    return session_of(run, revision, own) if revision != LATEST else Conversation(run, own, link=Link.EXCHANGE)
+
+
+@everywhere
+async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("wires")
+
+    @server.tool
+    async def tells(ctx: Context) -> str:
+        await ctx.progress(1)
+        await ctx.log("info", "x")
+        await trio.sleep(1)
+        return "done"
+
+    async with server.joined() as run:
+        own, wires = Nowhere(), (Nowhere(), Nowhere())
+        conversation = conversing(run, revision, own)
+        if revision != LATEST:
+            conversation.hear(Request(9, "logging/setLevel", {"level": "info"}), 0)
+            assert [label for _, label in conversation.session.outgoing()] == [own]
+        for id, wire in enumerate(wires):
+            heard(conversation, asked(id, revision, "tells"), wire=wire)
+        await trio.sleep(0.5)
+        told = conversation.session.outgoing()
+        for wire in wires:
+            assert [type(message) for message, label in told if label is wire] == [Notification, Notification]
+            assert wire.woken
+        await trio.sleep(1)
+        answers = conversation.session.outgoing()
+        assert {(message.id, label) for message, label in answers} == set(enumerate(wires))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("revision", "standing"),
+    [*((name, what) for name in REVISION_NAMES for what in ("at work", "waits its turn")), (LATEST, "listens")],
+)
+async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
+    revision: str, standing: str, autojump_clock: MockClock
+) -> None:
+    server = working(limits=Limits(calls=1), offers=["tools"])
+    async with server.joined() as run:
+        own, wire, first = Nowhere(), Nowhere(), Nowhere()
+        conversation = conversing(run, revision, own)
+        if standing == "waits its turn":
+            heard(conversation, asked(1, revision, "slow"), wire=first)
+        method = "subscriptions/listen" if standing == "listens" else "tools/call"
+        heard(conversation, asked(2, revision, "slow", method), wire=wire)
+        await wait_all_tasks_blocked()
+        before = wire.woken
+        conversation.hear(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=Nowhere())
+        await wait_all_tasks_blocked()
+        assert wire.woken == before + 1
+        assert conversation.session.label_of(2) is None
+        server.changed("tools")
+        await trio.sleep(1)
+        assert not sent(conversation, wire)
+
+
+@req("http-28")
+@legacy
+async def test_a_lost_wire_of_a_session_ends_nothing_and_a_lost_session_everything(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = working()
+    async with server.joined() as run:
+        wire = Nowhere()
+        conversation = session_of(run, revision, Nowhere())
+        heard(conversation, asked(1, revision, "slow"), wire=wire)
+        await trio.sleep(1)
+        assert not conversation.session.lost(1)  # the stream of this request
+        await trio.sleep(5)
+        assert [type(message) for message in sent(conversation, wire)] == [Result]
+        heard(conversation, asked(2, revision, "slow"), wire=wire)
+        await trio.sleep(1)
+        conversation.lost("its client has ended the session")
+        await wait_all_tasks_blocked()
+        assert server.statistics().running == 0
+        assert not sent(conversation, wire)
+
+
+@legacy
+async def test_a_json_answer_carries_nothing_else_and_a_question_says_so(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, began = Server("json"), []
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        await ctx.progress(1)
+        await ctx.log("emergency", "x")
+        began.append(trio.current_time())
+        return str(await ctx.sample("How many?", max_tokens=1))
+
+    async with server.joined() as run:
+        own, wire = Nowhere(), Nowhere(answers_only=True)
+        conversation = session_of(run, revision, own)
+        heard(conversation, asked(1, revision, "asks"), wire=wire)
+        await wait_all_tasks_blocked()
+        (answer,) = conversation.session.outgoing()
+        assert answer[1] is wire
+        assert isinstance(answer[0], Error)
+        for said in (answer[0].message, caplog.text):
+            assert "json_only" in said
+            assert "Accept" in said
+        assert began == [trio.current_time()]
+
+
+async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_clock: MockClock) -> None:
+    server, failed = Server("json"), []
+
+    @server.tool
+    async def tells(ctx: Context) -> str:
+        await ctx.progress(2)
+        for report in (lambda: ctx.progress(1), lambda: ctx.log("loud", "x")):  # type: ignore[arg-type]
+            try:
+                await report()
+            except LocalProtocolError as error:
+                failed.append(str(error))
+        return "done"
+
+    async with server.joined() as run:
+        wire = Nowhere(answers_only=True)
+        heard(conversing(run, LATEST, wire), asked(1, LATEST, "tells"), wire=wire)
+        await wait_all_tasks_blocked()
+    assert len(failed) == 2
+
+
+async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: MockClock) -> None:
+    server = Server("json")
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        answer = await ctx.elicit("Sure?", bool)
+        await ctx.progress(1)
+        return type(answer).__name__
+
+    async with server.joined() as run:
+        wires = Nowhere(answers_only=True), Nowhere()
+        first = conversing(run, LATEST, wires[0])
+        heard(first, asked(1, LATEST, "asks"), wire=wires[0])
+        await wait_all_tasks_blocked()
+        (asking,) = sent(first, wires[0])
+        assert asking.result["resultType"] == "input_required"
+        first.lost("the response has ended")
+        # The handler goes on under another request, by whose wire it tells and answers.
+        (key,) = asking.result["inputRequests"]
+        again = asked(2, LATEST, "asks")
+        again.params["requestState"] = asking.result["requestState"]
+        again.params["inputResponses"] = {key: {"action": "decline"}}
+        second = conversing(run, LATEST, wires[1])
+        heard(second, again, wire=wires[1])
+        await wait_all_tasks_blocked()
+        told, answer = sent(second, wires[1])
+        assert (told.method, answer.id) == ("notifications/progress", 2)
+        assert answer.result["content"][0]["text"] == "Declined"
+
+
+@legacy
+async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("changes", offers=["tools"])
+    async with server.joined() as run:
+        own, other = Nowhere(), Nowhere(full=True)
+        conversation = session_of(run, revision, own)
+        heard(conversation, Request(1, "ping", {}), wire=other)
+        assert [type(message) for message in sent(conversation, other)] == [Result]
+        server.changed("tools")
+        await trio.sleep(1)
+        messages = conversation.session.outgoing()
+        assert [label for _, label in messages] == [None]
+        assert own.woken == 1
+        own.full = True
+        for _ in range(3):
+            server.changed("tools")
+            await trio.sleep(1)
+        assert not conversation.session.queued
+        own.full = False
+        conversation.release()
+        assert len(conversation.session.outgoing()) == 1
+
+
+@pytest.mark.parametrize("revision", [OLD])
+async def test_that_a_page_is_done_is_told_by_the_call_that_sent_there_and_later_by_the_session(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, calls = Server("pages"), []
+    page = ElicitUrl("Pay", "https://example.com/pay")
+
+    @server.tool
+    async def pay(ctx: Context) -> str:
+        calls.append(ctx)
+        with trio.move_on_after(1):
+            await ctx.ask(page=page)
+        await ctx.completed(page)
+        return "done"
+
+    async with server.joined() as run:
+        own, wire = Nowhere(), Nowhere()
+        conversation = session_of(run, revision, own)
+        heard(conversation, asked(1, revision, "pay"), wire=wire)
+        await trio.sleep(2)
+        methods = [getattr(message, "method", "the answer") for message in sent(conversation, wire)]
+        done = "notifications/elicitation/complete"
+        assert methods == ["elicitation/create", "notifications/cancelled", done, "the answer"]
+        before = own.woken
+        assert await calls[0].completed(page)
+        assert [label for _, label in conversation.session.outgoing()] == [None]
+        assert own.woken == before + 1
+
+
+@everywhere
+async def test_a_server_that_stops_closes_every_wire_that_somebody_waits_at(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = working()
+    async with server.joined() as run:
+        own, wire, over = Nowhere(), Nowhere(), Nowhere()
+        conversation = conversing(run, revision, own)
+        heard(conversation, asked(1, revision, "slow"), wire=wire)
+        heard(conversation, asked(2, revision, "quick"), wire=over)
+        await trio.sleep(1)
+        conversation.stop()
+        assert (own.closed, wire.closed, over.closed) == (True, True, False)
+        await wait_all_tasks_blocked()
+        assert server.statistics().running == 0
+
+
+@everywhere
+async def test_a_drain_answers_each_request_where_it_came_in(revision: str, autojump_clock: MockClock) -> None:
+    server = working(limits=Limits(calls=1))
+    async with server.joined() as run:
+        wires = {name: Nowhere() for name in ("runs", "waits", "listens", "late")}
+        conversation = conversing(run, revision, Nowhere())
+        heard(conversation, asked(1, revision, "slow"), wire=wires["runs"])
+        heard(conversation, asked(2, revision, "slow"), wire=wires["waits"])
+        if revision == LATEST:
+            heard(conversation, asked(3, revision, "", "subscriptions/listen"), wire=wires["listens"])
+        conversation.session.outgoing()
+        run.draining = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(conversation.drain)
+            await wait_all_tasks_blocked()
+            heard(conversation, asked(4, revision, "slow"), wire=wires["late"])
+            went = conversation.session.outgoing()
+            expected = {(2, Error, wires["waits"]), (4, Error, wires["late"])}
+            if revision == LATEST:
+                expected |= {(3, Result, wires["listens"])}
+            assert {(message.id, type(message), label) for message, label in went} == expected  # type: ignore[union-attr]
+            assert wires["waits"].woken
+        (answer,) = sent(conversation, wires["runs"])
+        assert isinstance(answer, Result)
+
+
+async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_known(
+    autojump_clock: MockClock,
+) -> None:
+    server, failed = Server("alone"), []
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        try:
+            await ctx.sample("How many?", max_tokens=1)
+        except NotDeclared as error:  # and it is not the response that lacks something
+            failed.append(type(error).__name__)
+        return ctx.revision
+
+    async with server.joined() as run:
+        wire = Nowhere()
+        conversation = Conversation(run, wire, link=Link.SESSION, terms=Terms(REVISIONS[OLD]))
+        heard(conversation, asked(1, OLD, "asks"), wire=wire)
+        await wait_all_tasks_blocked()
+        (answer,) = sent(conversation, wire)
+        assert answer.result["content"][0]["text"] == OLD
+    assert failed == ["NotDeclared"]

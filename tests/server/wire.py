@@ -53,6 +53,7 @@ __all__ = [
     "ACKNOWLEDGED",
     "CANCELLED",
     "CAPABILITIES",
+    "CLIENT_INFO",
     "MESSAGE",
     "PROGRESS",
     "REVISION_NAMES",

@@ -1,0 +1,55 @@
+"""Wires that take nothing: the test looks into the session for what would go out, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from tests.server.wire import CAPABILITIES, CLIENT_INFO
+from trio_mcp.conversation import Conversation
+from trio_mcp.core.jsonrpc import Notification, Request
+from trio_mcp.core.state import Link
+from trio_mcp.running import Run
+
+__all__ = ["Nowhere", "session_of"]
+
+
+class Nowhere:
+    """A `Wire` that remembers what was asked of it."""
+
+    mark = 1
+
+    def __init__(self, *, answers_only: bool = False, full: bool = False) -> None:
+        self.answers_only = answers_only
+        self.full = full
+        self.woken = 0
+        self.closed = False
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    async def flush(self) -> None:
+        self.wake()
+        await trio.lowlevel.checkpoint()
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def written(self, mark: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def session_of(run: Run, revision: str, own: Nowhere, *, capabilities: Mapping[str, Any] | None = None) -> Conversation:
+    """A conversation with a session over HTTP, after the handshake."""
+    conversation = Conversation(run, own, link=Link.SESSION)
+    declared = CAPABILITIES[revision] if capabilities is None else capabilities
+    opening = {"protocolVersion": revision, "capabilities": declared, "clientInfo": CLIENT_INFO}
+    conversation.hear(Request(0, "initialize", opening), trio.current_time())
+    conversation.hear(Notification("notifications/initialized", {}), trio.current_time())
+    conversation.session.outgoing()
+    return conversation
