@@ -1,0 +1,483 @@
+"""One HTTP/1.1 connection: requests are read one after the other, and each is answered before the next is looked at.
+
+One task has the connection, and goes on reading while a response is under way: only so is it noticed that the client
+has gone, which in the modern era cancels what it asked for.  What comes meanwhile is the next request; it is kept, as
+far as the head of one may be long, and beyond that nothing is read.
+
+The response is written by whichever task has something for it, through a `Response`.  A write is never cut short by a
+cancellation, and it is given up when nothing of it gets on for `Limits.write_seconds`: then the client has gone, too.
+
+| What is waited for | How long | Then |
+|---|---|---|
+| the TLS handshake; the first byte of a connection | `head_seconds` | closed |
+| the rest of a head | `head_seconds` from its first byte | 408, closed |
+| the rest of a body | `body_seconds`, and a second for each `body_rate` bytes that came | 408, closed |
+| a response, by its client | for ever, as long as the client is there | |
+| the next request | `idle_seconds` | closed |
+| the client, to take 16 KiB of what is written | `write_seconds` | dropped |
+
+After a refusal the client may still be sending.  What it would send up to 64 KiB is read and forgotten, and the
+connection kept; else our half is closed, and the rest is read and forgotten for a moment, for a system that closes a
+connection with unread bytes in it tells the client to throw away our answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from trio_mcp.core.errors import INTERNAL_ERROR
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.http import HttpRequest, Reply, refusal
+from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, head_bytes, refused
+from trio_mcp.outbox import CLOSING, GONE
+
+if TYPE_CHECKING:
+    from trio_mcp.driver import Tap
+    from trio_mcp.endpoint import Endpoint
+
+__all__ = ["HttpConnection", "Shared"]
+
+_log = logging.getLogger("trio_mcp")
+
+_RECEIVE = 64 * 1024  # bytes that are read at once
+# Bytes that count as progress.  A stream does not tell how much of a write it has got rid of, so a longer one is cut
+# into pieces, and who takes 300 bytes a second is still a reader.
+_PIECE = 16 * 1024
+_FORGOTTEN = 64 * 1024  # bytes of a body that are read for nothing, so as to keep the connection
+_LINGER = 2.0  # seconds for which the client may read our last words before the connection is closed
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+class Upgraded(Protocol):
+    """What goes on with a connection that leaves HTTP; `trailing` was read already."""
+
+    async def __call__(
+        self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None
+    ) -> None: ...
+
+
+class Shared:
+    """What all connections of one server have in common."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: Limits,
+        *,
+        tap: Tap | None = None,
+        websocket_path: str | None = None,
+        upgraded: Upgraded | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.limits = limits
+        self.tap = tap
+        self.websocket_path = websocket_path
+        self.upgraded = upgraded
+        self._date = ""
+        self._dated = -math.inf
+
+    def date(self) -> str:
+        """The time of day as HTTP has it (RFC 9110, 5.6.7); a second old at most, which is all that it says."""
+        now = trio.current_time()
+        if now - self._dated >= 1:
+            year, month, day, hour, minute, second, weekday, *_ = time.gmtime()
+            self._date = (
+                f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
+            )
+            self._dated = now
+        return self._date
+
+
+class HttpConnection:
+    """One connection.  `peer` is the client's address, where it has one."""
+
+    def __init__(self, shared: Shared, stream: trio.abc.Stream, peer: str | None = None) -> None:
+        self._shared = shared
+        self._limits = shared.limits
+        self._stream = stream
+        self._peer = peer
+        self._reader = Reader(shared.limits)
+        # All reading is done in here.  Its deadline moves with what is waited for; when it is cancelled, nothing more
+        # is read on this connection.
+        self._scope = trio.CancelScope()
+        self._ending = False  # it was cancelled on purpose, and not by its deadline
+        self._late = ""  # what a client is told when the deadline passes, if anything
+        self._busy = False  # a request is being read or answered
+        self._last = False  # the connection is not kept
+        self._unread = False  # the client may be sending what we will not look at
+        # Of the request at hand.
+        self._chunks = False
+        self._bodiless = False
+        self._response: _Response | None = None
+        self._gone: Callable[[], None] | None = None
+        self._attending = False
+        self._nap: trio.CancelScope | None = None
+        # Of the write at hand.
+        self._writing: trio.CancelScope | None = None
+        self._written = trio.lowlevel.ParkingLot()
+        self._deadline = math.inf  # of all writes, once everything ends
+        self._over = False  # nothing more can be written
+        self._failure: Exception | None = None  # what `tap` or the stream raised
+
+    async def serve(self, turned_away: Reply | None = None) -> None:
+        """Serve the client until it, or we, have had enough; the stream is closed then.
+
+        Never raises because of the client.  `turned_away` is said to one that finds no place here.
+        """
+        try:
+            with self._scope:
+                if turned_away is not None:
+                    self._deadline = trio.current_time() + CLOSING
+                    await self._refuse(turned_away)
+                else:
+                    await self._begin()
+                    await self._converse()
+            if self._scope.cancelled_caught and not self._ending and self._late:
+                await self._refuse(refused(408, self._late))
+            if (self._unread or self._reader.waiting) and not self._over:
+                await self._linger()
+        except GONE:
+            pass
+        finally:
+            await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    def drain(self) -> None:
+        """Take no further request: what is under way is finished."""
+        self._last = True
+        if not self._busy:
+            self._hang_up()
+
+    # Reading.
+
+    async def _begin(self) -> None:
+        self._scope.deadline = trio.current_time() + self._limits.head_seconds
+        if isinstance(self._stream, trio.SSLStream):
+            await self._stream.do_handshake()
+            self._scope.deadline = trio.current_time() + self._limits.head_seconds
+
+    async def _converse(self) -> None:
+        try:
+            while await self._exchange():
+                if self._busy:  # else the end of the response has told it already
+                    self._rest()
+        except Refused as fault:
+            await self._refuse(fault.reply)
+
+    async def _exchange(self) -> bool:
+        """One request and its response; whether there may be another."""
+        head = await self._head()
+        if head is None:
+            return False
+        if self._switches(head):
+            assert self._shared.upgraded is not None
+            request = HttpRequest(head.method, head.target, head.headers)
+            await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
+            self._over = True
+            return False
+        response = self._response = _Response(self)
+        self._gone = await self._answer(head, response)
+        del head  # a stream may last for hours
+        if not response.over and not await self._attend(response):
+            return False
+        self._gone = None
+        return not self._last and not self._over
+
+    def _rest(self) -> None:
+        """The next request is waited for."""
+        self._busy, self._late = False, ""
+        self._scope.deadline = trio.current_time() + self._limits.idle_seconds
+
+    async def _head(self) -> Head | None:
+        reader = self._reader
+        while (head := reader.head()) is None:
+            if reader.waiting and not self._busy:
+                self._busy = True
+                limit = self._limits.head_seconds
+                self._late = f"the head of the request was not there after {limit:g} seconds (Limits.head_seconds)"
+                self._scope.deadline = trio.current_time() + limit
+            data = await self._receive(_RECEIVE)
+            if not data:
+                self._over = True
+                return None
+            reader.feed(data)
+        self._busy = True
+        self._scope.deadline = math.inf
+        self._chunks = head.chunks
+        self._bodiless = head.method == "HEAD"
+        if not head.keep:
+            self._last = True
+        return head
+
+    def _switches(self, head: Head) -> bool:
+        """Whether this request is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
+        path = self._shared.websocket_path
+        if path is None or head.method != "GET" or not head.chunks or head.has_body:
+            return False
+        return head.target.partition("?")[0].rstrip("/") == path
+
+    async def _answer(self, head: Head, response: _Response) -> Callable[[], None] | None:
+        """Have the request answered; gives what is to be called if the client goes before it was."""
+        endpoint = self._shared.endpoint
+        request = HttpRequest(head.method, head.target, head.headers)
+        try:
+            admitted = await endpoint.admit(request, self._peer)
+            if isinstance(admitted, Reply):
+                await self._turn_down(head, response, admitted)
+                return None
+            if head.has_body:
+                body = await self._body(head)
+                if body is None:
+                    return None
+                request = HttpRequest(head.method, head.target, head.headers, body)
+            return await endpoint.serve(admitted, request, response)
+        except (Refused, *GONE):
+            raise
+        except Exception:  # noqa: BLE001  # what `authenticate` raises, for one
+            # What goes wrong for one client must not end the server for all.
+            _log.exception("a request failed in the server itself, and not in a handler")
+            if response.begun:
+                self._break()
+                return None
+            self._unread = True
+            raise Refused(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
+
+    async def _body(self, head: Head) -> bytes | None:
+        """The body, or None where the client has gone before it was there."""
+        reader, limits = self._reader, self._limits
+        body = reader.body()
+        if body is not None:
+            return body
+        if head.expects and not reader.came:
+            await self.write(CONTINUE)
+        began = trio.current_time()
+        self._late = (
+            "the body did not come in time: it has "
+            f"{limits.body_seconds:g} seconds and one more for each {limits.body_rate:g} bytes "
+            "(Limits.body_seconds, Limits.body_rate)"
+        )
+        while body is None:
+            self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
+            data = await self._receive(_RECEIVE)
+            if not data:
+                self._over = True
+                return None
+            reader.feed(data)
+            body = reader.body()
+        self._scope.deadline = math.inf
+        return body
+
+    async def _turn_down(self, head: Head, response: _Response, reply: Reply) -> None:
+        """Send a reply to a request whose body was not asked for, and be done with that body."""
+        reader = self._reader
+        try:
+            wanting = head.has_body and reader.body() is None
+        except Refused:
+            wanting = self._unread = True
+        # Who waits for 100 may send its body or another request now, and nobody can tell which.
+        if wanting and (head.expects or head.length is None or head.length - reader.came > _FORGOTTEN):
+            self._unread = True
+        self._last = self._last or self._unread
+        await response.begin(reply.status, reply.headers, reply.body, more=False)
+        if wanting and not self._unread:
+            await self._body(head)
+
+    async def _attend(self, response: _Response) -> bool:
+        """Read on while the response is under way; False if the client has gone before it was whole."""
+        reader = self._reader
+        self._attending = True
+        try:
+            while not response.over:
+                if not reader.waiting:
+                    # The end of the response does not wake us: what comes then is the next request.
+                    data = await self._receive(_RECEIVE)
+                else:
+                    with trio.CancelScope() as self._nap:
+                        data = await self._receive_or_wait(self._limits.header_bytes - reader.waiting)
+                    if self._nap.cancelled_caught:
+                        continue
+                if not data:
+                    whole, self._over = response.over, True
+                    return whole
+                reader.feed(data)
+        finally:
+            self._attending, self._nap = False, None
+        return True
+
+    async def _receive_or_wait(self, most: int) -> bytes:
+        if most <= 0:
+            await trio.sleep_forever()
+        return await self._receive(most)
+
+    async def _receive(self, most: int) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(most))
+            if data and self._shared.tap is not None:
+                self._shared.tap("in", data)
+        except GONE:
+            return b""
+        except Exception as error:  # noqa: BLE001  # raised by `serve`: it is nothing that the endpoint could handle
+            self._failure = error
+            return b""
+        return data
+
+    # Writing.
+
+    async def _refuse(self, reply: Reply) -> None:
+        """Say why this is the end."""
+        self._last = self._unread = True
+        await _Response(self).begin(reply.status, reply.headers, reply.body, more=False)
+
+    async def write(self, data: bytes) -> None:
+        """Send; raises BrokenResourceError where that is not possible any more, and nothing else cuts it short."""
+        if self._over:
+            raise trio.BrokenResourceError("the client has gone")
+        try:
+            if self._shared.tap is not None:
+                self._shared.tap("out", data)
+            with trio.CancelScope(shield=True, deadline=self._patience()) as self._writing:
+                if len(data) <= _PIECE:
+                    await self._stream.send_all(data)
+                else:
+                    await self._write_in_pieces(data, self._writing)
+                return
+        except GONE as error:
+            self._break()
+            raise trio.BrokenResourceError("the client has gone") from error
+        except Exception as error:
+            self._failure = error  # raised by `serve`: it is no fault of the handler that writes here
+            self._break()
+            raise trio.BrokenResourceError("the connection has failed") from error
+        finally:
+            self._writing = None
+            self._written.unpark_all()
+        self._break()
+        raise trio.BrokenResourceError("the client reads nothing (Limits.write_seconds)")
+
+    async def _write_in_pieces(self, data: bytes, scope: trio.CancelScope) -> None:
+        with memoryview(data) as whole:
+            for start in range(0, len(data), _PIECE):
+                scope.deadline = self._patience()
+                await self._stream.send_all(whole[start : start + _PIECE])
+
+    def _patience(self) -> float:
+        return min(trio.current_time() + self._limits.write_seconds, self._deadline)
+
+    def answered(self) -> None:
+        """The response at hand is whole."""
+        if not self._attending:
+            return  # we shall see
+        if self._last:
+            self._hang_up()
+        else:
+            self._rest()
+            if self._nap is not None:
+                self._nap.cancel()
+
+    def _break(self) -> None:
+        """Nothing more can be written, so nothing need be read either."""
+        self._over = True
+        if self._attending:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._ending = True
+        self._scope.cancel(reason="the connection is to be closed")
+
+    # The end.
+
+    async def _linger(self) -> None:
+        """Let the client read what was said last."""
+        rest = self._limits.message_bytes
+        with trio.move_on_after(_LINGER):
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            while rest > 0 and (data := await self._receive(_RECEIVE)):
+                rest -= len(data)
+
+    async def _end(self) -> None:
+        self._over = True
+        if self._gone is not None and self._response is not None and not self._response.over:
+            self._gone()
+        # What is being written is for somebody who may still read it.
+        self._deadline = min(self._deadline, trio.current_time() + CLOSING)
+        if self._writing is not None:
+            self._writing.deadline = min(self._writing.deadline, self._deadline)
+            with trio.CancelScope(shield=True, deadline=self._deadline):
+                while self._writing is not None:
+                    await self._written.park()
+        # Streams do close when they are cancelled at it, only less politely.
+        with suppress(*GONE), trio.CancelScope(shield=True, deadline=self._deadline):
+            await self._stream.aclose()
+
+
+class _Response:
+    """The response to the request at hand, as `lanes` wants it."""
+
+    __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "over")
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self._chunked = False
+        self._bodiless = connection._bodiless
+        self.begun = False
+        self.over = False
+
+    async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
+        self.begun = True
+        head = self._head(status, fields, None if more else len(body))
+        await self._write(head, body, more)
+
+    async def send(self, data: bytes, *, more: bool) -> None:
+        await self._write(b"", data, more)
+
+    def drop(self) -> None:
+        self.over = True
+        self._connection._break()
+
+    def _head(self, status: int, fields: Fields, length: int | None) -> bytes:
+        connection = self._connection
+        framing = []
+        if status in (204, 304):
+            self._bodiless = True
+        elif any(name.lower() == "content-length" for name, _ in fields):
+            pass
+        elif length is not None:
+            framing.append(f"Content-Length: {length}")
+        elif connection._chunks:
+            framing.append("Transfer-Encoding: chunked")
+            self._chunked = True
+        else:
+            connection._last = True  # the end of the connection is the end of the body
+        if connection._last:
+            framing.append("Connection: close")
+        elif not connection._chunks:
+            framing.append("Connection: keep-alive")
+        return head_bytes(status, fields, connection._shared.date(), *framing)
+
+    async def _write(self, head: bytes, data: bytes, more: bool) -> None:
+        if self.over:
+            raise trio.BrokenResourceError("this response has ended")
+        if self._bodiless:
+            data = b""
+        elif self._chunked:
+            data = chunk(data, last=not more)
+        try:
+            if head or data:
+                await self._connection.write(head + data)
+        except BaseException:
+            self.over = True
+            raise
+        if not more:
+            self.over = True
+            self._connection.answered()

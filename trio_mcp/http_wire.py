@@ -1,0 +1,307 @@
+"""HTTP/1.1 to and from bytes, for a server and without I/O.
+
+`Reader` takes what a client sends and gives heads and bodies, one request after the other.  h11 parses, in this file
+and nowhere else, and a new parser for each request: nothing of it is kept while a response is under way.  Our half of
+h11 is not used.  Its rules are about what a server might get wrong, they cost more than all the rest of a small call,
+and a response of ours is a status line, some fields and a body: `head_bytes` and `chunk` write it.
+
+h11 is a good reader, but a lenient one, and what two readers understand differently is how requests are smuggled past
+the one in front.  So this is looked at before h11 sees it, and all of it is answered by 400 and the end of the
+connection:
+
+| What came | h11 |
+|---|---|
+| Content-Length next to Transfer-Encoding | takes the latter |
+| several Content-Lengths, or a list | takes them if they are equal |
+| Transfer-Encoding in HTTP/1.0 | takes it |
+| a line that ends with a bare LF | takes it |
+| a field that goes on in the next line (obs-fold) | takes it, and no trace is left |
+| a control character in a field | takes all but NUL and white space |
+| a Host that is none | takes it |
+
+The rest h11 refuses: a bad request line or field name, a space before the colon, no or several Hosts, a length that is
+no number, another Transfer-Encoding than chunked, a bad chunk.  What is said about it is said here, without a word of
+what came: a header may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+import attrs
+import h11
+
+from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError
+from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.http import Reply, refusal
+from trio_mcp.core.jsonrpc import Error, Limits
+
+__all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "head_bytes", "refused"]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Refused(Exception):
+    """What came cannot be read any further: send `reply` and close."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def refused(status: int, why: str) -> Reply:
+    """A refusal by the server of HTTP itself."""
+    return refusal(status, Error(None, INVALID_REQUEST, why))
+
+
+@attrs.frozen(eq=False)
+class Head:
+    """The head of a request, and what it says about the connection."""
+
+    method: str
+    target: str = attrs.field(repr=False)  # may have a session in it
+    headers: Headers
+    chunks: bool  # whether the client reads chunks: HTTP/1.1
+    keep: bool  # whether it wants the connection to be kept
+    length: int | None  # of the body; None where it comes in chunks
+    expects: bool  # it may wait for 100 before it sends the body
+
+    @property
+    def has_body(self) -> bool:
+        return self.length != 0
+
+
+class Reader:
+    """What one client sends.  Any chunking of the bytes gives the same.
+
+    For each request call `head` after each `feed` until it gives one, then `body` in the same way.  Both raise
+    `Refused`, after which nothing can be read any more.
+    """
+
+    __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_length", "_limits", "_seen", "_tail")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._buffer = bytearray()
+        self._seen = 0  # bytes of it that are no end of a head
+        self._length = 0
+        self._chunks: h11.Connection | None = None
+        self._content = bytearray()  # of a body that comes in chunks
+        self._chunked = 0  # bytes that came of it, chunk headers and all
+        self._tail = b""  # the last of them
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes have come that were not given out yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def rest(self) -> bytes:
+        """All that has come after the last request; for the protocol that follows HTTP."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    # The head.
+
+    def head(self) -> Head | None:
+        """The head of the next request, once all of it is there."""
+        buffer = self._buffer
+        while buffer[:2] == b"\r\n":
+            del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
+        end = buffer.find(b"\r\n\r\n", max(0, self._seen - 3)) + 4
+        if end < 4:
+            self._unfinished(buffer)
+            return None
+        self._seen = 0
+        if end > self._limits.header_bytes:
+            raise Refused(self._too_long())
+        raw = bytes(buffer[:end])
+        del buffer[:end]
+        return self._parse(raw)
+
+    def _unfinished(self, buffer: bytearray) -> None:
+        """Refuse what cannot become a head any more, instead of waiting for its end."""
+        if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
+            why = "no request begins so; the client speaks TLS, and this server does not (ssl_context)"
+            raise Refused(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
+        new = buffer[max(0, self._seen - 1) :]
+        if new.count(b"\n") != new.count(b"\r\n"):
+            raise Refused(refused(400, _LINES))
+        self._seen = len(buffer)
+        if self._seen > self._limits.header_bytes:
+            raise Refused(self._too_long())
+
+    def _too_long(self) -> Reply:
+        most = self._limits.header_bytes
+        return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
+
+    def _parse(self, raw: bytes) -> Head:
+        length = _look(raw)
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
+        parser.receive_data(raw)
+        try:
+            request = parser.next_event()
+        except h11.RemoteProtocolError as error:
+            raise Refused(_in_our_words(error)) from None
+        assert isinstance(request, h11.Request)
+        major, minor = request.http_version[:1], request.http_version[2:]
+        if major != b"1":
+            version = request.http_version.decode()
+            raise Refused(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
+        headers = Headers(request.headers)
+        modern = minor != b"0"
+        _check_host(headers.get("Host"), modern)
+        coded = "transfer-encoding" in headers
+        if coded and (length is not None or not modern):
+            why = "Transfer-Encoding" + (" next to Content-Length" if modern else " in HTTP/1.0")
+            raise Refused(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
+        self._chunks = parser if coded else None
+        self._length = length or 0
+        wishes = _wishes(headers)
+        return Head(
+            request.method.decode(),
+            request.target.decode(),
+            headers,
+            chunks=modern,
+            keep="close" not in wishes and (modern or "keep-alive" in wishes),
+            length=None if coded else self._length,
+            expects=modern and headers.get("Expect", "").lower() == "100-continue",
+        )
+
+    # The body.
+
+    @property
+    def came(self) -> int:
+        """How many bytes of the body have come."""
+        return len(self._buffer) if self._chunks is None else self._chunked
+
+    def body(self) -> bytes | None:
+        """The body of the request whose head was given last, once all of it is there; only once."""
+        if self._chunks is not None:
+            return self._body_in_chunks(self._chunks)
+        buffer = self._buffer
+        if self._length > self._limits.message_bytes:
+            raise Refused(self._too_large(f"the body has {self._length} bytes"))
+        if len(buffer) < self._length:
+            return None
+        body = bytes(buffer[: self._length])
+        del buffer[: self._length]
+        return body
+
+    def _body_in_chunks(self, parser: h11.Connection) -> bytes | None:
+        most = self._limits.message_bytes
+        raw = bytes(self._buffer)
+        self._buffer.clear()
+        self._chunked += len(raw)
+        parser.receive_data(raw)
+        try:
+            while isinstance(event := parser.next_event(), h11.Data):
+                self._content += event.data
+                if len(self._content) > most:
+                    raise Refused(self._too_large(f"the chunks have more than {most} bytes"))
+        except h11.RemoteProtocolError as error:
+            raise Refused(_in_our_words(error)) from None
+        rest = parser.trailing_data[0]
+        size = len(self._content)
+        # Somebody may wrap each byte into a chunk header of some KiB, to keep us busy for ever.
+        if self._chunked - len(rest) - size > self._limits.header_bytes + _WRAPPING * size:
+            raise Refused(refused(400, "the chunks have more headers than content"))
+        self._tail = (self._tail + raw)[: -len(rest) or None][-4:]
+        if not isinstance(event, h11.EndOfMessage):
+            return None
+        if self._tail != b"\r\n\r\n":  # h11 takes bare LFs here as well
+            raise Refused(refused(400, "the last chunk, or a field that follows it, does not end with CRLF"))
+        body = bytes(self._content)
+        self._buffer += rest
+        self._chunks, self._content, self._chunked, self._tail = None, bytearray(), 0, b""
+        return body
+
+    def _too_large(self, came: str) -> Reply:
+        return refused(413, f"{came}, and {self._limits.message_bytes} are allowed (Limits.message_bytes)")
+
+
+_WRAPPING = 16  # bytes around one byte of content: a chunk for each needs 5
+
+_LINES = "a line of the head does not end with CRLF, or goes on in the next one; each field is one line"
+_LENGTH = b"\r\ncontent-length:"
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
+
+
+def _look(raw: bytes) -> int | None:
+    """Refuse what h11 would let pass, and give the Content-Length, if there is one."""
+    lines = raw.count(b"\n")
+    if not lines == raw.count(b"\r") == raw.count(b"\r\n") or b"\n " in raw or b"\n\t" in raw:
+        raise Refused(refused(400, _LINES))
+    if len(raw.translate(None, _CONTROLS)) != len(raw):
+        raise Refused(refused(400, "a header has a control character in it"))
+    lowered = raw.lower()
+    start = lowered.find(_LENGTH)
+    if start < 0:
+        return None
+    length = lowered[start + len(_LENGTH) : lowered.index(b"\r", start + 2)].strip(b" \t")
+    # 18 digits are more than there is, and fewer than Python refuses to read.
+    if lowered.count(_LENGTH) > 1 or not length.isdigit() or len(length) > 18:
+        raise Refused(refused(400, "Content-Length must be there once, with one number of up to 18 digits"))
+    return int(length)
+
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w\-.~!$&'()*+;=%]*)(:\d*)?", re.ASCII)
+
+
+def _check_host(host: str | None, modern: bool) -> None:
+    # RFC 9112, 3.2: "a server MUST respond with 400 ... to any request message that contains ... a Host header field
+    # with an invalid field value", and where there is none in HTTP/1.1.
+    if host is None and modern:
+        raise Refused(refused(400, _WORDS["Missing mandatory Host"]))
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise Refused(refused(400, "the Host header is malformed; it is a name or an address, and maybe a port"))
+
+
+def _wishes(headers: Headers) -> list[str]:
+    wishes = headers.get("Connection")
+    return [] if wishes is None else [each.strip() for each in wishes.lower().split(",")]
+
+
+# h11's words for a fault, up to the first colon: what follows is what came.
+_WORDS = {
+    "illegal request line": "the request line is malformed; it has a method, a target and HTTP/1.1",
+    "illegal header line": "a header is malformed; it has a name, a colon right behind it and a value",
+    "Missing mandatory Host": "the Host header is missing, which every request of HTTP/1.1 has",
+    "Found multiple Host": "there are several Host headers; each request has one",
+    "multiple Transfer-Encoding headers": "there are several Transfer-Encodings; the only one understood is chunked",
+    "Only Transfer-Encoding": "the only Transfer-Encoding that is understood is chunked",
+    "illegal chunk header": "a chunk does not begin with its size in hexadecimal digits",
+    "malformed chunk footer": "a chunk does not end with CRLF where its size says",
+    "Receive buffer too long": "the header of a chunk, or the trailer, is too long (Limits.header_bytes)",
+}
+
+
+def _in_our_words(error: h11.RemoteProtocolError) -> Reply:
+    return refused(400, _WORDS.get(str(error).partition(":")[0], "the request is malformed"))
+
+
+# What goes back.
+
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\nDate: " for each in HTTPStatus}
+
+
+def head_bytes(status: int, fields: Fields, date: str, *framing: str) -> bytes:
+    """The head of a response.  `framing` are lines of the server's own, such as ``Connection: close``."""
+    lines = [f"{name}: {value}" for name, value in fields]
+    lines += framing
+    text = "\r\n".join([_STATUS_LINES[status] + date, *lines, "\r\n"])
+    # Nothing that we were sent gets here unread.  Should it ever, it must not begin a line of its own.
+    if text.count("\n") != len(lines) + 3 or text.count("\r") != len(lines) + 3:
+        raise LocalProtocolError("a header field has a line break in it")
+    return text.encode("latin-1")
+
+
+def chunk(data: bytes, *, last: bool) -> bytes:
+    """`data` as one chunk, which may be empty, and the end of the body if it is the last one."""
+    wrapped = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # a chunk without content would be that end
+    return wrapped + LAST_CHUNK if last else wrapped
