@@ -61,6 +61,9 @@ class Rule:
     answer: str = "EITHER"  # of 200: JSON, STREAM or EITHER
     reply: Mapping[str, str | None] = NONE  # headers that the reply has, or has not
     id: object = None  # the id in the error
+    # Where a server says something else than the decision alone.
+    at_once: int | None = None  # what a reader of HTTP answers to it, so that it never gets here
+    known: bool = True  # of 200: whether the server has what is asked for
 
     @property
     def content(self) -> bytes:
@@ -200,11 +203,11 @@ WEBSOCKET = [
         "what asks for no WebSocket",
         426,
         -32600,
-        ("/ws", "/mcp"),
+        ("WebSocket",),
         method="GET",
         path="/ws",
         policy=WEBSOCKETS,
-        reply={"Upgrade": "websocket", "Connection": "Upgrade"},
+        reply={"Upgrade": "websocket"},
     ),
     Rule("any Accept will do", 426, -32600, method="GET", path="/ws/", headers={"Accept": "x/y"}, policy=WEBSOCKETS),
     *(
@@ -323,16 +326,16 @@ SITES = [
         for host in ("localhost", "LOCALHOST:80", "127.0.0.1:65535", "[::1]", "[::1]:3000", None)
     ),
     *(
-        modern(f"the host {host!r}", 421, code=-32600, id=None, headers={"Host": host})
-        for host in (
-            "",
-            "localhost:",
-            "localhost:*",
-            "a@localhost",
-            "localhost, localhost2",
-            "[::1",
-            "127.0.0.1.evil.example",
-        )
+        modern(f"the host {host!r}", 421, code=-32600, id=None, headers={"Host": host}, at_once=at_once)
+        for host, at_once in [
+            ("", None),
+            ("localhost:", None),
+            ("localhost:*", 400),
+            ("a@localhost", 400),
+            ("localhost, localhost2", 400),
+            ("[::1", 400),
+            ("127.0.0.1.evil.example", None),
+        ]
     ),
     modern(
         "a host with the port that is served",
@@ -453,7 +456,7 @@ CONTENT = [
         headers={"Content-Length": "201"},
         policy={"limits": LITTLE},
     ),
-    Rule("a length beyond all measure", 413, -32600, headers={"Content-Length": "9" * 5000}),
+    Rule("a length beyond all measure", 413, -32600, headers={"Content-Length": "9" * 5000}, at_once=400),
     modern("a length in full", 200, headers={"Content-Length": "00{length}"}),
     *(
         Rule(
@@ -698,7 +701,7 @@ MODERN_RULES = [
         ]
     ),
     *(
-        modern(f"{method} with its name", 200, method, params={source: "x"}, headers={"Mcp-Name": "x"})
+        modern(f"{method} with its name", 200, method, params={source: "x"}, headers={"Mcp-Name": "x"}, known=False)
         for method, source in [
             ("tools/call", "name"),
             ("prompts/get", "name"),
@@ -738,7 +741,9 @@ MODERN_RULES = [
         headers={"Accept": "application/json"},
     ),
     *(
-        modern(f"{method} is left to the methods there are", 200, method, policy=policy)
+        modern(
+            f"{method} is left to the methods there are", 200, method, policy=policy, known=False, proves=req("http-71")
+        )
         for method in ("initialize", "ping", "unknown/method")
         for policy in (NONE, MODERN_ONLY)
     ),

@@ -497,6 +497,14 @@ def test_a_driver_is_told_where_websockets_are_and_goes_on_by_itself() -> None:
     assert isinstance(screen(HttpPolicy(), HttpRequest("GET", "/ws", {"Host": "localhost"})), Reply)
 
 
+def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
+    asked = HttpRequest("GET", "/ws", {"Host": "localhost"})
+    verdict = judge(HttpPolicy(path="/tools", **WEBSOCKETS), asked)
+    assert isinstance(verdict, Reply)
+    assert Headers(verdict.headers)["Connection"] == "Upgrade"
+    assert b"/ws is for WebSockets; the MCP endpoint is /tools" in verdict.body
+
+
 def test_the_version_that_is_not_served_is_named() -> None:
     rule = modern("unknown", 400, headers={"MCP-Protocol-Version": "2099"}, params={"_meta": meta("2099")})
     reply, _ = as_reply(verdict_on(rule))
