@@ -75,8 +75,8 @@ async def served(
     options.setdefault("allowed_hosts", LOOPBACK_HOSTS)
     async with _serving(serve_http, server, ends, listeners=[listener], **options) as _:
         web = Web(listener.connect, path=options.get("path", "/mcp"), check=check)
-        yield web
-        await web.aclose()
+        async with contextlib.aclosing(web):
+            yield web
 
 
 @contextlib.asynccontextmanager
@@ -91,8 +91,8 @@ async def listening(server: Any, *, check: bool = True, ends: bool = True, **opt
             return await trio.open_tcp_stream("127.0.0.1", port)
 
         web = Web(connect, path=options.get("path", "/mcp"), host=f"127.0.0.1:{port}", check=check)
-        yield web
-        await web.aclose()
+        async with contextlib.aclosing(web):
+            yield web
 
 
 @contextlib.asynccontextmanager

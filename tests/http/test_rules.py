@@ -1,0 +1,134 @@
+"""The table of `tests.core.http_rules` once more, through real sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import h11
+import pytest
+import trio
+
+from tests.core.http_rules import RULES, SCHEMA, TOOL, Rule
+from tests.http.client import Answer, Web
+from tests.http.served import listening
+from trio_mcp import Context, Server, Tool
+from trio_mcp.core.headers import Headers
+from trio_mcp.core.http import HttpRequest
+
+NOBODY = "nobody in particular"
+
+
+def server_for(rule: Rule) -> Server:
+    policy = rule.policy
+    more = {"revisions": [each.name for each in policy["revisions"]]} if "revisions" in policy else {}
+    if "limits" in policy:
+        more["limits"] = policy["limits"]
+    server = Server("rules", **more)
+
+    async def execute(ctx: Context, arguments: dict[str, Any]) -> str:
+        return "done"
+
+    server.add_tool(Tool(TOOL, SCHEMA), execute)
+    return server
+
+
+async def whoever_it_says(request: HttpRequest) -> str:
+    return request.headers.get("Authorization", NOBODY)
+
+
+def options_for(rule: Rule) -> dict[str, Any]:
+    options = {name: value for name, value in rule.policy.items() if name not in ("revisions", "limits")}
+    options.setdefault("websocket_path", None)
+    return {**options, "authenticate": whoever_it_says}
+
+
+def request_bytes(rule: Rule, session: str) -> bytes:
+    """The request, letter by letter: some of the rows no client library would send."""
+    fields = rule.fields(session)
+    names = {name.lower() for name, _ in fields}
+    # Without a Host it must be the old HTTP, else it is a mistake of its own.
+    version = "1.1" if "host" in names else "1.0"
+    if rule.body is not None and not names & {"content-length", "transfer-encoding"}:
+        fields.append(("Content-Length", str(len(rule.content))))
+    if rule.principal is not None:
+        fields.append(("Authorization", rule.principal))
+    lines = [
+        f"{rule.method} {rule.path.replace('{session}', session)} HTTP/{version}",
+        *(f"{name}: {value}" for name, value in fields),
+    ]
+    return "\r\n".join((*lines, "", "")).encode("latin-1") + rule.content
+
+
+async def exchange(stream: trio.abc.Stream, rule: Rule, data: bytes) -> Answer:
+    """What comes back; of an event stream only the head, for it has no end."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method=rule.method, target="/", headers=[("Host", "x")]))
+    client.send(h11.EndOfMessage())
+    await stream.send_all(data)
+    head: h11.Response | None = None
+    body = b""
+    while True:
+        event = client.next_event()
+        if event is h11.NEED_DATA:
+            client.receive_data(await stream.receive_some())
+        elif isinstance(event, h11.Response):
+            head = event
+            if dict(head.headers).get(b"content-type") == b"text/event-stream":
+                break
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
+        elif isinstance(event, h11.EndOfMessage):
+            break
+        else:
+            raise AssertionError(event)
+    assert head is not None
+    return Answer(head.status_code, Headers(head.headers), body)
+
+
+async def session_for(rule: Rule, web: Web) -> str:
+    if rule.session is None:
+        return "unused"
+    if rule.path.startswith("/messages"):
+        stream = await web.open(path="/sse")  # which is closed with the client
+        event = await stream.event()
+        assert event.event == "endpoint"
+        return event.data.decode().partition("session=")[2]
+    return await web.initialize(rule.session)
+
+
+def all_rules() -> Iterator[object]:
+    for table, rules in RULES.items():
+        for rule in rules:
+            yield pytest.param(rule, id=f"{table}: {rule.about}", marks=rule.proves)
+
+
+@pytest.mark.parametrize("rule", list(all_rules()))
+async def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
+    async with listening(server_for(rule), **options_for(rule)) as web:
+        session = await session_for(rule, web)
+        with trio.fail_after(10):
+            async with await web.connect() as stream:
+                answer = await exchange(stream, rule, request_bytes(rule, session))
+        status = rule.status if rule.known else 404
+        assert answer.status == (rule.at_once or status), answer.body
+        for name, value in rule.reply.items():
+            assert answer.headers.get(name) == value, name
+        if rule.code is not None:
+            error = answer.json
+            assert error["error"]["code"] == rule.code
+            assert error.get("id") == rule.id
+            assert rule.at_once or all(part in error["error"]["message"] for part in rule.says), error
+            assert answer.headers["Content-Length"] == str(len(answer.body))
+            assert session not in answer.body.decode()
+        elif not rule.known:
+            assert answer.code == -32601
+        elif rule.status == 200:
+            kinds = {"JSON": ["application/json"], "STREAM": ["text/event-stream"]}
+            assert answer.type in kinds.get(rule.answer, ["application/json", "text/event-stream"])
+            assert answer.headers.get("X-Accel-Buffering") == ("no" if answer.type != "application/json" else None)
+            if answer.type == "application/json":
+                json.loads(answer.body)
+        else:
+            assert answer.body == b""
