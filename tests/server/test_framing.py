@@ -1,0 +1,279 @@
+"""A stream that is framed by something other than lines: control frames, a close of its own, signs of life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.checkpoints import Pair, narrow, unwrapped, wide
+from tests.server.streams import watched
+from tests.server.wire import CAPABILITIES, LATEST
+from trio_mcp import Context, Limits, Server
+from trio_mcp.core.jsonrpc import Message, decode
+from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
+from trio_mcp.driver import converse
+from trio_mcp.outbox import CLOSING
+
+
+class Frames:
+    """One frame a line: a message, ``ping x``, which is to be answered by ``pong x``, or ``close``, the last of all.
+
+    Like a WebSocket, it sends nothing after a close of either side but the answer to it.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.closed = False
+        self.rest = b""
+        self.control = b""
+
+    def feed(self, data: bytes) -> Iterable[Message]:
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            assert not self.ended, "it was fed after its end"
+            if line.startswith(b"ping"):
+                self.control += b"pong" + line[4:] + b"\n"
+            elif line == b"close":
+                self.ended = True
+                self.control += self.farewell()
+            elif line != b"pong":
+                yield decode(line, Limits())
+
+    def frame(self, texts: Sequence[bytes]) -> bytes:
+        assert not self.ended, "a message after the close of the other side"
+        assert not self.closed, "a message after the close of our own"
+        return b"".join(text + b"\n" for text in texts)
+
+    def pending(self) -> bytes:
+        control, self.control = self.control, b""
+        return control
+
+    def ping(self) -> None:
+        self.control += b"ping\n"
+
+    def farewell(self) -> bytes:
+        if self.closed:
+            return b""
+        self.closed = True
+        return b"close\n"
+
+
+class Peer:
+    """The client's end, as bytes."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self.stream = stream
+        self.heard = b""
+        self.ended_at: float | None = None
+        self.returned_at: float | None = None
+
+    async def say(self, *lines: str | dict[str, Any]) -> None:
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        await self.stream.send_all(text.encode())
+
+    async def listen(self, until: str = "") -> list[str]:
+        """The lines so far, from now on until one comes that begins so, or the end."""
+        while True:
+            lines = self.heard.decode().split("\n")[:-1]
+            if until and any(line.startswith(until) for line in lines):
+                return lines
+            data = await self.stream.receive_some()
+            if not data:
+                self.ended_at = trio.current_time()
+                return lines
+            self.heard += data
+
+
+def call(id: int, name: str) -> dict[str, Any]:
+    meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: CAPABILITIES[LATEST]}
+    return {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": name, "_meta": meta}}
+
+
+def working(**options: Any) -> Server:
+    server = Server("working", **options)
+
+    @server.tool
+    async def quick(ctx: Context) -> str:
+        return f"{ctx.principal} {dict(ctx.headers)}"
+
+    @server.tool
+    async def slow() -> str:
+        await trio.sleep(5)
+        return "slow"
+
+    return server
+
+
+@asynccontextmanager
+async def framed(
+    server: Server, *, streams: Callable[[], Pair] = wide, scope: trio.CancelScope | None = None, **options: Any
+) -> AsyncIterator[Peer]:
+    ours, theirs = streams()
+    peer = Peer(ours)
+    frames = Frames()
+
+    async def serve() -> None:
+        with scope or trio.CancelScope():
+            async with server.joined() as run:
+                await converse(run, theirs, frames, **options)
+        peer.returned_at = trio.current_time()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await wait_all_tasks_blocked()
+        yield peer
+    assert peer.returned_at is not None
+
+
+async def test_messages_are_framed_and_come_under_who_has_the_connection(autojump_clock: MockClock) -> None:
+    async with framed(working(), principal="ada", headers={"x": "1"}) as peer:
+        await peer.say(call(1, "quick"), call(2, "quick"))
+        for id in (1, 2):  # in any order
+            lines = await peer.listen(f'{{"jsonrpc":"2.0","id":{id}')
+        assert len(lines) == 2
+        assert all("ada {'x': '1'}" in line for line in lines)
+        await peer.stream.send_eof()
+
+
+async def test_control_frames_are_answered_in_between(autojump_clock: MockClock) -> None:
+    taps: list[tuple[str, bytes]] = []
+    async with framed(working(), tap=lambda *seen: taps.append(seen)) as peer:
+        await peer.say("ping a", call(1, "slow"), "ping b")
+        await trio.sleep(1)
+        await peer.say("ping c")
+        lines = await peer.listen("{")
+        assert lines[:3] == ["pong a", "pong b", "pong c"]
+        await peer.stream.send_eof()
+    assert b"".join(data for direction, data in taps if direction == "out") == peer.heard
+
+
+async def test_the_close_of_the_other_side_is_answered_and_ends_the_connection(autojump_clock: MockClock) -> None:
+    async with framed(working()) as peer:
+        await peer.say(call(1, "slow"), "ping", call(2, "quick"), "close")
+        lines = await peer.listen()
+        assert lines == ["pong", "close"]  # who closes reads no more messages
+        assert peer.ended_at == 0
+    assert peer.returned_at == 0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("end", ["drained", "stopped", "cancelled"])
+async def test_an_end_of_ours_is_said_and_the_other_side_may_say_it_too(
+    end: str, answers: bool, autojump_clock: MockClock
+) -> None:
+    server, scope = working(), trio.CancelScope()
+    async with framed(server, scope=scope) as peer, trio.open_nursery() as nursery:
+        await peer.say(call(1, "slow"), "ping")
+        assert await peer.listen("pong") == ["pong"]
+        if end == "cancelled":
+            scope.cancel()
+        else:
+            nursery.start_soon(drained, server, 10 if end == "drained" else 1)
+        lines = await peer.listen("close")
+        at = {"drained": 5, "stopped": 1, "cancelled": 0}[end]
+        assert trio.current_time() == at
+        assert lines[-1] == "close"
+        assert len(lines) == (3 if end == "drained" else 2)  # the call has its answer only when it had its time
+        if answers:
+            await peer.say(call(2, "quick"), "close")
+        assert (await peer.listen())[-1] == "close"
+        assert peer.ended_at == at + (0 if answers else CLOSING)
+
+
+async def drained(server: Server, seconds: float) -> None:
+    async with server.draining(seconds):
+        pass
+
+
+async def test_to_a_client_that_has_gone_nothing_is_said(autojump_clock: MockClock) -> None:
+    async with framed(working()) as peer:
+        await peer.say(call(1, "slow"))
+        await peer.stream.send_eof()
+        assert await peer.listen() == []
+
+
+@pytest.mark.parametrize("reads_in_time", [True, False])
+async def test_after_half_a_frame_there_is_no_farewell(reads_in_time: bool, autojump_clock: MockClock) -> None:
+    server = working()
+    async with framed(server, streams=narrow) as peer:
+        await peer.say(call(1, "quick"))
+        await drained(server, 1)
+        await trio.sleep(CLOSING * (0.5 if reads_in_time else 2))
+        lines = await peer.listen()
+        assert lines[1:] == (["close"] if reads_in_time else [])
+        assert peer.heard.endswith(b"\n") is reads_in_time
+
+
+async def test_after_a_write_that_failed_there_is_no_farewell_either(autojump_clock: MockClock) -> None:
+    streams, made = watched()
+    error = RuntimeError("not of this stream's kind")
+
+    async def talk() -> None:
+        async with framed(working(), streams=streams) as peer:
+            made[0].fail_with(error)
+            await peer.say(call(1, "quick"))
+            await trio.sleep_forever()
+
+    with pytest.raises(RuntimeError) as caught, unwrapped():
+        await talk()
+    assert caught.value is error
+    assert len(made[0].writes) == 1
+
+
+async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClock) -> None:
+    server = working(limits=Limits(outgoing=2, calls=2))
+    sent = 0
+    async with framed(server, streams=narrow) as peer:
+
+        async def flood() -> None:
+            nonlocal sent
+            while True:
+                await peer.say(*["ping " + "x" * 100] * 10)
+                sent += 10
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+        assert sent < 100
+        await peer.stream.aclose()
+
+
+async def test_a_silent_client_is_asked_for_a_sign_of_life_and_given_up(autojump_clock: MockClock) -> None:
+    async with framed(working(), heartbeat=10) as peer:
+        await trio.sleep(6)
+        await peer.say("pong")  # it said something
+        assert await peer.listen("ping") == ["ping"]
+        assert trio.current_time() == 16
+        await peer.say("pong")
+        peer.heard = b""
+        assert await peer.listen("ping") == ["ping"]
+        assert trio.current_time() == 26
+        assert await peer.listen() == ["ping"]  # no farewell to nobody
+        assert peer.ended_at == 36
+
+
+async def test_a_client_that_talks_is_not_asked(autojump_clock: MockClock) -> None:
+    async with framed(working(), heartbeat=10) as peer:
+        for _ in range(10):
+            await trio.sleep(9)
+            await peer.say("pong")
+        await peer.stream.send_eof()
+        assert await peer.listen() == []
+
+
+async def test_a_call_that_takes_long_is_no_silence_of_a_client_that_answers(autojump_clock: MockClock) -> None:
+    async with framed(working(), heartbeat=2) as peer:
+        await peer.say(call(1, "slow"))
+        for _ in range(2):
+            peer.heard = b""
+            await peer.listen("ping")
+            await peer.say("pong")
+        assert any("slow" in line for line in await peer.listen("{"))
+        await peer.stream.send_eof()
