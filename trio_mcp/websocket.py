@@ -104,7 +104,6 @@ class WebSocketFrames:
     def _piece(self, event: TextMessage, whole: list[bytes]) -> None:
         text = event.data.encode()
         if len(self._message) + len(text) > self._limits.message_bytes:
-            self._message = bytearray()
             why = f"the message is longer than {self._limits.message_bytes} bytes (Limits.message_bytes)"
             self._fail(CloseReason.MESSAGE_TOO_BIG, why)
         elif not event.message_finished:

@@ -231,7 +231,7 @@ class WebSocketLink(trio.abc.AsyncResource):
         `CLOSING` seconds the link is closed, since nothing can follow half a frame.
         """
         async with self._sending:
-            data = b"" if self._ended else self._frames.frame([text])
+            data = self._frames.frame([text])
             await self._write(data)
             await self._settle()
         if not data:
@@ -285,23 +285,28 @@ class WebSocketLink(trio.abc.AsyncResource):
 
     async def _read(self) -> None:
         await self._reply()
-        for asking in (True, False):
-            if self._ended:
-                return
-            with trio.move_on_after(self._heartbeat) as self._reading:
-                data = b""
-                with suppress(*GONE):
-                    data = bytes(await self._stream.receive_some())
-                self._texts += self._frames.texts(data)
-                if not data:
-                    self._end(self._frames.why, lost=True)
-                break
-            if asking:
+        data = await self._listen()
+        if data:
+            self._texts += self._frames.texts(data)
+        elif data is not None:
+            self._end(self._frames.why, lost=True)
+        await self._reply()
+
+    async def _listen(self) -> bytes | None:
+        """What comes next: nothing at the end, None if the wait for it has ended."""
+        for asking in (False, True):
+            if asking and not self._ended:
                 self._frames.ping()
                 await self._reply()
-            else:
-                self._end(f"the server was silent for {2 * self._heartbeat:g} seconds", lost=True)
-        await self._reply()
+            if self._ended:  # closed meanwhile
+                return None
+            with trio.move_on_after(self._heartbeat) as self._reading:
+                with suppress(*GONE):
+                    return bytes(await self._stream.receive_some())
+                return b""
+        if not self._ended:
+            self._end(f"the server was silent for {2 * self._heartbeat:g} seconds", lost=True)
+        return None
 
     async def _reply(self) -> None:
         """Send what the frames have to say, unless somebody is sending, who does it then."""

@@ -445,6 +445,20 @@ async def test_receiving_may_be_cancelled_and_loses_nothing(autojump_clock: Mock
         assert texts == [b"one", b"two"]
 
 
+async def test_a_ping_is_answered_before_its_message_is_handed_over(autojump_clock: MockClock) -> None:
+    async with linked() as (link, server):
+        await server.send_all(to_client(PING, b"1") + to_client(TEXT, b"x"))
+        assert await link.receive() == b"x"
+        assert heard_by(server) == [(PONG, b"1")]
+
+
+async def test_a_ping_that_came_with_the_consent_is_answered_at_once(autojump_clock: MockClock) -> None:
+    async with linked(rest=to_client(PING, b"1")) as (link, server):
+        with trio.move_on_after(5):
+            await link.receive()
+        assert heard_by(server) == [(PONG, b"1")]
+
+
 # A sign of life.
 
 
@@ -611,6 +625,18 @@ async def test_closing_ends_those_who_receive_and_send(autojump_clock: MockClock
         assert "from this side" in link.why
         with pytest.raises(SessionClosed, match="from this side"):
             await link.send(b"x")
+
+
+async def test_closing_while_somebody_receives_is_as_polite(autojump_clock: MockClock) -> None:
+    async with linked() as (link, server), trio.open_nursery() as nursery:
+        nursery.start_soon(received, link)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(link.aclose)
+        await wait_all_tasks_blocked()
+        await server.send_all(close_frame(Role.CLIENT, 1000))
+        await wait_all_tasks_blocked()
+        assert (server._out.no_receiver, trio.current_time()) == (True, 0)
+        assert (link.code, heard_by(server)) == (1000, [(CLOSE, (1000).to_bytes(2, "big"))])
 
 
 async def test_a_cancelled_close_closes_all_the_same(autojump_clock: MockClock) -> None:

@@ -531,6 +531,41 @@ async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump
     assert theirs._into.no_receiver
 
 
+async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
+    ours, theirs = narrow()
+    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"", 60)
+    with pytest.raises(trio.BrokenResourceError, match="write_seconds"):
+        await link.send_all(b"half a frame")
+    assert trio.current_time() == 60
+    ours._into.capacity = 100
+    await link.aclose()
+    assert (ours.heard, theirs._into.no_receiver) == (b"h", True)
+
+
+@pytest.mark.parametrize("goes", [PipeEnd.aclose, PipeEnd.send_eof])
+async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"before", 60)
+    await link.wait_send_all_might_not_block()
+    assert [await link.receive_some(3), await link.receive_some(3)] == [b"bef", b"ore"]
+    await goes(ours)
+    assert await link.receive_some() == b""
+    await link.aclose()
+    assert (ours.heard, theirs._into.no_receiver) == (b"", True)
+
+
+async def test_a_stream_that_breaks_ends_the_connection(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"", 60)
+    await theirs.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await link.receive_some()
+    await link.aclose()
+    other = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"", 60)
+    await other.aclose()
+    assert ours.heard == b""
+
+
 async def test_a_tap_sees_all_frames(autojump_clock: MockClock) -> None:
     seen: dict[str, bytes] = {"in": b"", "out": b""}
 
