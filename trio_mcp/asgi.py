@@ -271,10 +271,10 @@ def _prefix(scope: Event) -> str:
 def _target(scope: Event, places: Container[str]) -> str:
     """The path below the prefix, and the query, as in a request line."""
     path: str = scope["path"]
-    root = scope.get("root_path", "").rstrip("/")
-    below = path.removeprefix(root)
+    below = path.removeprefix(scope.get("root_path", "").rstrip("/"))
     # `path` has the prefix in newer servers, and has not in older ones, or where a proxy has taken it away.
-    if below != path and (below == "" or below[0] == "/") and (below.rstrip("/") in places or path not in places):
+    inside = not below or below[0] == "/"
+    if inside and (below.rstrip("/") in places or path.rstrip("/") not in places):
         path = below or "/"
     query = scope.get("query_string", b"").decode("latin-1")
     return quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
