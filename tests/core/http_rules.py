@@ -701,7 +701,14 @@ MODERN_RULES = [
         ]
     ),
     *(
-        modern(f"{method} with its name", 200, method, params={source: "x"}, headers={"Mcp-Name": "x"}, known=False)
+        modern(
+            f"{method} with its name",
+            200,
+            method,
+            params={source: "x"},
+            headers={"Mcp-Name": "x"},
+            known=method == "tools/call",
+        )
         for method, source in [
             ("tools/call", "name"),
             ("prompts/get", "name"),
