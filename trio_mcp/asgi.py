@@ -154,9 +154,7 @@ class AsgiApp:
             await self._answer(served, scope, receive, response)
         except Exception:  # noqa: BLE001  # what `authenticate` raises, for one
             _log.exception("a request failed in the server itself, and not in a handler")
-            if response.begun:
-                response.drop()
-            else:
+            if not response.begun:
                 await _reply(response, _FAILED)
 
     async def _answer(self, served: _Served, scope: Event, receive: Receive, response: _Response) -> None:
@@ -180,10 +178,10 @@ class AsgiApp:
         if isinstance(verdict, Reply):
             await _refuse_websocket(scope, send, verdict)
             return
-        stream = _WebSocket(receive, send, served.limits)
-        await stream.accept(scope)
-        frames = _Messages(served.limits)
-        await converse(served.run, stream, frames, headers=request.headers, principal=verdict.principal)
+        stream, frames = _WebSocket(receive, send, served.limits), _Messages(served.limits)
+        with suppress(trio.BrokenResourceError):
+            await stream.accept(scope)
+            await converse(served.run, stream, frames, headers=request.headers, principal=verdict.principal)
 
 
 @attrs.frozen(eq=False)
@@ -414,11 +412,16 @@ def _no_websocket(scope: Event, admitted: Admitted) -> Reply | None:
 
 
 async def _refuse_websocket(scope: Event, send: Send, reply: Reply) -> None:
+    events: list[Event] = [{"type": "websocket.close"}]  # the server makes a 403 of it, whatever it was
     if "websocket.http.response" in (scope.get("extensions") or ()):
-        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": _head(reply.headers)})
-        await send({"type": "websocket.http.response.body", "body": reply.body})
-    else:
-        await send({"type": "websocket.close"})  # the server makes a 403 of it, whatever it was
+        head = _head(reply.headers)
+        events = [
+            {"type": "websocket.http.response.start", "status": reply.status, "headers": head},
+            {"type": "websocket.http.response.body", "body": reply.body},
+        ]
+    with suppress(OSError):  # the client has gone
+        for event in events:
+            await send(event)
 
 
 class _WebSocket(trio.abc.Stream):

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import h2.connection
+import h2.events
 import pytest
 import trio
 from starlette.applications import Starlette
@@ -17,7 +19,7 @@ from trio.testing import MockClock
 
 from tests.core.http_rules import RULES, Rule
 from tests.http.asgi_servers import Event, Events, hosted, hypercorn_of, lifespan_of
-from tests.http.client import Cut, Web, request
+from tests.http.client import Cut, Web, note, request
 from tests.http.test_rules import options_for, server_for, session_for
 from tests.http.ws import Socket
 from tests.requirements import req
@@ -215,6 +217,35 @@ async def test_calls_are_finished_before_hypercorn_shuts_down_where_the_server_i
             assert text_of((await stream.response())["result"]) == "waited"
 
 
+async def test_hypercorn_does_not_start_where_the_server_cannot_begin() -> None:
+    app = AsgiApp(Watched(lifespan=lively([], ValueError("no such database"))).server)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(Exception, match="no such database"), flatten_subgroups=True, allow_unwrapped=True
+    ):
+        async with hypercorn_of(app):
+            await trio.sleep_forever()
+
+
+async def test_hypercorn_speaks_http_2_for_it() -> None:
+    async with hypercorn_of(AsgiApp(Watched().server)) as web:
+        stream = await web.connect()
+        client = h2.connection.H2Connection()
+        client.initiate_connection()
+        message = request("tools/call", echo())
+        fields = {":method": "POST", ":path": "/mcp", ":scheme": "http", ":authority": web.headers["Host"]}
+        fields |= {name.lower(): value for name, value in web.headers_for(message, LATEST, None).items()}
+        client.send_headers(1, [(name, value) for name, value in fields.items() if value is not None])
+        client.send_data(1, json.dumps(message).encode(), end_stream=True)
+        await stream.send_all(client.data_to_send())
+        body, ended = b"", False
+        while not ended:
+            for event in client.receive_data(await stream.receive_some()):
+                body += event.data if isinstance(event, h2.events.DataReceived) else b""
+                ended = ended or isinstance(event, h2.events.StreamEnded)
+        assert text_of(json.loads(body)["result"]) == "x"
+        await stream.aclose()
+
+
 @everywhere
 async def test_a_websocket_under_hypercorn_carries_every_revision(revision: str) -> None:
     async with hypercorn_of(AsgiApp(Watched().server)) as web:
@@ -337,6 +368,27 @@ async def test_a_websocket_is_refused_with_a_reason_where_asgi_has_a_way_to_say_
         return
     assert events.status == status
     assert json.loads(events.body)["error"]["code"] == -32600
+
+
+async def test_there_is_no_websocket_when_the_server_does_not_run(autojump_clock: MockClock) -> None:
+    app = AsgiApp(Watched().server)
+    async with lifespan_of(app):
+        pass
+    events = Events({"type": "websocket.connect"})
+    await app(websocket_scope(), events.receive, events.send)
+    assert events.status == 503
+
+
+@pytest.mark.parametrize("path", ["/ws", "/other"])
+async def test_a_client_may_go_before_its_websocket_is_there(path: str, autojump_clock: MockClock) -> None:
+    async def send(event: Event) -> None:
+        raise OSError("gone")
+
+    app = AsgiApp(Watched().server)
+    events = Events({"type": "websocket.connect"})
+    events.before = send
+    await app(websocket_scope(path), events.receive, events.send)
+    assert events.said == []
 
 
 async def test_who_is_not_known_gets_no_websocket(autojump_clock: MockClock) -> None:
@@ -796,6 +848,43 @@ async def test_a_server_that_raises_oserror_says_that_the_client_has_gone(autoju
     await gone_from(send)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [note("notifications/initialized"), request("tools/call", echo()), request("ping", revision="2025-06-18")],
+)
+async def test_a_client_that_is_gone_when_it_is_answered_is_no_error(
+    message: Any, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def send(event: Event) -> None:
+        raise OSError("gone")
+
+    scope, events = posted(message)
+    events.before = send
+    await AsgiApp(Watched().server)(scope, events.receive, events.send)
+    assert caplog.text == ""
+
+
+async def test_a_server_that_fails_to_say_whether_the_client_is_there_has_lost_it(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    watched = Watched()
+    scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}, progress="p"))
+
+    async def receive() -> Event:
+        event = await events.receive()
+        if event["type"] == "failure":
+            raise LookupError("the server's own")
+        return event
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(AsgiApp(watched.server), scope, receive, events.send)
+        await watched.saw("begun")
+        events.tell({"type": "http.request"}, {"type": "failure"})
+    await watched.saw("cancelled")
+    assert "LookupError: the server's own" in caplog.text
+    assert all(event.get("more_body") is not False for event in events.said)
+
+
 async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock) -> None:
     async def send(event: Event) -> None:
         await trio.sleep_forever()
@@ -852,6 +941,24 @@ async def test_a_request_that_the_server_cancels_is_a_client_that_has_gone(autoj
         await watched.saw("begun")
         nursery.cancel_scope.cancel()
     await watched.saw("cancelled")
+
+
+async def test_a_request_that_is_cancelled_as_its_handler_begins_is_one_as_well(autojump_clock: MockClock) -> None:
+    watched = Watched()
+    app = AsgiApp(watched.server)
+    scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}, progress="p"))
+    (body,) = [await events.receive()]
+
+    async def receive() -> Event:
+        cancelling.cancel()
+        return body
+
+    async with app.running():
+        with trio.CancelScope() as cancelling:
+            await app(scope, receive, events.send)
+        assert cancelling.cancelled_caught
+        await watched.saw("cancelled")
+    assert events.said == []
 
 
 async def test_a_client_whose_stream_is_carried_on_elsewhere_is_let_go(autojump_clock: MockClock) -> None:
