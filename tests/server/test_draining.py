@@ -1,0 +1,282 @@
+"""A server that ends in good order: nothing new, time for what runs, and an end for what takes longer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.checkpoints import unwrapped, wide
+from tests.server.wire import LATEST, Broken, WireError, connected, everywhere, modern
+from trio_mcp import Context, LocalProtocolError, Server, serve_stream
+from trio_mcp.running import Run
+
+
+def working(**options: Any) -> Server:
+    server = Server("working", **options)
+
+    @server.tool
+    async def work(seconds: float) -> str:
+        await trio.sleep(seconds)
+        return "done"
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        return str(await ctx.elicit("Sure?", bool))
+
+    return server
+
+
+def work(seconds: float) -> dict[str, Any]:
+    return {"name": "work", "arguments": {"seconds": seconds}}
+
+
+@everywhere
+async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: str, autojump_clock: MockClock) -> None:
+    server = working()
+    async with (
+        server.running(),
+        connected(server, revision) as busy,
+        connected(server, revision) as idle,
+        connected(server, revision) as other,
+    ):
+        calls = [await wire.start("tools/call", work(5)) for wire in (busy, other)]
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        async with server.draining(10):
+            for wire in (busy, other):
+                with pytest.raises(WireError, match="shutting down"):
+                    await wire.call("tools/call", work(0))
+            await idle.ended.wait()
+            assert trio.current_time() == start
+            async with connected(server, revision, opened=False) as late:
+                await late.ended.wait()
+            assert trio.current_time() == start
+        assert trio.current_time() == start + 5
+        await wait_all_tasks_blocked()
+        assert server.statistics().connections == 0
+        for wire, id in zip((busy, other), calls, strict=True):
+            assert "result" in await wire.response(id)
+        # And it stays so for the rest of this run.
+        async with connected(server, revision, opened=False) as late:
+            await late.ended.wait()
+
+
+@pytest.mark.parametrize("inside", [0, 3, 20])
+@everywhere
+async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_stopped(
+    revision: str, inside: int, autojump_clock: MockClock
+) -> None:
+    server = working()
+    async with server.running(), connected(server, revision) as wire:
+        id = await wire.start("tools/call", work(100))
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        async with server.draining(10):
+            await trio.sleep(inside)
+            assert not wire.ended.is_set()
+        assert trio.current_time() == start + max(inside, 10)
+        await wire.ended.wait()
+        assert trio.current_time() == start + max(inside, 10)
+        assert not wire.answered(id)
+        await wait_all_tasks_blocked()
+        now = server.statistics()
+        assert (now.connections, now.running) == (0, 0)
+
+
+async def test_a_run_of_its_own_ends_with_its_lifespan(autojump_clock: MockClock) -> None:
+    """Other than by a cancellation the lifespan may take its time for the end."""
+    ended = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[None]:
+        yield
+        await trio.sleep(50)
+        ended.append(trio.current_time())
+
+    server = working(lifespan=lifespan)
+    async with connected(server, LATEST) as wire:
+        await wire.start("tools/call", work(100))
+        await wait_all_tasks_blocked()
+        async with server.draining(10):
+            pass
+        await wire.ended.wait()
+    assert ended == [60]
+
+
+async def test_what_runs_for_ever_is_waited_for_if_that_is_said(autojump_clock: MockClock) -> None:
+    server = working()
+    async with connected(server, LATEST) as wire:
+        await wire.start("tools/call", work(10_000))
+        await wait_all_tasks_blocked()
+        async with server.draining(math.inf):
+            pass
+        assert trio.current_time() == 10_000
+
+
+async def test_a_server_that_does_not_run_is_drained_at_once(autojump_clock: MockClock) -> None:
+    async with working().draining(10):
+        pass
+    assert trio.current_time() == 0
+
+
+@pytest.mark.parametrize("end", ["cancelled", "raises"])
+async def test_a_block_that_does_not_end_well_stops_everything_at_once(end: str, autojump_clock: MockClock) -> None:
+    server, error = working(), ValueError("mine")
+
+    async def drain() -> None:
+        async with server.draining(10):
+            await trio.sleep(1)
+            raise error
+
+    async with server.running(), connected(server, LATEST) as wire:
+        await wire.start("tools/call", work(100))
+        await wait_all_tasks_blocked()
+        if end == "cancelled":
+            with trio.move_on_after(1):
+                async with server.draining(10):
+                    pass
+        else:
+            with pytest.raises(ValueError, match="mine") as caught:
+                await drain()
+            assert caught.value is error
+        assert trio.current_time() == 1
+        await wire.ended.wait()
+        assert trio.current_time() == 1
+
+
+@modern
+async def test_who_waits_for_an_answer_is_waited_for_by_its_connection_and_then_given_up(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = working()
+    async with server.running(), connected(server, revision) as wire:
+        asked = await wire.call("tools/call", {"name": "asks"}, rounds=False)
+        async with server.draining(10):
+            answers = {key: {"action": "decline"} for key in asked["inputRequests"]}
+            again = {"name": "asks", "requestState": asked["requestState"], "inputResponses": answers}
+            assert "Declined" in str(await wire.call("tools/call", again))
+        assert trio.current_time() == 0
+    async with server.running(), connected(server, revision) as wire:
+        await wire.call("tools/call", {"name": "asks"}, rounds=False)
+        assert server.statistics().parked == 1
+        async with server.draining(10):
+            pass
+        assert (trio.current_time(), server.statistics().parked) == (10, 0)
+
+
+async def test_a_client_that_leaves_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
+    server = working()
+    async with server.running():
+        async with connected(server, LATEST) as wire, trio.open_nursery() as nursery:
+            await wire.call("tools/call", {"name": "asks"}, rounds=False)
+            nursery.start_soon(drained, server, 10)
+            await trio.sleep(1)
+            assert not wire.ended.is_set()
+            await wire.close()
+            await trio.sleep(1)
+        assert trio.current_time() == 2
+
+
+async def drained(server: Server, seconds: float) -> None:
+    async with server.draining(seconds):
+        pass
+
+
+async def test_two_may_drain_it_and_the_first_deadline_counts(autojump_clock: MockClock) -> None:
+    server = working()
+    async with server.running(), connected(server, LATEST) as wire:
+        await wire.start("tools/call", work(100))
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drained, server, 10)
+            nursery.start_soon(drained, server, 20)
+        assert trio.current_time() == 10
+
+
+async def test_a_server_that_was_drained_may_run_again(autojump_clock: MockClock) -> None:
+    server = working()
+    async with server.draining(5), server.running(), connected(server, LATEST, opened=False) as late:
+        await late.ended.wait()  # but not before that has ended
+    async with connected(server, LATEST) as wire:
+        assert await wire.call("tools/call", work(1))
+
+
+async def test_a_mounted_server_drains_what_is_its_own_and_not_what_it_takes_part_in(autojump_clock: MockClock) -> None:
+    inner, outer = working(), Server("outer")
+    outer.mount(inner, prefix="inner_")
+    async with connected(outer, LATEST) as above, connected(inner, LATEST) as alone:
+        async with inner.draining(10):
+            pass
+        await alone.ended.wait()
+        assert await above.call("tools/call", {**work(1), "name": "inner_work"})
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, "5", None, True])
+async def test_seconds_are_seconds(seconds: Any, autojump_clock: MockClock) -> None:
+    server = working()
+    async with connected(server, LATEST) as wire:
+        with pytest.raises(LocalProtocolError, match="seconds, 0 or more"):
+            server.draining(seconds)
+        assert await wire.call("tools/call", work(0))
+
+
+async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) -> None:
+    """A transport of somebody else's takes part in the run, and counts its clients."""
+    heard = []
+
+    class Endpoint:
+        clients = 7
+
+        async def drain(self) -> None:
+            heard.append("drain")
+            await trio.sleep(3)
+
+        def stop(self) -> None:
+            heard.append("stop")
+
+    server = working()
+    async with server.running(), server.joined() as run:
+        assert isinstance(run, Run)
+        run.connections.add(Endpoint())
+        assert server.statistics().connections == 7
+        async with server.draining(10):
+            await wait_all_tasks_blocked()
+            assert run.draining
+            assert heard == ["drain"]
+        assert trio.current_time() == 3
+    assert heard == ["drain", "stop", "stop"]  # also with what had ended, and with the run
+
+
+async def test_a_stream_that_is_served_while_the_server_drains_is_closed_at_once(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    server = working()
+    async with server.draining(10):
+        await serve_stream(server, theirs)
+        assert await ours.receive_some() == b""
+    assert trio.current_time() == 0
+
+
+async def test_what_a_connection_raises_while_it_drains_comes_out_where_it_is_served(autojump_clock: MockClock) -> None:
+    server = working()
+
+    def tap(direction: str, data: bytes) -> None:
+        if b"result" in data:
+            raise ValueError("a tap that fails")
+
+    async def talk() -> None:
+        async with connected(server, LATEST, tap=tap) as wire:
+            await wire.start("tools/call", work(5))
+            await wait_all_tasks_blocked()
+            with contextlib.suppress(Broken):
+                async with server.draining(10):
+                    await wire.ended.wait()
+            assert trio.current_time() == 5
+
+    with pytest.raises(ValueError, match="a tap that fails"), unwrapped():
+        await talk()
