@@ -246,8 +246,8 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
         run.connections.add(Endpoint())
         assert server.statistics().connections == 7
         async with server.draining(10):
+            assert run.draining  # from the beginning
             await wait_all_tasks_blocked()
-            assert run.draining
             assert heard == ["drain"]
         assert trio.current_time() == 3
     assert heard == ["drain", "stop", "stop"]  # also with what had ended, and with the run

@@ -1,0 +1,185 @@
+"""A process whose purpose is to serve by HTTP; what it has in common with one on stdio is tested in `test_stdio`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+import trio_mcp
+from tests.server.wire import LATEST
+from trio_mcp import LocalProtocolError, Server
+from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
+from trio_mcp.process import live, place
+
+PROGRAM = """
+import sys
+import trio_mcp
+
+server = trio_mcp.Server("processing")
+
+@server.tool(abandon=False)
+def wait_for(path: str) -> str:
+    print("<waiting>", file=sys.stderr, flush=True)
+    with open(path) as file:
+        return file.read()
+
+@server.tool
+def echo() -> str:
+    return "echo"
+
+server.run(http="127.0.0.1:0", grace=float("inf"), path="/there")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:3000", ("127.0.0.1", 3000)),
+        ("localhost:0", ("localhost", 0)),
+        ("0.0.0.0:65535", ("0.0.0.0", 65535)),
+        ("[::1]:3000", ("::1", 3000)),
+        ("example.com:080", ("example.com", 80)),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> None:
+    assert place(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("3000", "where to listen"),
+        ("localhost", "where to listen"),
+        ("localhost:", "where to listen"),
+        ("localhost:http", "where to listen"),
+        ("localhost:65536", "where to listen"),
+        ("localhost:99999999999999999999", "where to listen"),
+        ("localhost:-1", "where to listen"),
+        ("localhost:²", "where to listen"),
+        ("http://localhost:3000", "where to listen"),
+        ("localhost:3000/mcp", "where to listen"),
+        ("", "where to listen"),
+        (3000, "where to listen"),
+        (":3000", 'http="127.0.0.1:3000", or "0.0.0.0:3000"'),
+        ("[]:3000", 'http="127.0.0.1:3000", or "0.0.0.0:3000"'),
+        ("::1:3000", r'http="\[::1\]:3000"'),
+    ],
+)
+def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
+    with pytest.raises(LocalProtocolError, match=hint):
+        place(text)
+    with pytest.raises(LocalProtocolError, match=hint):
+        Server("nowhere").run(http=text)
+
+
+def test_options_for_http_are_none_for_stdio() -> None:
+    with pytest.raises(TypeError, match="json_only is an option for http="):
+        Server("stdio").run(json_only=True)
+
+
+def test_an_option_that_does_not_exist_is_told() -> None:
+    with pytest.raises(TypeError, match="there is no option 'jason_only'"):
+        Server("mistaken").run(http="127.0.0.1:0", jason_only=True)  # type: ignore[call-arg]
+
+
+def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
+    with pytest.raises(LocalProtocolError, match="allowed_hosts"):
+        Server("open").run(http="0.0.0.0:0")
+
+
+@pytest.mark.parametrize("grace", [-1, math.nan, "5", None])
+def test_the_grace_is_a_number_of_seconds(grace: Any) -> None:
+    async def serve() -> None:
+        pytest.fail("it began")
+
+    with pytest.raises(LocalProtocolError, match="grace is a number of seconds"):
+        live(Server("impatient"), serve, grace=grace)
+
+
+# Real processes.
+
+
+class Process:
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        assert popen.stderr is not None
+        self.popen = popen
+        self.stderr: IO[str] = popen.stderr
+        said = self.stderr.readline()
+        found = re.fullmatch(r"processing listens at http://127\.0\.0\.1:(\d+)/there\n", said)
+        assert found, said
+        self.port = int(found[1])
+
+    def begin(self, tool: str, **arguments: str) -> http.client.HTTPConnection:
+        """Call a tool; the answer is still to come."""
+        meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
+        params = {"name": tool, "arguments": arguments, "_meta": meta}
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            "MCP-Protocol-Version": LATEST,
+            "Mcp-Method": "tools/call",
+            "Mcp-Name": tool,
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+        connection.request("POST", "/there", body, headers)
+        return connection
+
+    def hears(self, line: str) -> None:
+        assert self.stderr.readline() == f"{line}\n"
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    popen = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1])},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Process(popen)
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def test_it_says_where_it_listens_and_sigterm_lets_running_calls_finish(process: Process, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    first = process.begin("wait_for", path=str(tmp_path / "go"))
+    process.hears("<waiting>")
+    process.popen.send_signal(signal.SIGTERM)
+    with contextlib.suppress(ConnectionError):
+        # When the signal is heard is up to the system; from then on nobody else is served.
+        status = 200
+        while status == 200:
+            with contextlib.closing(process.begin("echo")) as late:
+                status = late.getresponse().status
+        assert status == 503  # it was connected, and heard too late
+    (tmp_path / "go").write_text("finished")
+    answer = first.getresponse()
+    assert answer.status == 200
+    assert "finished" in answer.read().decode()
+    first.close()
+    assert process.popen.wait() == 143
+    assert process.popen.communicate() == ("", "")
+
+
+def test_one_ctrl_c_ends_it_at_once(process: Process) -> None:
+    process.popen.send_signal(signal.SIGINT)
+    assert process.popen.wait() == 130
+    assert process.popen.communicate() == ("", "")
