@@ -471,6 +471,17 @@ async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockCl
         assert heard_by(server) == [(PING, b"")]
 
 
+@pytest.mark.parametrize("after", [10, 30])
+async def test_closing_ends_the_wait_for_a_sign_of_life(after: float, autojump_clock: MockClock) -> None:
+    async with linked(heartbeat=20) as (link, server), trio.open_nursery() as nursery:
+        nursery.start_soon(received, link)
+        await trio.sleep(after)
+        await server.send_all(close_frame(Role.CLIENT, 1000))
+        await link.aclose()
+        assert trio.current_time() == after
+        assert [opcode for opcode, _ in heard_by(server)] == ([CLOSE] if after < 20 else [PING, CLOSE])
+
+
 async def test_any_sign_of_life_will_do(autojump_clock: MockClock) -> None:
     async with linked(heartbeat=20) as (link, server), trio.open_nursery() as nursery:
 
@@ -540,6 +551,20 @@ async def test_a_frame_that_was_begun_is_finished_when_it_is_cancelled(autojump_
         assert scope.cancelled_caught
         await link.send(b"y")
         assert heard_by(server) == [(TEXT, b"x" * 100), (TEXT, b"y")]
+
+
+async def test_half_a_frame_ends_who_receives_too(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow) as (link, _), trio.open_nursery() as nursery:
+        ends: list[Any] = []
+
+        @nursery.start_soon
+        async def _() -> None:
+            ends.append(await link.receive())
+
+        with trio.move_on_after(5):
+            await link.send(b"x" * 100)
+        await wait_all_tasks_blocked()
+        assert (ends, link.why) == ([None], "a message could not be sent whole")
 
 
 async def test_half_a_frame_is_the_end(autojump_clock: MockClock) -> None:

@@ -9,16 +9,17 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.http.ws import serve_here
 from tests.server.checkpoints import wide
 from tests.server.wire import LATEST, Wire, everywhere
 from trio_mcp import Context, Limits, Server, SessionClosed
+from trio_mcp.http_server import serve_http
 from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket
 
 LARGE = 3_000_000
@@ -36,20 +37,12 @@ def serving(**options: Any) -> Server:
 
 
 @asynccontextmanager
-async def listening(server: Server, *, ssl_context: ssl.SSLContext | None = None, **options: Any) -> AsyncIterator[str]:
+async def listening(server: Server, *, ssl_context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Gives the URL, with the name for which there is a certificate."""
-    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-
-    async def serve(stream: trio.abc.Stream) -> None:
-        if ssl_context is not None:
-            stream = trio.SSLStream(stream, ssl_context, server_side=True, https_compatible=True)
-        await serve_here(server, stream, **options)
-
     with trio.fail_after(60):
-        async with server.running(), trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, serve, [listener])
-            yield f"{'ws' if ssl_context is None else 'wss'}://127.0.0.1:{port}/ws"
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(partial(serve_http, server, ssl_context=ssl_context))
+            yield address.websocket_url
             nursery.cancel_scope.cancel()
 
 
@@ -134,6 +127,22 @@ async def test_a_server_that_nobody_vouches_for_is_not_trusted(certificate: tupl
         with pytest.raises(ssl.SSLCertVerificationError):
             await connect_websocket(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws")
     await listener.aclose()
+
+
+async def test_opening_tls_may_be_cancelled() -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _() -> None:
+            async with await listener.accept() as stream:
+                assert await stream.receive_some()
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError), trio.fail_after(30):
+                    while await stream.receive_some():
+                        pass
+
+        await connect_websocket(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws")
 
 
 async def test_who_breaks_the_rules_over_a_socket_still_hears_why() -> None:

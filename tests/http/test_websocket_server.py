@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, CloseConnection, Ping
 
-from tests.http.served import by_token
+from tests.http.served import by_token, served
 from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
 from tests.requirements import req
 from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, wide
@@ -27,6 +27,7 @@ from tests.server.wire import (
     Wire,
     WireError,
     everywhere,
+    speaking,
 )
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.http import HttpRequest
@@ -666,3 +667,81 @@ async def test_pings_without_end_make_nothing_pile_up(autojump_clock: MockClock)
 async def test_fragments_of_a_message_come_through_the_server(autojump_clock: MockClock) -> None:
     async with websocket(Bench().server, LATEST, socket={"fragment": 7}) as (wire, _):
         assert text(await wire.call("tools/call", call("echo", text="ä" * 1000))) == "ä" * 1000
+
+
+# On the port of HTTP.
+
+
+@everywhere
+async def test_one_port_serves_http_and_websockets(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Bench().server) as web:
+        socket = Socket(await web.connect())
+        async with speaking(socket, revision) as wire:
+            assert text(await wire.call("tools/call", call("echo", text="by WebSocket"))) == "by WebSocket"
+            session = None if revision == LATEST else await web.initialize(revision)
+            answer = await web.call("tools/call", call("echo", text="by HTTP"), revision=revision, session=session)
+            assert text(answer.result) == "by HTTP"
+            await trio.sleep(100)
+            assert sum(isinstance(event, Ping) for event in socket.heard) == 6  # the keep-alive of HTTP
+        assert socket.closed == CloseConnection(code=1000, reason="")
+
+
+@pytest.mark.parametrize("size", [None, 1])
+async def test_frames_may_come_with_the_request_or_byte_by_byte(size: int | None, autojump_clock: MockClock) -> None:
+    data = b"".join(exchange(LATEST))
+    async with served(Bench().server) as web:
+        stream = await web.connect()
+        for at in range(0, len(data), size or len(data)):
+            await stream.send_all(data[at : at + (size or len(data))])
+            await wait_all_tasks_blocked()
+        heard = b""
+        while b'"ttlMs"' not in heard or "𝄞".encode() not in heard:
+            heard += await stream.receive_some()
+        await stream.send_all(close_frame(Role.SERVER, 1000))
+        while received := await stream.receive_some():
+            heard += received
+        assert heard.startswith(b"HTTP/1.1 101 ")
+        assert heard.endswith(b"\x88\x02" + (1000).to_bytes(2, "big"))
+
+
+@pytest.mark.parametrize("path", ["/ws", "/ws/", "/ws?x=1"])
+async def test_what_is_no_request_for_a_websocket_is_told_where_it_is(path: str, autojump_clock: MockClock) -> None:
+    async with served(Bench().server) as web:
+        answer = await web.send("GET", path, {"Host": "127.0.0.1:3000"})
+        assert (answer.status, answer.headers["Upgrade"]) == (426, "websocket")
+        assert "WebSocket" in answer.message["error"]["message"]
+
+
+async def test_there_need_not_be_websockets(autojump_clock: MockClock) -> None:
+    async with served(Bench().server, websocket_path=None) as web:
+        stream = await web.connect()
+        await stream.send_all(opening())
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 404 ")
+
+
+@everywhere
+async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    bench = Bench()
+    async with served(bench.server, ends=False) as web:
+        socket = Socket(await web.connect())
+        async with trio.open_nursery() as nursery:
+            wire = Wire(socket, revision)
+            nursery.start_soon(wire.run)
+            await wire.open()
+            id = await wire.start("tools/call", call("gate", name="a"))
+            await wait_all_tasks_blocked()
+
+            @nursery.start_soon
+            async def _() -> None:
+                async with bench.server.draining(60):
+                    pass
+
+            await wait_all_tasks_blocked()
+            assert socket.closed is None
+            bench.open("a").set()
+            assert text((await wire.response(id))["result"]) == "a"
+            await gone(wire)
+        assert socket.closed is not None
+        assert (socket.closed.code, bench.ended, trio.current_time() < 1) == (1001, [], True)
