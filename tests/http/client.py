@@ -139,7 +139,8 @@ class _Checks:
 
     def _response(self, message: Object) -> None:
         if self._schema is not None and "error" in message:
-            self._schema.error(message)
+            # "a JSON-RPC error response that has no `id`" is what HTTP refuses by, also where the schema wants one.
+            self._schema.error({"id": None, **message})
         if message.get("id") is None:
             _rule("error" in message, "a result without an id", message)
             return

@@ -1,0 +1,155 @@
+"""A server that plays what a test writes down, step by step, and what one says to it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.http.client import Web, request
+from tests.server.checkpoints import Pair, pipe_pair
+from tests.server.wire import REVISION_NAMES
+from trio_mcp import Context, Server
+
+__all__ = [
+    "KEEP_ALIVE", "OLD", "QUESTIONS", "SESSIONS", "TOOLS", "UPDATED", "A", "B", "C", "D", "E", "Stage", "begun",
+    "in_sessions", "methods", "play", "plays", "quiet", "session_on", "streamable", "text_of", "tight",
+]  # fmt: skip
+
+A, B, C, D, E = REVISION_NAMES
+SESSIONS = (B, C, D)
+KEEP_ALIVE = 15.0
+TOOLS, UPDATED = "notifications/tools/list_changed", "notifications/resources/updated"
+OLD = {"sse_path": "/sse", "message_path": "/messages"}
+
+in_sessions = pytest.mark.parametrize("revision", SESSIONS)
+streamable = pytest.mark.parametrize("revision", [*SESSIONS, E])
+
+
+@dataclass
+class Size:
+    size: int
+
+
+class Stage:
+    """A server whose tool `play` does what its steps say, and what became of the plays.
+
+    A step is "progress", "log", "ask", "sample", "roots", "sleep 7", "wait x" (for `go["x"]`), "say x" (as the result),
+    "fail", "touch r://1" (the resource was updated), "tools" (the list has changed), "many 9" (as many reports).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.server = Server("stage", version="1", offers=["tools", "resources"], **options)
+        self.go: defaultdict[str, trio.Event] = defaultdict(trio.Event)
+        self.began: list[str] = []
+        self.ended: list[str] = []
+        self.cancelled: list[str] = []
+        self.answers: list[Any] = []
+        self._reported = 0
+        self.server.tool(self.play)
+        self.server.resource("r://{name}")(lambda name: name)
+
+    async def play(self, steps: list[str], ctx: Context, name: str = "") -> str:
+        self.began.append(name)
+        said = "done"
+        try:
+            for step in steps:
+                what, _, detail = step.partition(" ")
+                if what == "say":
+                    said = detail
+                else:
+                    await self._do(what, detail, ctx)
+        except trio.Cancelled:
+            self.cancelled.append(name)
+            raise
+        self.ended.append(name)
+        return said
+
+    async def _do(self, what: str, detail: str, ctx: Context) -> None:
+        deeds: dict[str, Callable[[], Any]] = {
+            "progress": lambda: self._report(ctx),
+            "log": lambda: ctx.log("info", detail),
+            "ask": lambda: ctx.elicit("Which size?", Size),
+            "sample": lambda: ctx.sample("Say something", max_tokens=10),
+            "roots": ctx.roots,
+            "sleep": lambda: trio.sleep(float(detail)),  # noqa: ASYNC105  # awaited below
+            "wait": lambda: self.go[detail].wait(),
+            "many": lambda: self._many(ctx, int(detail)),
+        }
+        if what == "touch":
+            self.server.updated(detail)
+        elif what == "tools":
+            self.server.changed("tools")
+        elif what == "fail":
+            raise RuntimeError(detail)
+        else:
+            outcome = await deeds[what]()
+            if what in ("ask", "sample", "roots"):
+                self.answers.append(outcome)
+
+    async def _report(self, ctx: Context) -> None:
+        self._reported += 1
+        await ctx.progress(self._reported)
+
+    async def _many(self, ctx: Context, count: int) -> None:
+        for _ in range(count):
+            await self._report(ctx)
+
+
+def play(*steps: str, name: str = "") -> dict[str, Any]:
+    return {"name": "play", "arguments": {"steps": list(steps), "name": name}}
+
+
+def plays(*steps: str, id: Any = 1, revision: str = D, name: str = "", **how: Any) -> dict[str, Any]:
+    how.setdefault("progress", f"token of {id}")
+    return request("tools/call", play(*steps, name=name), id, revision=revision, **how)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    text: str = message["result"]["content"][0]["text"]
+    return text
+
+
+def methods(messages: list[dict[str, Any]]) -> list[str]:
+    return [each.get("method", "the answer") for each in messages]
+
+
+async def session_on(web: Web, revision: str) -> str | None:
+    """A session, in the revisions that have any."""
+    return None if revision == E else await web.initialize(revision)
+
+
+async def quiet() -> None:
+    """Until the server has done all that it can do now."""
+    await wait_all_tasks_blocked()
+
+
+async def begun(web: Web, message: Any, session: str | None, revision: str = D) -> tuple[Any, bytes]:
+    """A message that was posted, and whose response nobody has waited for."""
+    fields = web.headers_for(message, revision, session)
+    body = json.dumps(message).encode()
+    link = await web.link()
+    await link.ask("POST", web.path, {**web.headers, **fields}, body)
+    await quiet()
+    return link, body
+
+
+QUESTIONS = {
+    "ask": ("elicitation/create", {"action": "accept", "content": {"size": 3}}, C),
+    "sample": (
+        "sampling/createMessage",
+        {"role": "assistant", "content": {"type": "text", "text": "something"}, "model": "m"},
+        B,
+    ),
+    "roots": ("roots/list", {"roots": [{"uri": "file:///tmp"}]}, B),
+}
+
+
+def tight() -> Pair:
+    return pipe_pair(500)

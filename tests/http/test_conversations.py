@@ -1,0 +1,403 @@
+"""What is said in the course of a call over HTTP: questions, changes, cancellations, batches."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.client import Stream, note, request, response
+from tests.http.served import served
+from tests.http.stage import (
+    QUESTIONS,
+    SESSIONS,
+    TOOLS,
+    UPDATED,
+    B,
+    E,
+    Stage,
+    begun,
+    in_sessions,
+    methods,
+    play,
+    plays,
+    quiet,
+    text_of,
+)
+from tests.requirements import req
+from tests.server.wire import CANCELLED, PROGRESS
+from trio_mcp import Limits
+
+# Questions to the client.
+
+
+@req("http-22", "http-125")
+@pytest.mark.parametrize(
+    ("revision", "kind"), [(each, kind) for kind in QUESTIONS for each in SESSIONS if each >= QUESTIONS[kind][2]]
+)
+async def test_a_question_goes_out_on_the_stream_of_its_call_and_its_answer_is_posted(
+    revision: str, kind: str, autojump_clock: MockClock
+) -> None:
+    method, answer, _ = QUESTIONS[kind]
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        async with (
+            web.stream(session=session) as changes,
+            web.stream(plays("wait go", id=1), session=session, headers={"Accept": "text/event-stream"}) as other,
+            web.stream(plays(kind, id=2), session=session) as stream,
+        ):
+            question = await stream.message()
+            assert question["method"] == method
+            posted = await web.post(response(question["id"], answer), session=session)
+            assert (posted.status, posted.body) == (202, b"")
+            assert text_of(await stream.response()) == "done"
+            stage.go["go"].set()
+            await other.response()
+            assert methods(other.seen) == ["the answer"]
+            assert changes.seen == []
+        assert len(stage.answers) == 1
+
+
+@in_sessions
+async def test_questions_of_several_calls_keep_apart(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        streams = [await web.open(plays("sample", id=id), session=session) for id in range(5)]
+        questions = [await stream.message() for stream in streams]
+        assert len({each["id"] for each in questions}) == 5
+        for stream, question in reversed(list(zip(streams, questions, strict=True))):
+            await web.post(response(question["id"], QUESTIONS["sample"][1]), session=session)
+            assert text_of(await stream.response()) == "done"
+
+
+@req("http-48", "http-125")
+@in_sessions
+async def test_a_question_that_was_lost_with_its_connection_is_replayed_and_answered(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays("progress", "wait go", "sample"), session=session)
+        await stream.message()
+        await stream.aclose()
+        await quiet()
+        stage.go["go"].set()
+        await quiet()
+        async with web.stream(session=session, after=stream.last_event_id) as rest:
+            question = await rest.message()
+            assert question["method"] == "sampling/createMessage"
+            await web.post(response(question["id"], QUESTIONS["sample"][1]), session=session)
+            assert text_of(await rest.response()) == "done"
+
+
+@in_sessions
+async def test_an_answer_in_somebody_elses_session_answers_nothing(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session, other = await web.initialize(revision), await web.initialize(revision)
+        async with web.stream(plays("sample"), session=session) as stream:
+            question = await stream.message()
+            wrong = {"role": "assistant", "content": {"type": "text", "text": "a lie"}, "model": "m"}
+            assert (await web.post(response(question["id"], wrong), session=other)).status == 202
+            await quiet()
+            assert stage.answers == []
+            await web.post(response(question["id"], QUESTIONS["sample"][1]), session=session)
+            await stream.response()
+            assert stage.answers[0].content.text == "something"
+
+
+@req("http-16")
+@in_sessions
+async def test_a_malformed_answer_is_refused_and_ends_the_question(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(plays("sample"), session=session) as stream:
+            question = await stream.message()
+            wrong = {"jsonrpc": "2.0", "id": question["id"], "result": 7}
+            assert (await web.post(wrong, session=session)).status == 400
+            assert (await stream.response())["result"]["isError"]
+
+
+async def test_in_the_modern_revision_a_question_is_the_answer(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        first = await web.post(plays("progress", "ask", revision=E))
+        assert first.type == "text/event-stream"
+        asked = first.result
+        assert asked["resultType"] == "input_required"
+        (key,) = asked["inputRequests"]
+        again = {
+            **play("progress", "ask"),
+            "inputResponses": {key: QUESTIONS["ask"][1]},
+            "requestState": asked["requestState"],
+        }
+        second = await web.call("tools/call", again)
+        assert second.type == "application/json"
+        assert text_of(second.message) == "done"
+
+
+# The standalone stream.
+
+
+@req("http-34", "http-36", "http-35")
+@in_sessions
+async def test_changes_come_on_the_sessions_own_stream_and_nothing_else_does(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
+        async with web.stream(session=session) as changes:
+            answer = await web.post(plays("progress", "touch r://1", "tools", "sleep 1", "progress"), session=session)
+            assert methods(answer.messages) == [PROGRESS, PROGRESS, "the answer"]
+            await quiet()
+            assert {(await changes.message())["method"] for _ in range(2)} == {TOOLS, UPDATED}
+            assert methods(changes.seen).count("the answer") == 0
+
+
+@in_sessions
+async def test_what_is_said_while_no_stream_is_open_waits_for_one(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        stage.server.changed("tools")
+        await trio.sleep(100)
+        async with web.stream(session=session) as changes:
+            assert (await changes.message())["method"] == TOOLS
+        await quiet()
+        stage.server.changed("resources")
+        await trio.sleep(100)
+        async with web.stream(session=session) as changes:
+            assert (await changes.message())["method"] == "notifications/resources/list_changed"
+
+
+@in_sessions
+async def test_what_waits_for_a_stream_is_bounded(revision: str, autojump_clock: MockClock) -> None:
+    """A notice of a change that waits already is not repeated, so a client that never listens costs nothing more."""
+    stage = Stage(burst=0)
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
+        for _ in range(1000):
+            stage.server.updated("r://1")
+            await trio.sleep(0.01)
+        async with web.stream(session=session) as changes:
+            with trio.move_on_after(1):
+                while True:
+                    await changes.message()
+            assert len(changes.seen) < 2 * Limits().outgoing
+
+
+@req("http-39", "http-38")
+@in_sessions
+async def test_of_several_streams_exactly_one_gets_each_message(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(burst=0)
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
+        streams = [await web.open(session=session) for _ in range(3)]
+        async with trio.open_nursery() as nursery:
+
+            async def read(stream: Stream) -> None:
+                async for _ in stream:
+                    pass
+
+            for stream in streams:
+                nursery.start_soon(read, stream)
+            for _ in range(5):
+                stage.server.updated("r://1")
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        await max(streams, key=lambda each: len(each.seen)).aclose()
+        heard = sum(len(each.seen) for each in streams)
+        assert heard == 5
+        rest = [each for each in streams if not each.seen]
+        assert rest
+        for _ in range(5):
+            stage.server.updated("r://1")
+            await trio.sleep(1)
+        found = 0
+        for stream in rest:
+            with trio.move_on_after(1):
+                while True:
+                    await stream.message()
+                    found += 1
+        assert found == 5
+
+
+@req("http-37")
+@in_sessions
+async def test_a_client_that_closes_its_stream_does_no_harm(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        for _ in range(50):
+            async with web.stream(session=session) as changes:
+                stage.server.changed("tools")
+                assert (await changes.message())["method"] == TOOLS
+        assert (await web.call("ping", session=session)).result == {}
+
+
+@req("http-38")
+@in_sessions
+async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with served(Stage(limits=Limits(streams=3)).server) as web:
+        session = await web.initialize(revision)
+        streams = [await web.open(session=session) for _ in range(2)]
+        link, _ = await begun(web, plays("wait go"), session, revision)
+        fields = {**web.headers_for(None, revision, session), "Content-Type": None}
+        refused = await web.send("GET", "/mcp", fields)
+        assert refused.status == 429
+        assert "Limits.streams" in refused.json["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 0
+        full = await web.call("ping", session=session)
+        assert full.status == 429
+        assert (await web.post(note("notifications/x"), session=session)).status == 202
+        await link.aclose()
+        await quiet()
+        async with web.stream(session=session):
+            pass
+        for stream in streams:
+            await stream.aclose()
+        await quiet()
+        assert (await web.call("ping", session=session)).result == {}
+
+
+# Batches.
+
+
+@req("http-126", "http-14")
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream", None])
+@pytest.mark.parametrize("says", [False, True], ids=["silent", "with reports"])
+async def test_a_batch_is_answered_with_all_its_responses(
+    accept: str | None, says: bool, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    steps = ["progress"] if says else []
+    async with served(stage.server) as web:
+        session = await web.initialize(B)
+        batch = [
+            plays(*steps, "say one", id="one", revision=B),
+            note("notifications/progress", {"progressToken": 9, "progress": 1}),
+            request("ping", id=2, revision=B),
+            plays("sleep 5", "say three", id="three", revision=B),
+        ]
+        headers = {} if accept is None else {"Accept": accept}
+        answer = await web.post(batch, session=session, headers=headers)
+        assert answer.status == 200
+        answers = {each["id"]: each["result"] for each in answer.messages if "id" in each}
+        assert answers.keys() == {"one", 2, "three"}
+        assert answer.type == (
+            "text/event-stream" if accept == "text/event-stream" or (says and not accept) else "application/json"
+        )
+        if answer.type == "application/json":
+            assert isinstance(answer.json, list)
+            assert len(answer.json) == 3
+
+
+async def test_a_batch_is_resumed_like_anything_else(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(B)
+        batch = [plays("progress", "wait a", id=1, revision=B), plays("wait b", id=2, revision=B)]
+        stream = await web.open(batch, session=session)
+        await stream.message()
+        await stream.aclose()
+        await quiet()
+        stage.go["b"].set()
+        await quiet()
+        async with web.stream(session=session, after=stream.last_event_id) as rest:
+            stage.go["a"].set()
+            assert {each["id"] for each in await rest.rest()} == {1, 2}
+
+
+@req("http-14")
+async def test_a_batch_that_asks_nothing_is_only_accepted(autojump_clock: MockClock) -> None:
+    async with served(Stage().server) as web:
+        session = await web.initialize(B)
+        answer = await web.post([note("notifications/x"), response(99, {})], session=session)
+        assert (answer.status, answer.body) == (202, b"")
+
+
+# Cancelling.
+
+
+@req("cancel-14")
+@pytest.mark.parametrize("steps", [["wait never"], ["progress", "wait never"]], ids=["before the head", "in a stream"])
+async def test_closing_a_modern_response_cancels_its_request_and_no_other(
+    steps: list[str], autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        other = await web.open(plays("progress", "wait go", id=2, revision=E, name="other"), revision=E)
+        link, _ = await begun(web, plays(*steps, revision=E, name="mine"), None, E)
+        assert stage.began == ["other", "mine"]
+        await link.aclose()
+        await quiet()
+        assert stage.cancelled == ["mine"]
+        stage.go["go"].set()
+        assert text_of(await other.response()) == "done"
+
+
+@req("http-28")
+@in_sessions
+@pytest.mark.parametrize("steps", [[], ["progress"]], ids=["before the head", "in a stream"])
+async def test_a_legacy_request_is_cancelled_by_a_notification(
+    revision: str, steps: list[str], autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        link, _ = await begun(web, plays(*steps, "wait never", id=7), session, revision)
+        cancelled = await web.post(note(CANCELLED, {"requestId": 7}), session=session)
+        assert cancelled.status == 202
+        head = await link.head()
+        body = await link.body()
+        assert stage.cancelled == [""]
+        # Nothing may be said for it any more (cancel-03): no response, and an end.
+        if steps:
+            assert head.status_code == 200
+            assert b'"id":7' not in body
+        else:
+            assert (head.status_code, body) == (202, b"")
+        assert (await web.call("ping", session=session)).result == {}
+
+
+async def test_a_notification_cancels_nothing_in_the_modern_revision(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        call = await web.open(plays("progress", "sleep 5", id=7, revision=E), revision=E)
+        assert (await web.post(note(CANCELLED, {"requestId": 7}))).status == 202
+        assert text_of(await call.response()) == "done"
+
+
+@in_sessions
+async def test_the_same_id_in_two_sessions_is_two_requests(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        one, two = await web.initialize(revision), await web.initialize(revision)
+        first = await web.open(plays("progress", "wait go", id=7, name="one"), session=one)
+        second = await web.open(plays("progress", "wait go", id=7, name="two"), session=two)
+        await web.post(note(CANCELLED, {"requestId": 7}), session=one)
+        await quiet()
+        assert stage.cancelled == ["one"]
+        stage.go["go"].set()
+        assert text_of(await second.response()) == "done"
+        assert methods(await first.rest()) == [PROGRESS]
+
+
+async def test_the_same_id_in_many_modern_requests_is_many_requests(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        streams = [
+            await web.open(plays("progress", "wait go", f"say {n}", id=1, revision=E), revision=E) for n in range(20)
+        ]
+        stage.go["go"].set()
+        assert [text_of(await stream.response()) for stream in streams] == [str(n) for n in range(20)]

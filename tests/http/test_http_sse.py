@@ -1,0 +1,172 @@
+"""HTTP+SSE, the transport of 2024-11-05: everything is said on one stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.client import Answer, Stream, Web, note, request, response
+from tests.http.served import bearer, by_token, served
+from tests.http.stage import (
+    OLD,
+    QUESTIONS,
+    TOOLS,
+    A,
+    Stage,
+    methods,
+    plays,
+    quiet,
+    text_of,
+)
+from tests.requirements import req
+from tests.server.wire import CANCELLED, PROGRESS
+from trio_mcp import Limits
+
+# HTTP+SSE.
+
+
+class OldClient:
+    """A client of 2024-11-05: what it says is posted, what it hears comes on its stream."""
+
+    def __init__(self, web: Web, stream: Stream, target: str) -> None:
+        self.web, self.stream, self.target = web, stream, target
+
+    @classmethod
+    async def connect(cls, web: Web, **how: Any) -> OldClient:
+        stream = await web.open(path="/sse", revision=A, **how)
+        event = await stream.event()
+        assert event.event == "endpoint"
+        return cls(web, stream, event.data.decode())
+
+    async def post(self, message: Any, headers: dict[str, Any] | None = None) -> Answer:
+        for each in message if isinstance(message, list) else [message]:
+            if "method" in each and "id" in each:
+                self.web._methods.setdefault("", {})[json.dumps(each["id"])] = each["method"]
+        fields = {"Content-Type": "application/json", **(headers or {})}
+        return await self.web.send("POST", self.target, fields, json.dumps(message).encode())
+
+    async def initialize(self, headers: dict[str, Any] | None = None) -> None:
+        params = {
+            "protocolVersion": A,
+            "capabilities": {"sampling": {}, "roots": {}},
+            "clientInfo": {"name": "old", "version": "1"},
+        }
+        assert (await self.post(request("initialize", params, "open", revision=A), headers)).status == 202
+        opened = await self.stream.message()
+        assert opened["result"]["protocolVersion"] == A
+        assert (await self.post(note("notifications/initialized"), headers)).status == 202
+
+
+@req("sse-04", "sse-05", "sse-07")
+async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        posted = await client.post(plays("progress", "sample", id=1, revision=A))
+        assert (posted.status, posted.body) == (202, b"")
+        assert (await client.stream.message())["method"] == PROGRESS
+        question = await client.stream.message()
+        assert question["method"] == "sampling/createMessage"
+        assert (await client.post(response(question["id"], QUESTIONS["sample"][1]))).status == 202
+        assert text_of(await client.stream.message()) == "done"
+        stage.server.changed("tools")
+        assert (await client.stream.message())["method"] == TOOLS
+
+
+@req("sse-05")
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        ({}, "/messages?session="),
+        ({"public_url": "https://mcp.example/tools"}, "https://mcp.example/tools/messages?session="),
+    ],
+)
+async def test_the_endpoint_event_leads_to_where_messages_are_posted(
+    options: dict[str, Any], begins: str, autojump_clock: MockClock
+) -> None:
+    async with served(Stage().server, **OLD, **options) as web:
+        client = await OldClient.connect(web)
+        assert client.target.startswith(begins)
+        client.target = client.target.removeprefix("https://mcp.example/tools")
+        await client.initialize()
+
+
+async def test_the_events_of_the_old_transport_have_no_ids_and_no_priming(autojump_clock: MockClock) -> None:
+    async with served(Stage().server, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        await client.post(plays("progress", id=1, revision=A))
+        events = [await client.stream.event() for _ in range(2)]
+        assert [(event.event, event.id) for event in events] == [("message", None)] * 2
+        assert all(event.data for event in events)
+
+
+@req("http-118")
+async def test_the_end_of_the_old_stream_is_the_end_of_everything(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, **OLD) as web:
+        client, other = await OldClient.connect(web), await OldClient.connect(web)
+        for each, name in ((client, "mine"), (other, "other")):
+            await each.initialize()
+            await each.post(plays("progress", "wait go", id=1, revision=A, name=name))
+            await each.stream.message()
+        await client.stream.aclose()
+        await quiet()
+        assert stage.cancelled == ["mine"]
+        assert (await client.post(request("ping", id=2, revision=A))).status == 404
+        stage.go["go"].set()
+        assert text_of(await other.stream.message()) == "done"
+
+
+@req("sse-03")
+async def test_an_old_stream_is_bound_to_who_opened_it(autojump_clock: MockClock) -> None:
+    async with served(Stage().server, authenticate=by_token, **OLD) as web:
+        client = await OldClient.connect(web, headers=bearer("ada"))
+        await client.initialize(bearer("ada"))
+        assert (await client.post(request("ping", revision=A))).status == 401
+        assert (await client.post(request("ping", revision=A), bearer("bob"))).status == 403
+        assert (await client.post(request("ping", revision=A), bearer("ada"))).status == 202
+        assert (await client.stream.message())["result"] == {}
+
+
+@req("http-113")
+async def test_an_old_stream_is_kept_alive(autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(session_idle_seconds=20)).server, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        with trio.move_on_after(61):
+            await client.stream.message()
+        assert client.stream.comments == 4
+        assert (await client.post(request("ping", revision=A))).status == 202
+        assert (await client.stream.message())["result"] == {}
+
+
+async def test_cancelling_on_the_old_transport(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        await client.post(plays("progress", "wait never", id=7, revision=A))
+        await client.stream.message()
+        await client.post(note(CANCELLED, {"requestId": 7}))
+        await quiet()
+        assert stage.cancelled == [""]
+        await client.post(request("ping", id=8, revision=A))
+        assert (await client.stream.message())["id"] == 8
+
+
+async def test_an_old_stream_ends_when_the_server_drains(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        await client.post(plays("progress", "sleep 3", id=7, revision=A))
+        await client.stream.message()
+        async with stage.server.draining(10):
+            assert methods(await client.stream.rest()) == ["the answer"]
+            assert client.stream.ended

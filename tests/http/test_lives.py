@@ -1,0 +1,237 @@
+"""Sessions over HTTP from their first to their last request, what is bound to them, and how a server ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.client import Cut, note, request
+from tests.http.served import bearer, by_token, served
+from tests.http.stage import (
+    OLD,
+    SESSIONS,
+    A,
+    D,
+    E,
+    Stage,
+    in_sessions,
+    methods,
+    plays,
+    quiet,
+    session_on,
+    streamable,
+    text_of,
+)
+from tests.requirements import req
+from tests.server.wire import PROGRESS, REVISION_NAMES
+from trio_mcp import Context, Limits, Server
+
+# Sessions, and their end.
+
+
+@req("http-53", "http-54", "http-52")
+async def test_session_ids_cannot_be_guessed_and_can_stand_in_a_header(autojump_clock: MockClock) -> None:
+    async with served(Stage().server) as web:
+        ids = {await web.initialize(revision) for revision in SESSIONS for _ in range(20)}
+        assert len(ids) == 60
+        assert all(len(id) >= 22 and all("!" <= each <= "~" for each in id) for id in ids)
+        assert not any(id[:8] == other[:8] for id in ids for other in ids if id != other)
+
+
+@req("http-56", "http-57", "http-59", "http-60")
+@in_sessions
+async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session, other = await web.initialize(revision), await web.initialize(revision)
+        call = await web.open(plays("progress", "wait never", name="mine"), session=session)
+        kept = await web.open(plays("progress", "wait go", name="other"), session=other)
+        changes = await web.open(session=session)
+        await call.message()
+        await kept.message()
+        ended = await web.end(session)
+        assert (ended.status, ended.body) == (204, b"")
+        assert await call.rest() == []
+        assert await changes.rest() == []
+        assert call.ended
+        assert changes.ended
+        assert stage.cancelled == ["mine"]
+        assert (await web.call("ping", session=session)).status == 404
+        assert (await web.end(session)).status == 404
+        fields = {**web.headers_for(None, revision, session), "Content-Type": None}
+        for after in (None, "1-0"):
+            assert (await web.send("GET", "/mcp", {**fields, "Last-Event-ID": after})).status == 404
+        stage.go["go"].set()
+        assert text_of(await kept.response()) == "done"
+
+
+@req("http-57", "http-51")
+@in_sessions
+async def test_a_session_that_nobody_uses_ends(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+        session = await web.initialize(revision)
+        for _ in range(5):
+            await trio.sleep(99)
+            assert (await web.call("ping", session=session)).result == {}
+        await trio.sleep(101)
+        answer = await web.call("ping", session=session)
+        assert answer.status == 404
+        assert session not in answer.body.decode()
+
+
+@in_sessions
+async def test_a_session_with_an_open_stream_is_in_use(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(session=session):
+            await trio.sleep(1000)
+            assert (await web.call("ping", session=session)).result == {}
+        await trio.sleep(250)
+        assert (await web.call("ping", session=session)).status == 404
+
+
+@pytest.mark.parametrize("transport", ["streamable", "http+sse"])
+async def test_there_are_no_more_sessions_than_the_limit(transport: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(sessions=3, session_idle_seconds=100))
+    async with served(stage.server, **OLD) as web:
+        streams = [await web.open(path="/sse", revision=A) for _ in range(2)]
+        session = await web.initialize(D)
+        if transport == "streamable":
+            params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            refused = await web.call("initialize", params, revision=D)
+        else:
+            refused = await web.send("GET", "/sse", {"Accept": "text/event-stream"})
+        assert refused.status == 503
+        assert "Limits.sessions" in refused.json["error"]["message"]
+        assert int(refused.headers["Retry-After"]) > 0
+        assert (await web.call("server/discover")).status == 200  # stateless requests need no place
+        await streams[0].aclose()
+        await quiet()
+        another = await web.initialize(D)
+        assert (await web.call("ping", session=session)).result == {}
+        assert (await web.call("ping", session=another)).result == {}
+
+
+@in_sessions
+async def test_a_handshake_that_fails_leaves_no_session(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(sessions=1)).server, check=False) as web:
+        for _ in range(3):
+            answer = await web.call("initialize", {"protocolVersion": 7}, revision=revision)
+            assert answer.code is not None
+            assert "Mcp-Session-Id" not in answer.headers
+        assert await web.initialize(revision)
+
+
+@req("http-07", "sse-03")
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_session_is_bound_to_who_opened_it(method: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, authenticate=by_token) as web:
+        session = await web.initialize(D, headers=bearer("ada"))
+        fields = web.headers_for(None, D, session)
+        body = json.dumps(request("ping", revision=D)).encode() if method == "POST" else None
+        anybody = await web.send(method, "/mcp", fields, body)
+        assert anybody.status == 401
+        assert "WWW-Authenticate" in anybody.headers
+        other = await web.send(method, "/mcp", {**fields, **bearer("bob")}, body)
+        assert other.status == 403
+        for refused in (anybody, other):
+            assert not any(secret in refused.body.decode() for secret in (session, "ada", "bob"))
+        assert (await web.call("ping", session=session, headers=bearer("ada"))).result == {}
+
+
+@req("http-07")
+async def test_handlers_know_who_asks_and_with_which_headers(autojump_clock: MockClock) -> None:
+    server = Server("who")
+
+    @server.tool
+    async def who(ctx: Context) -> str:
+        return f"{ctx.principal} {ctx.headers['x-trace']}"
+
+    async with served(server, authenticate=by_token) as web:
+        session = await web.initialize(D, headers=bearer("ada"))
+        for revision, opened, name in [(D, session, "ada"), (E, None, "ada"), (E, None, "bob")]:
+            fields = {**bearer(name), "X-Trace": f"{revision}"}
+            answer = await web.call("tools/call", {"name": "who"}, revision=revision, session=opened, headers=fields)
+            assert text_of(answer.message) == f"{name} {revision}"
+
+
+async def test_a_preflight_needs_no_credentials(autojump_clock: MockClock) -> None:
+    async with served(Stage().server, authenticate=by_token, allowed_origins=["https://app.example"]) as web:
+        asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+        answer = await web.send("OPTIONS", "/mcp", asked)
+        assert answer.status == 204
+        assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+        refused = await web.call("server/discover", headers={"Origin": "https://app.example"})
+        assert refused.status == 401
+        assert refused.headers["Access-Control-Allow-Origin"] == "https://app.example"
+
+
+@req("http-118", "http-26", "http-49")
+@in_sessions
+async def test_a_server_that_drains_finishes_calls_and_ends_streams(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        session = await web.initialize(revision)
+        changes = await web.open(session=session)
+        call = await web.open(plays("progress", "sleep 3", "progress"), session=session)
+        await call.message()
+        async with stage.server.draining(10):
+            if revision == D:
+                assert (await changes.event()).data == b""  # primed
+            assert methods(await call.rest()) == [PROGRESS, "the answer"]
+            assert [event.data async for event in changes] == ([b""] if revision == D else [])
+            assert changes.ended
+            assert (changes.retry is not None) is (revision == D)
+
+
+@req("http-118")
+@streamable
+async def test_what_does_not_end_in_time_is_cut_off(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        session = await session_on(web, revision)
+        call = await web.open(plays("progress", "wait never", revision=revision), revision=revision, session=session)
+        await call.message()
+        began = trio.current_time()
+        async with stage.server.draining(10):
+            pass
+        assert trio.current_time() - began == 10
+        with pytest.raises(Cut):
+            await call.message()
+    assert stage.cancelled == [""]
+
+
+async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        kept = await web.link()
+        await kept.ask("POST", "/mcp", {**web.headers, **web.headers_for(plays(revision=E), E, None)}, b"x")
+        await kept.head()
+        call = await web.open(plays("progress", "sleep 3", revision=E), revision=E)
+        async with stage.server.draining(10):
+            await quiet()
+            with pytest.raises((Cut, OSError)):
+                await web.call("server/discover")
+            assert text_of(await call.response()) == "done"
+
+
+# Without sessions.
+
+
+@pytest.mark.parametrize("revision", REVISION_NAMES[:-1])
+async def test_without_sessions_each_legacy_request_stands_alone(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage().server, sessions=False) as web:
+        params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        opened = await web.call("initialize", params, revision=revision)
+        assert opened.result["protocolVersion"] == revision
+        assert "Mcp-Session-Id" not in opened.headers
+        fields = {"MCP-Protocol-Version": revision}
+        assert (await web.post(note("notifications/initialized"), revision=revision, headers=fields)).status == 202
+        answer = await web.post(plays("progress", "say hello"), revision=revision, headers=fields)
+        assert methods(answer.messages) == [PROGRESS, "the answer"]
+        assert all(event.id is None for event in answer.events)
+        assert text_of(answer.message) == "hello"

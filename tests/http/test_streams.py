@@ -1,0 +1,503 @@
+"""What goes back over HTTP, and on which stream: answers, and streams that break and go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.client import Cut, Web
+from tests.http.served import served
+from tests.http.stage import (
+    KEEP_ALIVE,
+    TOOLS,
+    B,
+    C,
+    D,
+    E,
+    Stage,
+    begun,
+    in_sessions,
+    methods,
+    plays,
+    quiet,
+    session_on,
+    streamable,
+    text_of,
+    tight,
+)
+from tests.requirements import req
+from tests.server.wire import PROGRESS
+from trio_mcp import Limits
+from trio_mcp.core.sse import SseEvent
+
+# JSON or a stream.
+
+
+@req("http-18", "http-121", "http-22", "http-20", "http-27")
+@streamable
+@pytest.mark.parametrize(
+    ("steps", "kind", "said"),
+    [
+        ([], "application/json", []),
+        (["wait soon"], "application/json", []),
+        (["progress"], "text/event-stream", [PROGRESS]),
+        (["progress", "progress", "wait soon", "progress"], "text/event-stream", [PROGRESS] * 3),
+        (["wait soon", "progress"], "text/event-stream", [PROGRESS]),
+        (["fail nothing of this"], "application/json", []),
+    ],
+)
+async def test_an_answer_is_a_stream_where_something_precedes_it(
+    revision: str, steps: list[str], kind: str, said: list[str], autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web, trio.open_nursery() as nursery:
+        session = await session_on(web, revision)
+
+        async def go_on() -> None:
+            await trio.sleep(5)
+            stage.go["soon"].set()
+
+        nursery.start_soon(go_on)
+        answer = await web.post(plays(*steps, revision=revision), revision=revision, session=session)
+        assert (answer.status, answer.type) == (200, kind)
+        assert methods(answer.messages) == [*said, "the answer"]
+        assert answer.result.get("isError", False) is ("fail nothing of this" in steps)
+
+
+@streamable
+async def test_a_client_that_takes_only_streams_gets_one(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        how: dict[str, Any] = {"revision": revision, "session": session, "headers": {"Accept": "text/event-stream"}}
+        answer = await web.post(plays("say hello", revision=revision), **how)
+        assert (answer.type, text_of(answer.message)) == ("text/event-stream", "hello")
+        assert answer.headers["X-Accel-Buffering"] == "no"
+        assert "no-transform" in answer.headers["Cache-Control"]
+        assert "Content-Length" not in answer.headers
+
+
+@streamable
+@pytest.mark.parametrize("how", ["the client takes nothing else", "the server has nothing else"])
+async def test_where_all_is_json_reports_are_dropped_and_questions_fail(
+    revision: str, how: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    options: dict[str, Any] = {"json_only": True} if how.startswith("the server") else {}
+    headers = {} if options else {"Accept": "application/json"}
+    async with served(stage.server, **options) as web:
+        session = await session_on(web, revision)
+        more: dict[str, Any] = {"revision": revision, "session": session, "headers": headers}
+        answer = await web.post(plays("progress", "log x", "sleep 60", "progress", revision=revision), **more)
+        assert (answer.type, text_of(answer.message)) == ("application/json", "done")
+        if revision in (D, E):
+            asked = await web.post(plays("ask", id=2, revision=revision), **more)
+            assert asked.type == "application/json"
+            if revision == E:
+                assert asked.result["resultType"] == "input_required"
+            else:
+                assert asked.code == -32603
+                assert "json_only" in asked.message["error"]["message"]
+
+
+@req("http-107")
+@streamable
+async def test_what_takes_long_becomes_a_stream_before_anybody_thinks_it_dead(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        began = trio.current_time()
+        async with web.stream(plays("sleep 50", revision=revision), revision=revision, session=session) as stream:
+            assert trio.current_time() - began == KEEP_ALIVE
+            assert stream.headers["X-Accel-Buffering"] == "no"
+            assert text_of(await stream.response()) == "done"
+        assert trio.current_time() - began == 50
+
+
+@req("http-113")
+@streamable
+async def test_a_silent_stream_gets_a_comment_every_fifteen_seconds(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        began = trio.current_time()
+        message = plays("progress", "sleep 20", "progress", "sleep 50", revision=revision)
+        async with web.stream(message, revision=revision, session=session) as stream:
+            await stream.response()
+            comments = [time - began for time, data in stream.link.took if data == b": keep-alive\n\n"]
+        assert comments == [15, 35, 50, 65]  # each time anew after something was said
+
+
+@req("http-113")
+@pytest.mark.parametrize("keep_alive", [1.0, 7.5])
+async def test_how_often_is_a_setting(keep_alive: float, autojump_clock: MockClock) -> None:
+    async with served(Stage().server, keep_alive=keep_alive) as web:
+        session = await web.initialize(D)
+        async with web.stream(session=session) as changes:
+            with trio.move_on_after(10 * keep_alive + 0.1):
+                await changes.message()
+            assert changes.comments == 10
+
+
+@streamable
+async def test_the_head_is_there_before_anything_is_said_where_a_stream_is_certain(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await session_on(web, revision)
+        began = trio.current_time()
+        how: dict[str, Any] = {"revision": revision, "session": session, "headers": {"Accept": "text/event-stream"}}
+        async with web.stream(plays("wait go", revision=revision), **how) as stream:
+            assert trio.current_time() == began
+            stage.go["go"].set()
+            assert text_of(await stream.response()) == "done"
+
+
+@streamable
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\U0001f600", "\xa0", "é"])
+async def test_no_character_breaks_an_event_in_two(revision: str, character: str, autojump_clock: MockClock) -> None:
+    """Clients have been seen (httpx-sse 0.4.0) that take all that `str.splitlines` splits at for the end of a line."""
+    text = f"one{character}two"
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        message = plays("progress", f"say {text}", revision=revision)
+        answer = await web.post(message, revision=revision, session=session)
+        assert answer.type == "text/event-stream"
+        assert text_of(answer.message) == text
+        lines = answer.body.decode().splitlines()
+        assert all(line == "" or line.split(":")[0] in ("event", "data", "id") for line in lines), lines
+
+
+@streamable
+@pytest.mark.parametrize("steps", [[], ["progress"]], ids=["JSON", "a stream"])
+async def test_eight_mebibytes_pass_both_ways(revision: str, steps: list[str], autojump_clock: MockClock) -> None:
+    text = "é" * (4 * 1024 * 1024)
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        message = plays(*steps, f"say {text}", revision=revision)
+        answer = await web.post(message, revision=revision, session=session)
+        assert text_of(answer.message) == text
+
+
+@streamable
+async def test_what_is_too_long_is_refused_with_the_limit(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(message_bytes=100_000)).server) as web:
+        session = await session_on(web, revision)
+        message = plays("say " + "x" * 100_000, revision=revision)
+        answer = await web.post(message, revision=revision, session=session)
+        assert answer.status == 413
+        assert "Limits.message_bytes" in answer.json["error"]["message"]
+
+
+# Revisions and their events.
+
+
+@req("http-46", "http-115", "http-123")
+@pytest.mark.parametrize(
+    ("revision", "shape"),
+    [(B, ["1-0", "1-1", "1-2"]), (C, ["1-0", "1-1", "1-2"]), (D, ["1-0", "1-1", "1-2", "1-3"]), (E, [None] * 3)],
+)
+async def test_which_revision_has_ids_and_which_primes_its_streams(
+    revision: str, shape: list[str | None], autojump_clock: MockClock
+) -> None:
+    async with served(Stage().server) as web:
+        session = await session_on(web, revision)
+        message = plays("progress", "progress", revision=revision)
+        answer = await web.post(message, revision=revision, session=session)
+        assert [event.id for event in answer.events] == shape
+        primes = [event for event in answer.events if not event.data]
+        assert primes == ([SseEvent(b"", id="1-0")] if revision == D else [])
+        assert all(event.event == "message" for event in answer.events)
+        if revision == E:
+            assert "Mcp-Session-Id" not in answer.headers
+
+
+@req("http-46")
+@in_sessions
+async def test_a_standalone_stream_is_primed_like_any_other(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(session=session) as changes:
+            stage.server.changed("tools")
+            events = [await changes.event()]
+            if revision == D:
+                assert events[0].data == b""
+                events.append(await changes.event())
+            assert json.loads(events[-1].data)["method"] == TOOLS
+            assert events[-1].id is not None
+
+
+@req("http-40", "http-39")
+@in_sessions
+async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web, trio.open_nursery() as nursery:
+        session = await web.initialize(revision)
+        seen: list[str] = []
+
+        async def read(message: Any) -> None:
+            async with web.stream(message, session=session) as stream:
+                async for event in stream:
+                    assert event.id is not None
+                    seen.append(event.id)
+                    if message is None and event.data:
+                        return
+
+        nursery.start_soon(read, None)
+        for id in range(1, 6):
+            nursery.start_soon(read, plays("progress", "wait go", "progress", "many 3", id=id))
+        await quiet()
+        stage.go["go"].set()
+        stage.server.changed("tools")
+    primed = revision == D
+    assert len(seen) == 5 * (1 + 1 + 3 + 1 + primed) + 1 + primed
+    assert len(set(seen)) == len(seen)
+
+
+# Broken streams, and how they are carried on.
+
+
+STORY = ("progress", "progress", "progress", "say the end")
+
+
+async def the_whole_story(web: Web, session: str, message: Any) -> list[tuple[str | None, bytes]]:
+    answer = await web.post(message, session=session)
+    return [(event.id, event.data) for event in answer.events]
+
+
+@req("http-30", "http-41", "http-42", "http-43", "http-44", "http-45", "http-48")
+@in_sessions
+@pytest.mark.parametrize("waits", [False, True], ids=["which has ended meanwhile", "which goes on"])
+@pytest.mark.parametrize("after", range(5))
+async def test_a_stream_is_carried_on_after_every_event(
+    revision: str, after: int, waits: bool, autojump_clock: MockClock
+) -> None:
+    """The client goes after each event in turn, and comes back for the rest by GET; nothing is lost or said twice."""
+    stage = Stage()
+    events: list[tuple[str | None, bytes]] = []
+    steps = [*STORY[:3], "wait go", *STORY[3:]] if waits else list(STORY)
+    last = 4 if revision == D else 3  # events before the answer
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays(*steps), session=session)
+        count = min(after + 1, last if waits else last + 1)
+        for _ in range(count):
+            event = await stream.event()
+            events.append((event.id, event.data))
+        await stream.aclose()
+        await quiet()
+        if waits:
+            assert stage.ended == []
+        async with web.stream(session=session, after=events[-1][0]) as rest:
+            if waits:
+                await quiet()
+                stage.go["go"].set()
+            events += [(event.id, event.data) async for event in rest]
+            assert rest.ended
+        assert stage.cancelled == []
+    assert len({id for id, _ in events}) == last + 1
+    assert [data for _, data in events if data][-1] == events[-1][1]
+    messages = [json.loads(data) for _, data in events if data]
+    assert methods(messages) == [PROGRESS] * 3 + ["the answer"]
+    assert [each["params"]["progress"] for each in messages[:3]] == [1, 2, 3]
+    assert text_of(messages[-1]) == "the end"
+
+
+@req("http-42", "http-48")
+@in_sessions
+async def test_a_stream_is_carried_on_again_and_again(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays(*(step for n in range(9) for step in ("progress", f"wait {n}"))), session=session)
+        heard: list[dict[str, Any]] = []
+        for n in range(9):
+            heard.append(await stream.message())
+            await stream.aclose()
+            if n % 2:
+                stage.go[str(n)].set()  # said while nobody is there
+                await quiet()
+            stream = await web.open(session=session, after=stream.last_event_id)
+            stage.go[str(n)].set()
+        heard += await stream.rest()
+        assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 10))
+        assert text_of(heard[-1]) == "done"
+
+
+@req("http-28")
+@in_sessions
+async def test_a_lost_connection_cancels_nothing_in_a_session(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        link, _ = await begun(web, plays("wait go"), session)
+        await link.aclose()
+        await quiet()
+        assert stage.cancelled == []
+        stage.go["go"].set()
+        await quiet()
+        assert stage.ended == [""]
+        assert (await web.call("ping", session=session)).result == {}
+
+
+@req("http-43")
+@in_sessions
+async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        one = await web.open(plays("progress", "wait a", "progress", "say one", id="one"), session=session)
+        two = await web.open(plays("progress", "wait b", "progress", "say two", id="two"), session=session)
+        changes = await web.open(session=session)
+        stage.server.changed("tools")
+        for stream in (one, two, changes):
+            await stream.message()
+            await stream.aclose()
+        stage.go["a"].set()
+        stage.go["b"].set()
+        stage.server.changed("resources")
+        await quiet()
+        await trio.sleep(1)
+        for stream, tale in ((one, "one"), (two, "two")):
+            async with web.stream(session=session, after=stream.last_event_id) as rest:
+                said = await rest.rest()
+                assert methods(said) == [PROGRESS, "the answer"]
+                assert said[0]["params"]["progressToken"] == f"token of {tale}"
+                assert (said[1]["id"], text_of(said[1])) == (tale, tale)
+        async with web.stream(session=session, after=changes.last_event_id) as rest:
+            assert (await rest.message())["method"] == "notifications/resources/list_changed"
+
+
+@req("http-43", "http-42")
+@in_sessions
+@pytest.mark.parametrize("id", ["1-99", "99-0", "x", "1-0x", "-", "1--1", " 1-0 ", "1" * 900])
+async def test_an_event_that_never_was_is_refused_and_nothing_is_replayed(
+    revision: str, id: str, autojump_clock: MockClock
+) -> None:
+    async with served(Stage().server) as web:
+        session = await web.initialize(revision)
+        await web.post(plays("progress"), session=session)
+        fields = {**web.headers_for(None, revision, session), "Content-Type": None, "Last-Event-ID": id}
+        if id == " 1-0 ":
+            fields["Last-Event-ID"] = "1-0 1-0"
+        answer = await web.send("GET", "/mcp", fields)
+        assert answer.status == 400
+        assert "Last-Event-ID" in answer.json["error"]["message"]
+
+
+@req("http-42")
+@in_sessions
+async def test_events_that_are_no_longer_kept_are_never_skipped_in_silence(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with served(Stage(limits=Limits(replay_events=5)).server) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays("many 20", "say the end"), session=session)
+        first = (await stream.event()).id
+        heard = [each async for each in stream]
+        fields = {**web.headers_for(None, revision, session), "Content-Type": None, "Last-Event-ID": first}
+        answer = await web.send("GET", "/mcp", fields)
+        assert answer.status == 400
+        assert "no longer kept" in answer.json["error"]["message"]
+        async with web.stream(session=session, after=heard[-4].id) as rest:
+            assert [event.id async for event in rest] == [each.id for each in heard[-3:]]
+
+
+@req("http-43")
+@in_sessions
+async def test_an_event_of_another_session_is_no_event(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage().server) as web:
+        mine, other = await web.initialize(revision), await web.initialize(revision)
+        answer = await web.post(plays("progress", "say a secret"), session=mine)
+        fields = {**web.headers_for(None, revision, other), "Content-Type": None}
+        refused = await web.send("GET", "/mcp", {**fields, "Last-Event-ID": answer.events[0].id})
+        assert refused.status == 400
+        assert b"secret" not in refused.body
+
+
+@req("http-42")
+@in_sessions
+async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """A network that has gone tells nobody: the client knows, and the server does not."""
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        old = await web.open(plays("progress", "wait go", "progress"), session=session)
+        await old.message()
+        async with web.stream(session=session, after=old.last_event_id) as new:
+            await quiet()
+            stage.go["go"].set()
+            assert methods(await new.rest()) == [PROGRESS, "the answer"]
+        with pytest.raises(Cut):
+            await old.message()
+
+
+@req("http-111", "http-115")
+async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) -> None:
+    async with served(Stage().server, check=False) as web:
+        session = await web.initialize(D)
+        told = await web.post(plays("progress"), session=session)
+        fields = {"Mcp-Session-Id": session, "Last-Event-ID": told.events[0].id}
+        answer = await web.post(plays("say hello", revision=E), revision=E, headers=fields)
+        assert text_of(answer.message) == "hello"
+        refused = await web.send("GET", "/mcp", {**fields, "MCP-Protocol-Version": E, "Accept": "text/event-stream"})
+        assert refused.status == 405
+
+
+# Slow readers.
+
+
+@req("http-20")
+@streamable
+async def test_who_does_not_read_makes_the_call_wait_and_loses_nothing(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage(limits=Limits(write_seconds=10_000))
+    async with served(stage.server, streams=tight) as web:
+        session = await session_on(web, revision)
+        stream = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
+        await stream.message()
+        await trio.sleep(60)
+        reported = stage._reported
+        assert 0 < reported < 2000  # it waits; what it has said is bounded
+        messages = await stream.rest()
+        assert [each["params"]["progress"] for each in messages[:-1]] == list(range(2, 2001))
+        assert text_of(messages[-1]) == "done"
+
+
+@streamable
+async def test_who_takes_nothing_for_too_long_is_dropped(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(write_seconds=60))
+    async with served(stage.server, streams=tight) as web:
+        session = await session_on(web, revision)
+        stream = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
+        await stream.message()
+        await trio.sleep(200)
+        if revision == E:
+            assert stage.cancelled == [""]
+        else:
+            assert stage.ended == [""]  # it was logged, for when the client comes back
+        with pytest.raises(Cut):
+            await stream.rest()
+
+
+@streamable
+async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, streams=tight) as web:
+        session = await session_on(web, revision)
+        slow = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
+        for n in range(20):
+            began = trio.current_time()
+            message = plays("progress", id=n + 2, revision=revision)
+            answer = await web.post(message, revision=revision, session=session)
+            assert answer.type == "text/event-stream"
+            assert trio.current_time() == began
+        await slow.aclose()
