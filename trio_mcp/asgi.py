@@ -271,8 +271,7 @@ def _target(scope: Event, places: Container[str]) -> str:
     path: str = scope["path"]
     below = path.removeprefix(scope.get("root_path", "").rstrip("/"))
     # `path` has the prefix in newer servers, and has not in older ones, or where a proxy has taken it away.
-    inside = not below or below[0] == "/"
-    if inside and (below.rstrip("/") in places or path.rstrip("/") not in places):
+    if below.rstrip("/") in places:
         path = below or "/"
     query = scope.get("query_string", b"").decode("latin-1")
     return quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
@@ -463,12 +462,8 @@ class _WebSocket(trio.abc.Stream):
 
     async def aclose(self) -> None:
         code, reason = self._close
-        if self._outgoing.closed:
-            await trio.lowlevel.checkpoint()
-            return
-        try:
+        if not self._outgoing.closed:
             await self._outgoing.put({"type": "websocket.close", "code": code, "reason": reason})
-        finally:
             self._outgoing.close()
 
 

@@ -810,6 +810,21 @@ async def test_an_answer_says_how_long_it_is_and_a_stream_does_not(autojump_cloc
     assert "Content-Length" not in Headers(streamed.said[0]["headers"])
 
 
+async def test_a_preflight_is_answered_without_a_word_about_its_length(autojump_clock: MockClock) -> None:
+    scope = scope_of("OPTIONS", "/mcp", {"Origin": "http://localhost:5173", "Host": "localhost"})
+    events = Events({"type": "http.request"})
+    await AsgiApp(Watched().server)(scope, events.receive, events.send)
+    head = Headers(events.said[0]["headers"])
+    assert (events.status, events.body, head.get("Content-Length")) == (204, b"", None)
+    assert head["Access-Control-Allow-Origin"] == "http://localhost:5173"
+
+
+async def test_one_client_may_not_ask_more_often_than_it_may(autojump_clock: MockClock) -> None:
+    app = AsgiApp(Watched(limits=Limits(request_rate=1)).server)
+    clients = [("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.2", 1), None, None]
+    assert [(await ask(app, client=client)).status for client in clients] == [200, 429, 200, 200, 200]
+
+
 async def test_the_head_of_a_stream_is_sent_before_there_is_anything_to_say(autojump_clock: MockClock) -> None:
     watched = Watched()
     scope, events = posted(request("subscriptions/listen", {"notifications": {}}))
@@ -826,8 +841,10 @@ async def test_a_silent_stream_gets_a_comment(autojump_clock: MockClock) -> None
         nursery.start_soon(AsgiApp(watched.server, keep_alive=20), scope, events.receive, events.send)
         await trio.sleep(50)
         assert events.body.count(b": keep-alive\n\n") == 2
+        began = trio.current_time()
         events.tell({"type": "http.disconnect"})
     await watched.saw("cancelled")
+    assert trio.current_time() == began
 
 
 async def gone_from(send: Callable[[Event], Awaitable[None]], *, limits: Limits | None = None) -> Watched:
@@ -894,9 +911,23 @@ async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: MockClock
     assert trio.current_time() - began == 12
 
 
+async def test_a_client_that_leaves_is_not_written_to_any_longer(autojump_clock: MockClock) -> None:
+    async def send(event: Event) -> None:
+        events.tell({"type": "http.disconnect"})
+        await trio.sleep_forever()
+
+    watched = Watched()
+    scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}, progress="p"))
+    events.before = send
+    began = trio.current_time()
+    await AsgiApp(watched.server)(scope, events.receive, events.send)
+    await watched.saw("cancelled")
+    assert trio.current_time() == began
+
+
 async def test_a_client_that_takes_a_long_answer_slowly_is_not_given_up(autojump_clock: MockClock) -> None:
     async def send(event: Event) -> None:
-        await trio.sleep(11)
+        await trio.sleep(len(event.get("body", b"")) / 10_000)
 
     scope, events = posted(request("tools/call", echo("x" * 300_000)))
     events.before = send
@@ -911,6 +942,35 @@ async def test_a_server_that_fails_in_its_own_way_is_told_to_the_log(
         raise LookupError("the server's own")
 
     await gone_from(send)
+    assert "LookupError: the server's own" in caplog.text
+
+
+async def test_a_server_may_fail_while_the_last_of_an_answer_is_on_its_way(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    failing = trio.Event()
+
+    async def send(event: Event) -> None:
+        if event.get("more_body") is False:
+            failing.set()
+            await trio.testing.wait_all_tasks_blocked()
+
+    async def receive() -> Event:
+        if event := next(body, None):
+            return event
+        await failing.wait()
+        raise LookupError("the server's own")
+
+    watched = Watched()
+    scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}))
+    body = iter([await events.receive()])
+    events.before = send
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(AsgiApp(watched.server), scope, receive, events.send)
+        await watched.saw("begun")
+        watched.go_on.set()
+    await events.until("http.response.body")
+    assert [event["type"] for event in events.said] == ["http.response.start", "http.response.body"]
     assert "LookupError: the server's own" in caplog.text
 
 
