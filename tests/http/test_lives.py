@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.http.client import Cut, note, request
-from tests.http.served import bearer, by_token, served
+from tests.http.served import bearer, by_token, listening, served
 from tests.http.stage import (
     OLD,
     SESSIONS,
@@ -143,7 +143,7 @@ async def test_a_session_is_bound_to_who_opened_it(method: str, autojump_clock: 
         assert (await web.call("ping", session=session, headers=bearer("ada"))).result == {}
 
 
-@req("http-07")
+@req("http-07", "elic-31")
 async def test_handlers_know_who_asks_and_with_which_headers(autojump_clock: MockClock) -> None:
     server = Server("who")
 
@@ -235,3 +235,17 @@ async def test_without_sessions_each_legacy_request_stands_alone(revision: str, 
         assert methods(answer.messages) == [PROGRESS, "the answer"]
         assert all(event.id is None for event in answer.events)
         assert text_of(answer.message) == "hello"
+
+
+# Where it is.
+
+
+@req("http-06", "sse-02")
+async def test_only_this_machine_is_served_unless_it_is_said_otherwise() -> None:
+    async with listening(Stage().server, **OLD) as web:
+        stream = await web.connect()
+        assert isinstance(stream, trio.SocketStream)
+        assert stream.socket.getpeername()[0] == "127.0.0.1"
+        await stream.aclose()
+        assert (await web.call("server/discover")).status == 200
+        assert (await web.call("server/discover", headers={"Host": "mcp.example"})).status == 421
