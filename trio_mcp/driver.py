@@ -179,9 +179,11 @@ class _Driver:
             with trio.CancelScope(shield=True):
                 await self._outbox.idle()  # a handler may be the one that writes
             try:
-                await self._part()
+                try:
+                    await self._part()
+                finally:
+                    await _close(self._stream, self._outbox.deadline)
             finally:
-                await _close(self._stream, self._outbox.deadline)
                 with trio.CancelScope(shield=True):
                     await self._conversation.quiet()
                 self._run.connections.discard(self)

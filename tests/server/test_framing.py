@@ -226,6 +226,25 @@ async def test_after_a_write_that_failed_there_is_no_farewell_either(autojump_cl
     assert len(made[0].writes) == 1
 
 
+async def test_a_tap_that_fails_at_the_farewell_fails_alone(autojump_clock: MockClock) -> None:
+    def tap(direction: str, data: bytes) -> None:
+        if data == b"close\n":
+            raise ValueError("a tap that fails")
+
+    server, peers = working(), []
+
+    async def talk() -> None:
+        async with framed(server, tap=tap) as peer:
+            peers.append(peer)
+            await drained(server, 1)
+
+    async with server.running():
+        with pytest.raises(ValueError, match="a tap that fails"), unwrapped():
+            await talk()
+        assert await peers[0].listen() == []  # it was closed nevertheless
+        assert server.statistics().connections == 0
+
+
 async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClock) -> None:
     server = working(limits=Limits(outgoing=2, calls=2))
     sent = 0
