@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 from urllib.parse import quote
 
@@ -205,7 +205,7 @@ class _Served:
 class _Running:
     """The block of `AsgiApp.running`; a class, as `groups.open_nursery` is one."""
 
-    __slots__ = ("_app", "_endpoint", "_stack")
+    __slots__ = ("_app", "_shared", "_stack")
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
@@ -217,12 +217,14 @@ class _Running:
         async with AsyncExitStack() as stack:
             app._taken = True
             stack.callback(self._leave)
-            run = await stack.enter_async_context(app._server.joined())
+            joined = app._server.joined()
+            run = await stack.enter_async_context(joined)
             nursery = await stack.enter_async_context(open_nursery())
-            self._endpoint = Endpoint(run, **app._options)
-            nursery.start_soon(self._endpoint.run, name="the endpoint of an ASGI application")
+            endpoint = Endpoint(run, **app._options)
+            nursery.start_soon(endpoint.run, name="the endpoint of an ASGI application")
+            self._shared = isinstance(joined, nullcontext)
             stack.push_async_exit(self._drain)
-            app._served = _Served(run, self._endpoint)
+            app._served = _Served(run, endpoint)
             self._stack = stack.pop_all()
 
     def _leave(self) -> None:
@@ -231,10 +233,14 @@ class _Running:
     async def _drain(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._app._served = None  # nothing new
-        if error is None:
+        served = self._app._served
+        if error is None and served is not None:
             with trio.move_on_after(self._app._grace):
-                await self._endpoint.drain()
+                if self._shared:  # that run goes on without this application
+                    self._app._served = None
+                    await served.endpoint.drain()
+                else:
+                    await served.run.drain()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -272,9 +272,10 @@ def received(message: Any) -> Event:
 @asynccontextmanager
 async def websocket(app: AsgiApp, **scope: Any) -> AsyncIterator[Events]:
     events = Events({"type": "websocket.connect"})
-    async with lifespan_of(app), trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery, lifespan_of(app):
         nursery.start_soon(app, websocket_scope(**scope), events.receive, events.send)
         yield events
+        await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_one_message_of_a_websocket_is_one_event(autojump_clock: MockClock) -> None:
@@ -343,6 +344,23 @@ async def test_a_server_that_is_drained_closes_its_websockets(autojump_clock: Mo
             await events.until("websocket.close")
     assert text_of(json.loads(events.said[1]["text"])["result"]) == "waited"
     assert events.said[-1]["code"] == 1001
+
+
+async def test_the_calls_of_a_websocket_have_some_seconds_as_well(autojump_clock: MockClock) -> None:
+    watched = Watched()
+    began = trio.current_time()
+
+    async def a_second_later() -> None:
+        await trio.sleep(1)
+        watched.go_on.set()
+
+    async with trio.open_nursery() as nursery, websocket(AsgiApp(watched.server, grace=7)) as events:
+        events.tell(received(request("tools/call", {"name": "wait", "arguments": {}})))
+        await watched.saw("begun")
+        nursery.start_soon(a_second_later)
+    assert text_of(json.loads(events.said[1]["text"])["result"]) == "waited"
+    assert events.said[-1]["code"] == 1001
+    assert trio.current_time() - began == 1
 
 
 @pytest.mark.parametrize(
@@ -640,6 +658,27 @@ async def test_what_the_block_of_a_run_raises_leaves_it_at_once_and_unchanged(au
     assert raised.value is error
     assert watched.seen == ["begun", "cancelled"]
     assert trio.current_time() == began
+
+
+async def test_an_application_that_ends_in_a_run_that_goes_on_finishes_its_own_calls(autojump_clock: MockClock) -> None:
+    watched = Watched()
+    app = AsgiApp(watched.server, grace=7)
+    scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}))
+
+    async def meanwhile() -> None:
+        await trio.sleep(1)
+        assert (await ask(app)).status == 503
+        assert (await ask(other)).status == 200
+        watched.go_on.set()
+
+    other = AsgiApp(watched.server)
+    async with watched.server.running(), trio.open_nursery() as nursery, other.running():
+        async with app.running():
+            nursery.start_soon(app, scope, events.receive, events.send)
+            await watched.saw("begun")
+            nursery.start_soon(meanwhile)
+        assert text_of(json.loads(events.body)["result"]) == "waited"
+        assert (await ask(other)).status == 200
 
 
 async def test_an_application_takes_part_in_a_run_that_there_is(autojump_clock: MockClock) -> None:
