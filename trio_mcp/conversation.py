@@ -52,6 +52,9 @@ _JSON_ALONE = (
     "this response is JSON alone, which carries none: "
     "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
 )
+_NO_SESSION = (
+    "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
+)
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -117,14 +120,16 @@ class _Asked:
 class Conversation:
     """One client of a running server; see the head of this file.
 
-    `wire` is the conversation's own.  With `terms` the session is open under them from the start.
+    `wire` is the conversation's own.  With `terms` the session is open under them from the start: that is how a request
+    which comes in no session is served.
     """
 
     def __init__(self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX, terms: Terms | None = None) -> None:
         self.session = ServerSession(run.offer(), link=link, limits=run.limits, terms=terms)
         self._run = run
         self._wire = wire
-        self._share = run.admission.share(self._begin)
+        self._alone = terms is not None
+        self._share = run.admission.share(_begin)  # bound to nobody: a request by HTTP is freed at its end
         self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
         self._asked: dict[Id, _Asked] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
@@ -167,6 +172,11 @@ class Conversation:
             self._act(event)
         self._run.publisher.listeners.forget(Key(self, None))
 
+    def unheard(self, id: Id) -> None:
+        """A question of ours, which was to be sent, cannot reach the client."""
+        for event in self.session.fail(id, "the client has left, and cannot come back for it"):
+            self._act(event)
+
     def _act(self, event: Event) -> None:
         if isinstance(event, Call):
             self._call(event)
@@ -190,7 +200,7 @@ class Conversation:
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
             self._listen(call)
-        elif (why := self._share.enter(id, call)) is not None:
+        elif (why := self._share.enter(id, (self, call))) is not None:
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif id not in self._contexts:
             self._waiting[id] = self._wire_of(id)
@@ -372,8 +382,8 @@ class Conversation:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
         asked: dict[str, _Asked] = {}
         asking = worded(ctx, questions)
-        if ctx.wire.answers_only:
-            why = f"{ctx.method} has a question, and {_JSON_ALONE}"
+        if ctx.wire.answers_only or self._alone:
+            why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
             _log.warning("%s", why)
             raise RequestError(INTERNAL_ERROR, why)
         try:
@@ -486,7 +496,7 @@ class Conversation:
     async def drain(self) -> None:
         """End the subscriptions in good order, and wait for what is running; the run takes nothing new any more."""
         self._waiting.clear()
-        for call in self._share.clear():
+        for _, call in self._share.clear():
             wire = self._wire_of(call.request.id)
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
             wire.wake()
@@ -506,6 +516,11 @@ class Conversation:
         self.lost("the server has stopped")
         for wire in wires:
             wire.close()
+
+
+def _begin(work: tuple[Conversation, Call]) -> None:
+    conversation, call = work
+    conversation._begin(call)
 
 
 def _of(ctx: Context) -> Conversation | None:

@@ -4,33 +4,35 @@ A session is the wire of all that belongs to no request.  That goes out on a str
 several it is the newest one that a response carries, so each message goes out on exactly one (http-39).  While there is
 none, it waits for one.
 
-A session ends when its client says so, when nothing was heard of it for `Limits.session_idle_seconds` and it has no
-stream open, or with the server.  Then its handlers are cancelled and its streams end.  A client that loses a connection
+A session ends when its client says so, when nothing was heard of it for `Limits.session_idle_seconds` and no response
+was open, or with the server.  Then its handlers are cancelled and its streams end.  A client that loses a connection
 loses nothing by that (http-28).
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import trio
 
 from trio_mcp.conversation import Conversation
-from trio_mcp.core.headers import Fields
-from trio_mcp.core.http import SessionFacts, session_id
+from trio_mcp.core.http import Answer, SessionFacts, session_id
+from trio_mcp.core.jsonrpc import Id
+from trio_mcp.core.listen import Kind
 from trio_mcp.core.replay import EventLog
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.state import Link
-from trio_mcp.lanes import Lane, Response, Spoken
+from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
-__all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "everything_of"]
+__all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
 
-_RETRY = 1.0  # seconds after which the client of a stream that ends with the server looks whether there is another one
+_log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
 
 
@@ -47,74 +49,107 @@ class Session(Protocol):
     def in_use(self) -> bool:
         """Whether its client is here, though nothing is heard of it."""
 
+    @property
+    def overrun(self) -> bool:
+        """Whether its client says more than it is willing to hear, so that nothing should be taken from it."""
+
     def wake(self) -> None:
         """Send what it has to say."""
 
-    def end(self, why: str) -> None:
-        """Cancel what runs, and end its streams in good order."""
+    def end(self, why: str, *, retry: float | None = None) -> None:
+        """Cancel what runs, and end its streams in good order.  Their clients may come back after `retry` seconds."""
 
 
-class HttpSession:
+class HttpSession(Owner):
     """One session of Streamable HTTP; a `Wire` for what belongs to no request."""
 
-    def __init__(self, run: Run, principal: str | None, log: EventLog, touched: Callable[[], object]) -> None:
+    overrun = False  # each request has a response of its own
+
+    def __init__(
+        self, run: Run, traffic: Traffic, sessions: Sessions, id: str, principal: str | None, log: EventLog
+    ) -> None:
         self.log = log
         self.conversation = Conversation(run, self, link=Link.SESSION)
+        self._traffic = traffic
+        self._sessions = sessions
+        self._id = id
         self._principal = principal
-        self._touched = touched
-        self._limit = run.limits.outgoing
         self._lanes: set[Lane] = set()
+        self._streams: set[Lane] = set()  # those whose response is a stream
         self._standing: list[Lane] = []  # those that stand alone, the newest last
         self._kept: deque[Spoken] = deque()  # until there is a stream that it can go out on
+        # One notice of each change there can be finds room beside what makes it full; so what is dropped is never one.
+        self._most = traffic.limit + run.limits.listener_changes + len(Kind)
         self._over = False
 
     @property
     def facts(self) -> SessionFacts:
+        return SessionFacts(self._revision, self._principal)
+
+    @property
+    def _revision(self) -> Revision:
         terms = self.conversation.session.terms
         assert terms is not None  # it is registered when initialize has agreed them
-        return SessionFacts(terms.revision, self._principal)
+        return terms.revision
 
     @property
     def in_use(self) -> bool:
-        return self.streams > 0
+        return any(lane.carried for lane in self._lanes)
 
     @property
     def streams(self) -> int:
-        """How many responses are open."""
-        return sum(lane.carried for lane in self._lanes)
+        """How many of its responses are streams."""
+        return len(self._streams)
 
     # Its lanes.
 
-    def answer(self, lane: Lane, ids: list[str | int]) -> None:
-        """Let this lane answer these requests, which are to be heard next."""
-        self._lanes.add(lane)
-        lane.attend(self.conversation.session, self.pull, ids)
+    def answer(self, allowed: Answer, ids: Collection[Id]) -> Lane:
+        """A lane that answers these requests, which are to be heard next."""
+        # Who has not read the answer to initialize has no session to come back to.
+        opened = self.conversation.session.terms is not None
+        return self._add(Way(allowed, self._revision, self.log) if opened else Way(allowed), ids)
 
-    def stand(self, lane: Lane, response: Response, cors: Fields) -> Callable[[], None]:
-        """Let this lane carry what belongs to no request."""
+    def stand(self) -> Lane:
+        """A lane for what belongs to no request."""
         for older in tuple(self._standing):
-            if not older.carried:  # its client has opened another one instead of coming back to it
+            if not older.carried:  # its client wants another one instead of coming back to it
                 older.finish()
-        self._lanes.add(lane)
+        lane = self._add(Way(Answer.STREAM, self._revision, self.log))
         self._standing.append(lane)
-        lane.attend(self.conversation.session, self.pull)
-        return lane.carry(response, cors)
+        return lane
+
+    def _add(self, way: Way, ids: Collection[Id] = ()) -> Lane:
+        lane = Lane(self, way, self._traffic, ids)
+        self._lanes.add(lane)
+        return lane
 
     def find(self, name: str) -> Lane | None:
-        """The lane that the log knows by this name, unless it has ended."""
+        """The lane that the log knows by this name, unless it is over."""
         return next((lane for lane in self._lanes if lane.name == name), None)
 
-    def ended(self, lane: Lane) -> None:
-        self._lanes.discard(lane)
-        if lane in self._standing:
-            self._standing.remove(lane)
-        if self._over and not self._lanes:
-            self.log.clear()
+    def opened(self, lane: Lane) -> None:
+        self._streams.add(lane)
 
     def left(self, lane: Lane) -> None:
-        if lane.name is None:
-            self.ended(lane)  # nobody can come back to it, though its requests go on (http-28)
-        self._touched()
+        self._sessions.touch(self._id)
+        self._streams.discard(lane)
+        if lane.session_id is not None:
+            self._sessions.end(self._id, "its client has not read which session it is")
+        elif lane.name is None:
+            self._discard(lane)  # nobody can come back to it, though its requests go on (http-28)
+
+    def ended(self, lane: Lane) -> None:
+        self._sessions.touch(self._id)
+        self._streams.discard(lane)
+        self._discard(lane)
+
+    def _discard(self, lane: Lane) -> None:
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+            if lane in self._standing:
+                self._standing.remove(lane)
+            if self._over and not self._lanes:
+                self._clear()
 
     # The wire.
 
@@ -122,8 +157,7 @@ class HttpSession:
     def _newest(self) -> Lane | None:
         return next((lane for lane in reversed(self._standing) if lane.carried), None)
 
-    def pull(self, asking: Lane | None = None) -> None:
-        """Move what the session has to send to where it belongs; whoever has got something, but who asks, is woken."""
+    def pull(self, lane: Lane | None = None) -> None:
         session = self.conversation.session
         woken: set[Lane] = set()
         while True:
@@ -131,26 +165,26 @@ class HttpSession:
                 if isinstance(wire, Lane):
                     wire.put(message)
                     woken.add(wire)
-                else:
+                elif len(self._kept) < self._most:
                     self._kept.append(message)
-            newest = self._newest
-            while newest is not None and self._kept and not newest.full:
-                newest.put(self._kept.popleft())
+            if self._kept and (newest := self._newest) is not None:
                 woken.add(newest)
+                while self._kept and not newest.crowded:
+                    newest.put(self._kept.popleft())
             if not self.full:
                 self.conversation.release()
             if not session.queued:
                 break
-        woken.discard(asking)  # type: ignore[arg-type]
-        for lane in woken:
-            lane.wake()
+        for each in woken:
+            if each is not lane:
+                each.wake()
 
     def wake(self) -> None:
         self.pull()
 
     async def flush(self) -> None:
-        await trio.lowlevel.checkpoint()
         self.pull()
+        await trio.lowlevel.checkpoint()
 
     @property
     def mark(self) -> int:
@@ -162,39 +196,58 @@ class HttpSession:
 
     @property
     def full(self) -> bool:
-        return len(self._kept) >= self._limit
+        return len(self._kept) >= self._traffic.limit
 
     async def room(self) -> None:
+        """There may be no stream for as long as the session lasts, so nobody waits for one."""
         await trio.lowlevel.checkpoint()
 
     @property
     def answers_only(self) -> bool:
         return False
 
+    def hang_up(self, retry: float) -> bool:
+        return False
+
     def close(self) -> None:
         """The server has stopped."""
-        for lane in tuple(self._lanes):
-            lane.close()
+        self._finish(Lane.close)
 
     # The end.
 
-    def end(self, why: str) -> None:
-        self._over = True
+    def end(self, why: str, *, retry: float | None = None) -> None:
+        self.pull()  # what was said already is said
         self.conversation.lost(why)
-        for lane in tuple(self._lanes):
-            lane.finish(retry=_RETRY if lane in self._standing else None)
-        if not self._lanes:
+        standing = tuple(self._standing)
+        self._finish(lambda lane: lane.finish(retry=retry if lane in standing else None))
+
+    def _finish(self, end: Callable[[Lane], object]) -> None:
+        self._over = True
+        lanes = tuple(self._lanes)
+        if not lanes:
+            self._clear()
+        for lane in lanes:
+            end(lane)
+
+    def _clear(self) -> None:
+        try:
             self.log.clear()
+        except Exception:  # noqa: BLE001  # an author's log may raise anything
+            _log.exception("the event log of a session that has ended could not be cleared")
 
 
-class LegacyStream:
+class LegacyStream(Owner):
     """One stream of the old HTTP+SSE transport, which is its session: everything goes out on it."""
 
-    def __init__(self, run: Run, principal: str | None, lane: Lane) -> None:
-        self.conversation = Conversation(run, lane, link=Link.DUPLEX)
+    def __init__(
+        self, run: Run, traffic: Traffic, sessions: Sessions, id: str, principal: str | None, opening: bytes
+    ) -> None:
+        self.lane = Lane(self, Way(Answer.STREAM, opening=opening), traffic)
+        self.conversation = Conversation(run, self.lane, link=Link.DUPLEX)
+        self._sessions = sessions
+        self._id = id
         self._principal = principal
-        self._lane = lane
-        lane.attend(self.conversation.session, everything_of(self.conversation))
+        self._most = run.limits.calls + run.limits.outgoing  # as on any stream that holds a session
 
     @property
     def facts(self) -> SessionFacts:
@@ -203,30 +256,40 @@ class LegacyStream:
 
     @property
     def in_use(self) -> bool:
-        return self._lane.carried
+        return self.lane.carried
+
+    @property
+    def overrun(self) -> bool:
+        return self.lane.waiting > self._most
+
+    def pull(self, lane: Lane) -> None:
+        pull_all(self.conversation, lane)
+
+    def left(self, lane: Lane) -> None:
+        self._sessions.end(self._id, "the client has closed its stream")
+
+    def ended(self, lane: Lane) -> None:
+        self._sessions.end(self._id, "its stream has ended")
 
     def wake(self) -> None:
-        self._lane.wake()
+        self.lane.wake()
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, retry: float | None = None) -> None:
+        self.pull(self.lane)  # what was said already is said
         self.conversation.lost(why)
-        self._lane.finish()
+        self.lane.finish()
 
 
-def everything_of(conversation: Conversation) -> Callable[[Lane], None]:
-    """What moves all that a conversation has to say to the one lane that it has."""
-
-    def pull(lane: Lane) -> None:
-        session = conversation.session
-        while True:
-            for message, _ in session.outgoing() if session.queued else ():
-                lane.put(message)
-            if not lane.full:
-                conversation.release()
-            if not session.queued:
-                return
-
-    return pull
+def pull_all(conversation: Conversation, lane: Lane) -> None:
+    """Put all that a conversation has to say into the one lane that it has."""
+    session = conversation.session
+    while True:
+        for message, _ in session.outgoing() if session.queued else ():
+            lane.put(message)
+        if not lane.crowded:
+            conversation.release()
+        if not session.queued:
+            return
 
 
 class Sessions:
@@ -244,6 +307,10 @@ class Sessions:
     def full(self) -> bool:
         return len(self._all) >= self._most
 
+    @property
+    def conversations(self) -> list[Conversation]:
+        return [session.conversation for session in self._all.values()]
+
     def add(self, id: str, session: Session) -> None:
         self._all[id] = session
         self.touch(id)
@@ -260,14 +327,22 @@ class Sessions:
         if id in self._all:
             self._idle.hear(id)
 
-    def end(self, id: str, why: str) -> None:
+    def end(self, id: str, why: str, *, retry: float | None = None) -> None:
         session = self._all.pop(id, None)
         if session is not None:
             self._idle.forget(id)
-            session.end(why)
+            session.end(why, retry=retry)
 
-    def all(self) -> dict[str, Session]:
-        return dict(self._all)
+    def take_all(self) -> list[Conversation]:
+        """Forget them all, and leave it to the caller to end them."""
+        sessions, self._all = self._all, {}
+        for id in sessions:
+            self._idle.forget(id)
+        return [session.conversation for session in sessions.values()]
+
+    def end_all(self, why: str, *, retry: float | None = None) -> None:
+        for id in tuple(self._all):
+            self.end(id, why, retry=retry)
 
     async def expire(self) -> None:
         """End those that nobody uses any more."""

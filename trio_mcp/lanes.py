@@ -1,23 +1,30 @@
 """What goes back to a client over HTTP: the answer to one POST, or a stream of events.
 
-A lane is one such way.  It begins undecided, if the client takes both kinds of answer: it is JSON if nothing precedes
-the answer, and becomes an event stream as soon as something does, or when the answer takes so long that a proxy would
-take the silence for death.  Once it is a stream, comments tell that it lives.
+A lane is one such way.  Where the client takes both kinds of answer it begins undecided.  Once it is a stream, comments
+tell that it lives.  A stream in a session outlives its connection: what is sent is logged first, under an id that the
+client will know it by, and when the client names the last id that it has seen, another response carries the lane on.
 
-A stream in a session outlives its connection.  What is sent is logged first, under an id that the client will know it
-by; when the client names the last one that it has seen, another response carries the lane on.  While none does, it only
-logs.  What was no stream yet when its connection broke is lost, for the client has no id to name.
+| | carried, undecided | carried, a stream | not carried, with ids | not carried, without |
+|---|---|---|---|---|
+| a message | becomes a stream | is logged and sent | is logged | is lost; a question fails |
+| all is answered | one JSON reply; over | sent; over | logged; over | over |
+| all was cancelled | 202; over | over | over | over |
+| silence | becomes a stream; a comment | a comment | | |
+| its client leaves | not carried | not carried; what waits is logged | | |
+| to be hung up | becomes a stream, and is | an id and `retry`; not carried | no | no |
+| it is resumed | | another response carries it | carried; what was missed is sent | |
 
-Every message goes out on exactly one lane (http-39).
+With an id its client can come back.  What may only be JSON stays undecided until all is answered, and drops whatever
+else there is.  A lane that answers no request is over when it is told so.  Every message goes out on exactly one lane
+(http-39).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -27,12 +34,14 @@ from trio_mcp.core.http import Answer, status_for
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
 from trio_mcp.core.replay import EventLog, Replay
 from trio_mcp.core.revisions import Revision
-from trio_mcp.core.session import ServerSession
 from trio_mcp.core.sse import KEEP_ALIVE, encode_message, priming_event
 from trio_mcp.outbox import Outbox
 from trio_mcp.silence import Silence
 
-__all__ = ["Lane", "Response", "Spoken", "Way"]
+if TYPE_CHECKING:
+    from trio_mcp.conversation import Conversation
+
+__all__ = ["Lane", "Owner", "Response", "Spoken", "Traffic", "Way"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -57,78 +66,102 @@ class Response(Protocol):
         """Give the connection up: nothing more will be sent, and the response does not end properly."""
 
 
+class Owner:
+    """Whose lane it is: who says what goes out on it, and hears what becomes of it."""
+
+    conversation: Conversation
+
+    def pull(self, lane: Lane) -> None:
+        """Put what there is to be said into the lanes that it belongs to, and wake them, but not this one."""
+
+    def opened(self, lane: Lane) -> None:
+        """Its response is a stream now."""
+
+    def left(self, lane: Lane) -> None:
+        """No response carries it any more, and it is not over."""
+
+    def ended(self, lane: Lane) -> None:
+        """It is over."""
+
+
+_NOBODY = Owner()
+
+
 @attrs.frozen(eq=False, repr=False)
-class Way:
+class Traffic:
+    """What the lanes of one endpoint share."""
+
+    nursery: trio.Nursery
+    """Where they are written."""
+    limit: int
+    """Of the messages that wait for one of them."""
+    carried: Silence[Lane]
+    """Those that a response carries, by how long nothing was sent on them."""
+
+
+class Way(NamedTuple):
     """How a lane answers: what the verdict on its request said, and what its session adds."""
 
     answer: Answer
-    revision: Revision | None = None  # None: initialize is to agree one
-    log: EventLog | None = None  # None: the stream cannot be resumed, and its events have no ids (http-115)
-    opening: bytes = b""  # what a stream begins with: the endpoint event of HTTP+SSE
+    revision: Revision | None = None
+    """None: it is not agreed yet."""
+    log: EventLog | None = None
+    """None: the stream cannot be resumed, and its events have no ids (http-115)."""
+    opening: bytes = b""
+    """What a stream begins with: the endpoint event of HTTP+SSE."""
 
     @property
     def primes(self) -> bool:
-        return self.revision is not None and self.revision.http is not None and self.revision.http.priming
+        rules = None if self.log is None or self.revision is None else self.revision.http
+        return rules is not None and rules.priming
 
 
-@attrs.frozen(eq=False, repr=False)
-class _Part:
-    """What one write carries.  `head`: what the response begins with, if this is its first write."""
+class _Part(NamedTuple):
+    """What one write carries."""
 
     head: tuple[int, Fields] | None
+    """What the response begins with, if this is its first write."""
     data: bytes
     more: bool
+    """The response goes on."""
+    over: bool
+    """The lane does not."""
 
 
 class Lane:
-    """See the head of this file; a `Wire` for the conversation.
+    """See the head of this file; a `Wire` for the conversation of its owner.
 
-    It says what `attend` tells it to.  `ended` is called when nothing more will be sent, `left` when no response
-    carries it any more.  Whoever has been silent for so long that a sign of life is due is found in `signs`.
+    It answers the requests with these `ids`, and is over when they have been answered.  Without any it stands alone,
+    until `finish`.
     """
 
-    def __init__(
-        self,
-        way: Way,
-        *,
-        limit: int,
-        nursery: trio.Nursery,
-        signs: Silence[Lane],
-        ended: Callable[[Lane], object],
-        left: Callable[[Lane], object],
-    ) -> None:
+    __slots__ = (
+        "__weakref__", "_begun", "_cors", "_finished", "_ids", "_missed", "_outbox", "_over", "_owner", "_queue",
+        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "name", "session_id",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, way: Way, traffic: Traffic, ids: Collection[Id] = ()) -> None:
         self.name: str | None = None
-        """Under which the log knows it, once it is a stream that can be resumed."""
+        """Under which the log knows it, once its client has an id to come back with."""
         self.session_id: str | None = None
         """Of the session that `initialize` opened: its answer brings it to the client."""
+        self._owner = owner
         self._way = way
-        self._limit = limit
-        self._nursery = nursery
-        self._signs = signs
-        self._ended = ended
-        self._left = left
-        self._queue: deque[Spoken] = deque()
-        self._missed = b""  # what the client of a resumed stream has not seen
+        self._traffic = traffic
+        self._ids = ids
+        self._queue: list[Spoken] = []
         self._streams = way.answer is Answer.STREAM
-        self._silent = False  # for so long that a sign of life is due
         self._finished = False
-        self._retry: float | None = None  # seconds after which the client is asked to come back
+        self._spoilt = False  # the log has failed
         self._over = False
         # The response at hand.
         self._response: Response | None = None
         self._outbox: Outbox[_Part] | None = None
         self._cors: Fields = ()
         self._begun = False
-
-    def attend(self, session: ServerSession, pull: Callable[[Lane], None], ids: Collection[Id] = ()) -> None:
-        """Say what the session has to say here.
-
-        `pull` moves that from the session into the lanes that it belongs to.  `ids` are the requests that this one
-        answers: it ends when they have been.  Without any it stands alone, and ends by `finish`.
-        """
-        self._session = session
-        self._pull = pull
-        self._ids = ids
+        self._missed = b""  # what the client of a resumed stream has not seen
+        self._silent = False  # for so long that a sign of life is due
+        self._retry: float | None = None  # seconds after which the client is asked to come back
 
     # Who carries it.
 
@@ -143,70 +176,75 @@ class Lane:
         A response that carried the lane before is dropped: its client is the one that has come back.  Returns what is
         to be called when the client leaves this response before it ends.
         """
-        if self._response is not None:
-            self._response.drop()
-            self._let_go()
+        self._drop()
         if replay is not None:
-            self._missed = b"".join(encode_message(event.data, event.id) for event in replay.events)
+            self._missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         gone = partial(self._gone, response)
-        send, take = partial(self._send, response), partial(self._take, response)
         self._response, self._cors, self._begun = response, cors, False
-        self._outbox = Outbox(send, take, self._waiting, self._limit, gone, spawn=self._nursery)
-        self._signs.hear(self)
+        limit, nursery = self._traffic.limit, self._traffic.nursery
+        self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
+        self._traffic.carried.hear(self)
         return gone
 
     def _gone(self, response: Response) -> None:
-        """The client has left its response before it ended."""
-        if self._response is not response:
+        """Its client has left this response before it ended, or it has failed."""
+        if self._response is not response or self._outbox is None:
             return
-        if self._outbox is not None and self._outbox.failure is not None:
-            _log.error("a response broke off, which is no fault of its client", exc_info=self._outbox.failure)
+        failure = self._outbox.failure
+        self._leave()
+        if failure is not None:
+            _log.error("a response broke off, which is no fault of its client", exc_info=failure)
             response.drop()
+
+    def _leave(self) -> None:
+        """Go on without a response."""
         self._let_go()
-        if self.name is not None:
-            for message in self._queue:
-                self._event(message)
-        self._queue.clear()
-        self._left(self)
+        queue, self._queue = self._queue, []
+        for message in queue:
+            self._keep(message)
+        if not self._spoilt:
+            self._owner.left(self)
         self._look()
 
+    def _drop(self) -> None:
+        response = self._response
+        self._let_go()
+        if response is not None:
+            response.drop()
+
     def _let_go(self) -> None:
-        self._response, outbox, self._outbox = None, self._outbox, None
-        self._missed, self._retry = b"", None
-        self._signs.forget(self)
+        outbox = self._outbox
+        self._response = self._outbox = None
+        self._missed, self._silent, self._retry = b"", False, None
         if outbox is not None:
+            self._traffic.carried.forget(self)
             outbox.close()
 
     # What is to be sent.
 
     def put(self, message: Spoken) -> None:
-        if self._over:
-            return
         if self._response is not None:
-            if isinstance(message, _ANSWERS) or not self.answers_only:
+            if self._way.answer is not Answer.JSON or isinstance(message, _ANSWERS):
                 self._queue.append(message)
-        elif self.name is not None:
-            self._event(message)
+        elif self._owner is not _NOBODY:
+            self._keep(message)
+
+    def _keep(self, message: Spoken) -> None:
+        """Nothing carries it: it is logged for a client that can come back."""
+        try:
+            if self.name is not None and not self._spoilt:
+                self._event(message)
+                return
+        except Exception:  # noqa: BLE001  # an author's log may raise anything, and whoever speaks is not to blame
+            _log.exception("the event log of a session has failed, and one of its streams with it")
+        if isinstance(message, Request):
+            self._owner.conversation.unheard(message.id)
 
     def finish(self, *, retry: float | None = None) -> None:
-        """Nothing more is to come: end what stands alone.  Who might come back is asked to after `retry` seconds."""
+        """Nothing more is to come: end what stands alone.  Who might come back is asked to, after `retry` seconds."""
         self._finished = True
-        self.hang_up(retry)
-        self.wake()
-
-    def hang_up(self, retry: float | None) -> bool:
-        """End the response, not the lane: the client is to come back after `retry` seconds (http-47, http-49).
-
-        False where it would not, because its revision has no such thing, or could not, because its stream has no ids.
-        """
-        if retry is None or not self._way.primes or self._way.log is None or self._response is None:
-            return False
-        if self._way.answer is Answer.JSON:
-            return False
-        self._streams = True
-        self._retry = retry
-        self.wake()
-        return True
+        if retry is None or not self.hang_up(retry):
+            self.wake()
 
     def show_life(self) -> None:
         """It has been silent for so long that something between us and the client might think it dead."""
@@ -219,8 +257,8 @@ class Lane:
         """Whether all that it is to say has been said, or never will be."""
         if not self._ids:
             return self._finished
-        label_of = self._session.label_of
-        return not any(label_of(id) is self for id in self._ids)
+        label_of = self._owner.conversation.session.label_of
+        return all(label_of(id) is not self for id in self._ids)
 
     # The wire of a conversation.
 
@@ -234,14 +272,15 @@ class Lane:
         if self._outbox is not None:
             await self._outbox.flush()
         else:
-            await trio.lowlevel.checkpoint()
             self._look()
+            await trio.lowlevel.checkpoint()
 
     def _look(self) -> None:
-        """Nobody carries it: what there is is logged, and maybe that was the last."""
-        self._pull(self)
-        if self._done and not self._over:
-            self._end()
+        """Nothing carries it: what there is is logged, and maybe that was all."""
+        if not self._over:
+            self._owner.pull(self)
+            if self._spoilt or self._done:
+                self._end()
 
     @property
     def mark(self) -> int:
@@ -252,8 +291,21 @@ class Lane:
             await self._outbox.written(mark)
 
     @property
+    def waiting(self) -> int:
+        """How many messages wait to be sent."""
+        if self._over:
+            return 0
+        self._owner.pull(self)  # while somebody writes, nobody is woken to do so
+        return len(self._queue)
+
+    @property
     def full(self) -> bool:
-        return len(self._queue) >= self._limit
+        return self.waiting >= self._traffic.limit
+
+    @property
+    def crowded(self) -> bool:
+        """As `full`, for who puts into it."""
+        return len(self._queue) >= self._traffic.limit
 
     async def room(self) -> None:
         if self._outbox is not None:
@@ -263,31 +315,37 @@ class Lane:
 
     @property
     def answers_only(self) -> bool:
-        """Whether nothing but the answer can be sent: it is JSON, or went with a client that cannot come back."""
-        return self._way.answer is Answer.JSON or (self._response is None and self.name is None)
+        return self._way.answer is Answer.JSON
+
+    def hang_up(self, retry: float) -> bool:
+        """End the response, and not the lane: the client is to come back after `retry` seconds (http-47, http-49)."""
+        if self._response is None or self.answers_only or not self._way.primes:
+            return False
+        self._streams = True
+        self._retry = retry
+        self.wake()
+        return True
 
     def close(self) -> None:
         """The server has stopped."""
-        if self._response is not None:
-            self._response.drop()
-            self._let_go()
+        self._drop()
         if not self._over:
             self._end()
 
     # Writing.
 
     def _waiting(self) -> int:
-        """How much there is to be sent; what only changes the state of the response counts as one."""
-        self._pull(self)
-        due = self._done or self._silent or self._retry is not None or (self._streams and not self._begun)
-        return len(self._queue) + bool(due or self._missed)
+        """How much there is to be written; what only changes the state of the response counts as one."""
+        messages = self.waiting
+        if self._over:
+            return 0
+        due = self._silent or self._missed or self._retry is not None or (self._streams and not self._begun)
+        return messages + (1 if due or self._done else 0)
 
-    def _take(self, response: Response) -> _Part | None:
-        if response is not self._response:
-            return None  # another carries it meanwhile
-        self._pull(self)
+    def _take(self) -> _Part | None:
+        self._owner.pull(self)
         done = self._done
-        if done and not any(isinstance(message, _ANSWERS) for message in self._queue):
+        if done and self._ids and not (self._queue and isinstance(self._queue[-1], _ANSWERS)):
             self._queue.clear()  # cancel-18: nothing more for what was cancelled
         if done and not self._begun and self.name is None and (reply := self._reply()) is not None:
             return reply
@@ -295,70 +353,75 @@ class Lane:
             return None
         self._streams = True
         head = None if self._begun else (200, self._fields(stream=True))
-        data = self._events(opens=head is not None, over=done)
+        data = self._events(done)
         if head is None and not data and not done:
             return None
-        self._begun = True
-        return _Part(head, data, more=not done and self._retry is None)
+        if head is not None:
+            self._begun = True
+            self._owner.opened(self)
+        return _Part(head, data, more=not done and self._retry is None, over=done)
 
-    def _events(self, *, opens: bool, over: bool) -> bytes:
+    def _events(self, done: bool) -> bytes:
         """What there is to be sent on a stream."""
-        data = self._opening() if opens else b""
-        data += self._missed + b"".join(map(self._event, self._queue))
-        self._missed = b""
+        parts = [self._missed]
+        if not self._begun and self.name is None:  # else it is carried on
+            parts.append(self._way.opening)
+            if self._way.primes:
+                parts.append(self._priming())  # http-46
+        parts += [self._event(message) for message in self._queue]
         self._queue.clear()
-        if self._retry is not None and self.name is not None:
-            data += self._priming(self._retry)
-        elif self._silent and not data and not over:
-            data = KEEP_ALIVE
-        self._silent = False
-        return data
-
-    def _opening(self) -> bytes:
-        """What a stream begins with."""
-        if self.name is not None:
-            return b""  # it is carried on
-        if self._way.log is None:
-            return self._way.opening
-        self.name = self._way.log.open()
-        return self._priming() if self._way.primes else b""  # http-46
+        if self._retry is not None and not (done and self._ids):  # else the answer is there already
+            parts.append(self._priming(self._retry))
+        elif self._silent and not done and not any(parts):
+            parts.append(KEEP_ALIVE)
+        self._missed, self._silent = b"", False
+        return b"".join(parts)
 
     def _reply(self) -> _Part | None:
         """The answer as a reply of its own, if that is what it is to be: nothing precedes it."""
-        status = 200
         if not self._queue:
-            if self._streams:
-                return None
             # Every request was cancelled, so nothing may be said (cancel-03): clients read 202 as just that.
-            return _Part((202, self._cors), b"", more=False)
-        if len(self._queue) > 1:
-            return None
-        (message,) = self._queue
-        if isinstance(message, Error) and self._way.revision is not None:
-            status = status_for(self._way.revision, message.code)
-        if self._streams and status == 200:
+            return None if self._streams else _Part((202, self._cors), b"", more=False, over=True)
+        message, *rest = self._queue
+        status, revision = 200, self._way.revision
+        if isinstance(message, Error) and revision is not None:
+            status = status_for(revision, message.code)
+        if rest or (self._streams and status == 200):
             return None
         self._queue.clear()
-        return _Part((status, self._fields(stream=False)), self._encoded(message), more=False)
+        return _Part((status, self._fields(stream=False)), self._encoded(message), more=False, over=True)
 
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
 
     def _priming(self, retry: float | None = None) -> bytes:
-        assert self._way.log is not None
-        assert self.name is not None
-        return priming_event(self._way.log.append(self.name, b""), None if retry is None else round(retry * 1000))
+        id = self._logged(b"")
+        assert id is not None  # who primes has a log
+        return priming_event(id, None if retry is None else round(retry * 1000))
 
     def _event(self, message: Spoken) -> bytes:
         text = self._encoded(message)
-        if self.name is None or self._way.log is None:
-            return encode_message(text)
-        return encode_message(text, self._way.log.append(self.name, text))
+        return encode_message(text, self._logged(text))
 
     def _encoded(self, message: Spoken) -> bytes:
-        return encode(message, null_id=self._session.unreadable_id_is_null)
+        return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
 
-    async def _send(self, response: Response, part: _Part) -> None:
+    def _logged(self, data: bytes) -> str | None:
+        """The id of an event that is about to be sent; None where there is no log."""
+        log = self._way.log
+        if log is None:
+            return None
+        try:
+            if self.name is None:
+                self.name = log.open()
+            return log.append(self.name, data)
+        except Exception:
+            self._spoilt = True  # to go on without this event would be to lose it unseen
+            raise
+
+    async def _send(self, part: _Part) -> None:
+        response = self._response
+        assert response is not None  # or nothing would have been taken
         if part.head is None:
             await response.send(part.data, more=part.more)
         else:
@@ -366,17 +429,21 @@ class Lane:
         if response is not self._response:
             return
         if part.more:
-            self._signs.hear(self)
-        elif self._done:
+            self._traffic.carried.hear(self)
+        elif part.over:
             self._end()
-        else:  # it was hung up
-            self._let_go()
-            self._left(self)
+        else:
+            self._leave()
 
     def _end(self) -> None:
         self._over = True
-        if self._response is not None:
-            self._let_go()
+        self._let_go()
         if self.name is not None and self._way.log is not None:
-            self._way.log.finish(self.name)
-        self._ended(self)
+            try:
+                self._way.log.finish(self.name)
+            except Exception:  # noqa: BLE001  # as above
+                _log.exception("the event log of a session has failed")
+        owner = self._owner
+        if not self._spoilt:
+            self._owner = _NOBODY  # or each would keep the other alive
+        owner.ended(self)

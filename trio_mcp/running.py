@@ -93,7 +93,7 @@ class Run:
         self.connections: set[Connection] = set()
         self.draining = False
         """Nothing new is taken; this is never undone."""
-        self.admission: Admission[Call] = Admission(limits)
+        self.admission: Admission[tuple[Any, Call]] = Admission(limits)  # each call with its conversation
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(

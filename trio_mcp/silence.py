@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import trio
@@ -21,30 +22,40 @@ class Silence(Generic[T]):
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._heard: dict[T, float] = {}
-        self._any = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()  # whether there is anything
 
     def __len__(self) -> int:
         return len(self._heard)
 
+    def __iter__(self) -> Iterator[T]:
+        """Those that are there now."""
+        return iter(tuple(self._heard))
+
     def hear(self, thing: T) -> None:
         """Something was heard of it: its time begins anew."""
+        if not self._heard:
+            self._changed.unpark_all()
         self._heard.pop(thing, None)
         self._heard[thing] = trio.current_time()
-        self._any.set()
 
     def forget(self, thing: T) -> None:
-        self._heard.pop(thing, None)
+        if self._heard.pop(thing, None) is not None and not self._heard:
+            self._changed.unpark_all()
 
     async def next(self) -> T:
         """Wait for one that has been silent for as long as the patience lasts; its time begins anew."""
         while True:
             await trio.lowlevel.checkpoint()
             if not self._heard:
-                self._any = trio.Event()
-                await self._any.wait()
+                await self._changed.park()
                 continue
             thing, heard = next(iter(self._heard.items()))
             if heard + self._patience <= trio.current_time():
                 self.hear(thing)
                 return thing
             await trio.sleep_until(heard + self._patience)
+
+    async def empty(self) -> None:
+        """Wait until there is nothing."""
+        while self._heard:
+            await self._changed.park()
