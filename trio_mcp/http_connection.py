@@ -185,12 +185,11 @@ class HttpConnection:
             await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
             self._over = True
             return False
-        response = self._response = _Response(self)
+        self._gone, self._response = None, _Response(self)
+        response = self._response
         self._gone = await self._answer(head, response)
         del head  # a stream may last for hours
-        if not response.over and not await self._attend(response):
-            return False
-        self._gone = None
+        await self._attend(response)
         return not self._last and not self._over
 
     def _rest(self) -> None:
@@ -224,7 +223,8 @@ class HttpConnection:
         path = self._shared.websocket_path
         if path is None or head.method != "GET" or not head.chunks or head.has_body:
             return False
-        return head.target.partition("?")[0].rstrip("/") == path
+        wanted = head.headers.get("Upgrade", "").lower().split(",")
+        return "websocket" in map(str.strip, wanted) and head.target.partition("?")[0].rstrip("/") == path
 
     async def _answer(self, head: Head, response: _Response) -> Callable[[], None] | None:
         """Have the request answered; gives what is to be called if the client goes before it was."""
@@ -292,12 +292,12 @@ class HttpConnection:
         if wanting and not self._unread:
             await self._body(head)
 
-    async def _attend(self, response: _Response) -> bool:
-        """Read on while the response is under way; False if the client has gone before it was whole."""
+    async def _attend(self, response: _Response) -> None:
+        """Read on while the response is under way."""
         reader = self._reader
         self._attending = True
         try:
-            while not response.over:
+            while not response.over and not self._over:
                 if not reader.waiting:
                     # The end of the response does not wake us: what comes then is the next request.
                     data = await self._receive(_RECEIVE)
@@ -307,12 +307,10 @@ class HttpConnection:
                     if self._nap.cancelled_caught:
                         continue
                 if not data:
-                    whole, self._over = response.over, True
-                    return whole
+                    self._over = True
                 reader.feed(data)
         finally:
             self._attending, self._nap = False, None
-        return True
 
     async def _receive_or_wait(self, most: int) -> bytes:
         if most <= 0:

@@ -1,0 +1,994 @@
+"""One HTTP connection, with an endpoint that does as the test says: order, limits, ends, and who is told what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import h11
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.checkpoints import Attempt, Pair, PipeEnd, anything, cancel_everywhere, narrow, pipe_pair, wide
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.http import HttpRequest, Reply, refusal
+from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.http_connection import HttpConnection, Shared
+from trio_mcp.http_wire import refused
+
+CHUNKED = "Transfer-Encoding: chunked"
+TEXT: Fields = (("Content-Type", "text/plain"),)
+
+
+class Script:
+    """An endpoint.  What `/echo` is sent comes back at once; `/wait` is answered when the test lets it be, by another
+    task; `/refuse` is refused by its head.  `log` is what happened, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.bodies: list[bytes] = []
+        self.requests: list[HttpRequest] = []
+        self.responses: list[Any] = []
+        self.arrived = trio.Event()
+        self.reply = refusal(403, Error(None, -32600, "no"))
+        self.failure: Exception | None = None
+
+    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | str:
+        await trio.lowlevel.checkpoint()
+        self.log.append(f"head {request.target}")
+        assert request.body == b""
+        if request.target == "/broken":
+            raise ValueError("secret")
+        return self.reply if request.target.startswith("/refuse") else "admitted"
+
+    async def serve(self, admitted: str, request: HttpRequest, response: Any, prefix: str = "") -> Callable[[], None]:
+        assert admitted == "admitted"
+        self.log.append(f"body {request.target}")
+        self.requests.append(request)
+        self.bodies.append(request.body)
+        self.responses.append(response)
+        if request.target.startswith("/echo"):
+            await response.begin(200, TEXT, request.body, more=False)
+        elif request.target == "/stream":
+            await response.begin(200, TEXT, b"", more=True)
+        elif request.target == "/break":
+            await response.begin(200, TEXT, b"half", more=True)
+            raise ValueError("secret")
+        await trio.lowlevel.checkpoint()
+        if not request.target.startswith("/echo"):
+            self.arrived.set()
+        return partial(self.log.append, f"gone {request.target}")
+
+    async def response(self) -> Any:
+        """The response to the next request that was not answered at once."""
+        await self.arrived.wait()
+        self.arrived = trio.Event()
+        return self.responses[-1]
+
+
+class Peer:
+    """The client's end, and what it has read."""
+
+    def __init__(self, stream: PipeEnd, script: Script, connection: HttpConnection) -> None:
+        self.stream = stream
+        self.script = script
+        self.connection = connection
+        self.raw = bytearray()
+        self.over = trio.Event()  # the server's end has returned
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def read(self) -> bytes:
+        """All that comes until the server has nothing more to say for now."""
+        with trio.move_on_after(0.001):
+            while data := await self.stream.receive_some():
+                self.raw += data
+        return bytes(self.raw)
+
+    async def end(self) -> bytes:
+        """All that comes until the server closes."""
+        while data := await self.stream.receive_some():
+            self.raw += data
+        return bytes(self.raw)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    *,
+    limits: Limits | None = None,
+    streams: Callable[[], Pair] = wide,
+    script: Script | None = None,
+    **shared: Any,
+) -> AsyncIterator[Peer]:
+    ours, theirs = streams()
+    script = script or Script()
+    together: Any = Shared(script, limits or Limits(), **shared)  # type: ignore[arg-type]
+    peer = Peer(ours, script, HttpConnection(together, theirs, "10.0.0.1"))
+
+    async def serve() -> None:
+        try:
+            await peer.connection.serve()
+        finally:
+            peer.over.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        yield peer
+        nursery.cancel_scope.cancel()
+
+
+def get(target: str = "/echo", *fields: str, version: str = "1.1", method: str = "GET") -> bytes:
+    return "\r\n".join((f"{method} {target} HTTP/{version}", "Host: localhost", *fields, "", "")).encode()
+
+
+def post(body: bytes, target: str = "/echo", *fields: str, version: str = "1.1") -> bytes:
+    return get(target, f"Content-Length: {len(body)}", *fields, version=version, method="POST") + body
+
+
+def answers(raw: bytes, *methods: str, closed: bool = False) -> list[tuple[int, dict[str, str], bytes]]:
+    """The responses in these bytes, which must be whole."""
+    found = []
+    client = h11.Connection(h11.CLIENT)
+    client.receive_data(raw)
+    if closed:
+        client.receive_data(b"")
+    waiting = list(methods)
+    while client.trailing_data[0]:
+        client.send(h11.Request(method=waiting.pop(0) if waiting else "GET", target="/", headers=[("Host", "a")]))
+        client.send(h11.EndOfMessage())
+        status, fields, body = 0, {}, b""
+        while not isinstance(event := client.next_event(), h11.EndOfMessage):
+            assert isinstance(event, h11.Response | h11.InformationalResponse | h11.Data), (raw, event)
+            if isinstance(event, h11.Response):
+                status, fields = event.status_code, {name.decode(): value.decode() for name, value in event.headers}
+            elif isinstance(event, h11.Data):
+                body += event.data
+        found.append((status, fields, body))
+        if client.our_state is not h11.DONE:
+            break
+        client.start_next_cycle()
+    return found
+
+
+def why(answer: tuple[int, dict[str, str], bytes]) -> str:
+    """The words of a refusal, which is JSON-RPC."""
+    status, fields, body = answer
+    assert status >= 400
+    assert fields["content-type"] == "application/json"
+    error = json.loads(body)
+    assert error.keys() == {"jsonrpc", "error"}
+    message: str = error["error"]["message"]
+    return message
+
+
+# One request after the other.
+
+
+async def test_a_connection_is_kept_from_one_request_to_the_next(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        for number in range(3):
+            await peer.send(post(b"%d" % number))
+            await peer.read()
+        found = answers(bytes(peer.raw))
+        assert [(status, body) for status, _, body in found] == [(200, b"0"), (200, b"1"), (200, b"2")]
+        assert all("connection" not in fields for _, fields, _ in found)
+        assert not peer.over.is_set()
+
+
+async def test_every_response_has_a_date_and_no_word_about_the_server(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get() + get("/refuse"))
+        for _, fields, _ in answers(await peer.read()):
+            assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", fields["date"])
+            assert "server" not in fields
+
+
+async def test_requests_that_come_together_are_answered_in_their_order(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"one", "/wait") + post(b"two") + get("/refuse") + post(b"four", "/echo/4"))
+        response = await peer.script.response()
+        await peer.read()
+        assert peer.script.log == ["head /wait", "body /wait"]
+        await response.begin(200, TEXT, b"1", more=False)
+        found = answers(await peer.read(), "POST", "POST", "GET", "POST")
+        assert [(status, body) for status, _, body in found if status == 200] == [
+            (200, b"1"), (200, b"two"), (200, b"four"),
+        ]  # fmt: skip
+        assert found[2][0] == 403
+        assert "gone /wait" not in peer.script.log
+
+
+async def test_the_target_the_headers_and_the_body_reach_the_endpoint_as_they_came(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"body", "http://example.com/echo?x=%20", "X-Some: thing"))
+        await peer.read()
+        (request,) = peer.script.requests
+        assert (request.method, request.target, request.body) == ("POST", "http://example.com/echo?x=%20", b"body")
+        assert request.headers["x-some"] == "thing"
+
+
+async def test_a_whole_answer_is_one_write_and_so_are_a_head_and_what_begins_a_stream(
+    autojump_clock: MockClock,
+) -> None:
+    writes: list[bytes] = []
+    async with connected(tap=lambda way, data: writes.append(data) if way == "out" else None) as peer:
+        await peer.send(post(b"hello"))
+        await peer.read()
+        assert len(writes) == 1
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        await response.begin(200, TEXT, b"first", more=True)
+        await response.send(b"second", more=True)
+        await response.send(b"last", more=False)
+        await peer.read()
+        assert [data.rpartition(b"\r\n\r\n")[2] for data in writes[1:2]] == [b"5\r\nfirst\r\n"]
+        assert writes[2:] == [b"6\r\nsecond\r\n", b"4\r\nlast\r\n0\r\n\r\n"]
+        assert answers(bytes(peer.raw))[1][2] == b"firstsecondlast"
+        assert b"".join(writes) == peer.raw
+
+
+async def test_a_tap_sees_what_comes_and_what_goes(autojump_clock: MockClock) -> None:
+    seen: list[tuple[str, bytes]] = []
+    async with connected(tap=lambda way, data: seen.append((way, data))) as peer:
+        await peer.send(get())
+        raw = await peer.read()
+        assert seen == [("in", get()), ("out", raw)]
+
+
+async def test_bytes_that_come_and_go_one_by_one_make_the_same_conversation(autojump_clock: MockClock) -> None:
+    asked = post(b"one") + get("/refuse") + post(b"two", "/echo", "Connection: close")
+    heard = []
+    for streams in (wide, narrow):
+        async with connected(streams=streams) as peer, trio.open_nursery() as nursery:
+            nursery.start_soon(peer.send, asked)
+            heard.append(answers(await peer.end()))
+    assert [(status, body) for status, _, body in heard[0] if status == 200] == [(200, b"one"), (200, b"two")]
+    for one, other in zip(*heard, strict=True):
+        assert {**one[1], "date": ""} == {**other[1], "date": ""}
+        assert one[::2] == other[::2]
+
+
+async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(autojump_clock: MockClock) -> None:
+    limits = Limits(header_bytes=1000)
+    async with connected(limits=limits, streams=partial(pipe_pair, 100)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        sent = 0
+        more = b"".join(post(b"x" * 100, f"/echo/{number}") for number in range(100))
+
+        async def flood() -> None:
+            nonlocal sent
+            for at in range(0, len(more), 10):
+                await peer.send(more[at : at + 10])
+                sent = at + 10
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            await trio.sleep(10)
+            assert 1000 <= sent <= 1100
+            nursery.start_soon(partial(response.begin, 200, TEXT, b"", more=False))
+            while len(peer.script.bodies) < 101:
+                await peer.read()
+        await peer.read()
+        assert [body for _, _, body in answers(bytes(peer.raw))] == [b"", *[b"x" * 100] * 100]
+
+
+# The client goes.
+
+
+async def test_a_client_that_goes_before_its_response_has_ended_is_reported_once(autojump_clock: MockClock) -> None:
+    for target in ("/wait", "/stream"):
+        async with connected() as peer:
+            await peer.send(get(target))
+            response = await peer.script.response()
+            await peer.stream.aclose()
+            await peer.over.wait()
+            assert peer.script.log == [f"head {target}", f"body {target}", f"gone {target}"]
+            with pytest.raises(trio.BrokenResourceError):
+                await response.send(b"late", more=True)
+
+
+async def test_a_client_that_closes_only_its_half_has_gone_as_well(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        await peer.script.response()
+        await peer.stream.send_eof()
+        await peer.over.wait()
+        assert peer.script.log[-1] == "gone /wait"
+
+
+async def test_a_client_that_goes_is_noticed_though_its_next_request_waits(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait") + get("/echo"))
+        await peer.script.response()
+        await peer.stream.aclose()
+        await peer.over.wait()
+        assert peer.script.log == ["head /wait", "body /wait", "gone /wait"]
+
+
+async def test_a_client_that_goes_after_its_response_has_lost_nothing(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        await response.begin(200, TEXT, b"", more=False)
+        await peer.stream.aclose()
+        await peer.over.wait()
+        assert peer.script.log == ["head /wait", "body /wait"]
+
+
+async def test_a_client_that_goes_in_its_next_request_has_lost_nothing_of_the_one_before(
+    autojump_clock: MockClock,
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+        await peer.send(get("/echo", "Content-Length: 10", method="POST"))
+        await peer.read()
+        await peer.stream.aclose()
+        await peer.over.wait()
+        assert peer.script.log == ["head /wait", "body /wait", "head /echo"]
+
+
+async def test_who_is_told_by_a_failed_write_is_not_told_again(autojump_clock: MockClock) -> None:
+    async with connected(streams=partial(pipe_pair, 10)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with pytest.raises(trio.BrokenResourceError):
+                    await response.begin(200, TEXT, b"x" * 1000, more=True)
+
+            nursery.start_soon(write)
+            await wait_all_tasks_blocked()
+            peer.stream._into.close_receiver()  # nothing more is taken, and nothing said
+        await peer.over.wait()
+        assert "gone /wait" not in peer.script.log
+
+
+async def test_a_response_that_is_dropped_closes_the_connection_and_tells_nobody(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/stream"))
+        (await peer.script.response()).drop()
+        raw = await peer.end()
+        assert raw.endswith(b"\r\n\r\n")
+        assert not raw.endswith(b"0\r\n\r\n")
+        await peer.over.wait()
+        assert peer.script.log == ["head /stream", "body /stream"]
+
+
+async def test_a_response_that_has_ended_cannot_write_into_the_next_one(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        old = await peer.script.response()
+        await old.begin(200, TEXT, b"", more=False)
+        await peer.send(get("/wait"))
+        await peer.script.response()
+        with pytest.raises(trio.BrokenResourceError):
+            await old.begin(200, TEXT, b"not yours", more=False)
+        with pytest.raises(trio.BrokenResourceError):
+            await old.send(b"not yours", more=False)
+        assert len(answers(await peer.read())) == 1
+
+
+async def test_a_client_may_go_after_any_byte_of_what_it_says(autojump_clock: MockClock) -> None:
+    asked = post(b"one") + post(b"two", "/wait", "Expect: 100-continue") + get("/stream")
+    for cut in range(len(asked) + 1):
+        script = Script()
+        async with connected(script=script) as peer:
+            await peer.send(asked[:cut])
+            await peer.stream.send_eof()
+            await peer.over.wait()
+            assert script.log.count("gone /wait") <= 1
+            assert ("gone /wait" in script.log) == ("body /wait" in script.log), cut
+
+
+async def test_a_client_may_go_after_any_byte_that_it_hears(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"one") + get("/refuse"))
+        whole = len(await peer.read())
+    for cut in range(whole + 1):
+        async with connected(streams=narrow) as peer:
+            async with trio.open_nursery() as nursery:
+
+                async def ask(peer: Peer = peer) -> None:
+                    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                        await peer.send(post(b"one") + get("/refuse"))
+
+                nursery.start_soon(ask)
+                for _ in range(cut):
+                    await peer.stream.receive_some()
+                await peer.stream.aclose()
+            await peer.over.wait()
+
+
+# Bodies.
+
+
+async def test_a_client_that_waits_for_100_gets_it_once_its_head_was_accepted(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/echo", "Expect: 100-continue", "Content-Length: 4", method="POST"))
+        assert await peer.read() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert peer.script.log == ["head /echo"]
+        await peer.send(b"body")
+        await peer.read()
+        assert answers(bytes(peer.raw))[0][2] == b"body"
+
+
+async def test_a_client_that_waits_for_100_gets_only_the_refusal_of_its_head(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", "Expect: 100-continue", "Content-Length: 4", method="POST"))
+        # What it sends next may be the body or another request, so nothing more is read.
+        ((status, fields, _),) = answers(await peer.end())
+        assert (status, fields["connection"]) == (403, "close")
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_who_has_sent_its_body_or_cannot_know_of_100_gets_none(version: str, autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"body", "/echo", "Expect: 100-continue", version=version))
+        assert b" 100 " not in await peer.read()
+
+
+async def test_a_body_in_chunks_is_one_body(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/echo", CHUNKED, method="POST") + b"2\r\nab\r\n")
+        await peer.read()
+        await peer.send(b"1\r\nc\r\n0\r\n\r\n" + get())
+        found = answers(await peer.read())
+        assert [body for _, _, body in found] == [b"abc", b""]
+
+
+async def test_the_small_body_of_a_refused_request_is_forgotten_and_the_connection_kept(
+    autojump_clock: MockClock,
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", "Content-Length: 10", method="POST") + b"01234")
+        assert answers(await peer.read())[0][0] == 403  # before the rest has come
+        await peer.send(b"56789" + get())
+        assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
+        assert peer.script.bodies == [b""]
+
+
+@pytest.mark.parametrize("field", [f"Content-Length: {1024 * 1024}", CHUNKED])
+async def test_after_a_refusal_a_body_that_may_be_long_ends_the_connection(
+    field: str, autojump_clock: MockClock
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", field, method="POST") + b"1\r\n")
+        await peer.read()
+        await peer.send(b"x" * 10_000)  # is read, though only so that nothing is unread in the end
+        ((status, fields, _),) = answers(await peer.end())
+        assert (status, fields["connection"]) == (403, "close")
+        await peer.over.wait()
+        assert peer.stream._out.buffer == b""
+
+
+async def test_a_whole_body_in_chunks_of_a_refused_request_keeps_the_connection(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", CHUNKED, method="POST") + b"1\r\na\r\n0\r\n\r\n" + get())
+        assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
+
+
+async def test_a_bad_body_of_a_refused_request_is_refused_with_it(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", CHUNKED, method="POST") + b"nonsense\r\n" + get())
+        ((status, fields, _),) = answers(await peer.end())
+        assert (status, fields["connection"]) == (403, "close")
+
+
+async def test_a_client_that_goes_in_the_middle_of_a_body_is_not_served(autojump_clock: MockClock) -> None:
+    for target in ("/echo", "/refuse"):
+        async with connected() as peer:
+            await peer.send(get(target, "Content-Length: 10", method="POST") + b"01234")
+            await peer.stream.send_eof()
+            await peer.end()
+            assert peer.script.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "words"),
+    [
+        (b"nonsense\r\n\r\n", 400, "request line"),
+        (get("/echo", "X: " + "x" * 1000), 431, "Limits.header_bytes"),
+        (get("/echo", "Content-Length: 1001", method="POST"), 413, "Limits.message_bytes"),
+        (get("/echo", CHUNKED, method="POST") + b"3E9\r\n" + b"x" * 1001, 413, "Limits.message_bytes"),
+        (get("/echo", CHUNKED, method="POST") + b"nonsense\r\n", 400, "chunk"),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505, "HTTP/1.1"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_read_is_refused_and_the_connection_closed(
+    data: bytes, status: int, words: str, autojump_clock: MockClock
+) -> None:
+    async with connected(limits=Limits(header_bytes=1000, message_bytes=1000)) as peer:
+        await peer.send(get() + data + get())
+        first, refused = answers(await peer.end())
+        assert first[0] == 200
+        assert (refused[0], refused[1]["connection"]) == (status, "close")
+        assert words in why(refused)
+        assert len(peer.script.bodies) == 1
+
+
+# Versions and methods.
+
+
+async def test_a_head_is_answered_without_a_body_but_with_its_length(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", method="HEAD") + get("/refuse"))
+        one, two = answers(await peer.read(), "HEAD", "GET")
+        assert one[2] == b""
+        assert one[1]["content-length"] == two[1]["content-length"] == str(len(two[2]))
+
+
+async def test_a_head_of_a_stream_has_no_body_either(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/stream", method="HEAD") + get())
+        response = await peer.script.response()
+        await response.send(b"data", more=True)
+        await response.send(b"", more=False)
+        one, two = answers(await peer.read(), "HEAD", "GET")
+        assert (one[2], two[0]) == (b"", 200)
+
+
+async def test_no_content_has_no_length(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        await (await peer.script.response()).begin(204, (), b"", more=False)
+        ((status, fields, _),) = answers(await peer.read())
+        assert status == 204
+        assert fields.keys() == {"date"}
+
+
+async def test_a_length_that_is_given_is_kept(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        await response.begin(200, (("content-length", "4"),), b"ab", more=True)
+        await response.send(b"cd", more=False)
+        ((_, fields, body),) = answers(await peer.read())
+        assert (fields["content-length"], body) == ("4", b"abcd")
+        assert "transfer-encoding" not in fields
+
+
+async def test_a_client_of_http_1_0_is_answered_and_the_connection_closed(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"old", version="1.0"))
+        raw = await peer.end()
+        assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
+        ((_, fields, body),) = answers(raw)
+        assert (fields["connection"], fields["content-length"], body) == ("close", "3", b"old")
+
+
+async def test_a_client_of_http_1_0_can_ask_to_be_kept(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        for _ in range(2):
+            await peer.send(post(b"old", "/echo", "Connection: keep-alive", version="1.0"))
+            await peer.read()
+        assert [fields["connection"] for _, fields, _ in answers(bytes(peer.raw))] == ["keep-alive", "keep-alive"]
+        assert not peer.over.is_set()
+
+
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/stream", "Connection: keep-alive", version="1.0"))
+        response = await peer.script.response()
+        await response.send(b"one", more=True)
+        await response.send(b"two", more=True)
+        await peer.read()
+        await response.send(b"", more=False)
+        raw = await peer.end()
+        assert raw.endswith(b"\r\n\r\nonetwo")
+        assert b"chunked" not in raw
+        assert b"Connection: close" in raw
+
+
+async def test_who_wants_the_connection_closed_gets_it_closed_and_is_told_so(autojump_clock: MockClock) -> None:
+    for target in ("/echo", "/refuse", "/wait"):
+        async with connected() as peer:
+            await peer.send(get(target, "Connection: close"))
+            if target == "/wait":
+                await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+            ((_, fields, _),) = answers(await peer.end())
+            assert fields["connection"] == "close"
+
+
+async def test_what_follows_a_request_to_close_is_not_looked_at(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/echo", "Connection: close") + get("/never"))
+        assert len(answers(await peer.end())) == 1
+        assert peer.script.log == ["head /echo", "body /echo"]
+
+
+# Upgrades.
+
+UPGRADE = ("Connection: Upgrade", "Upgrade: websocket")
+
+
+async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(autojump_clock: MockClock) -> None:
+    seen = []
+
+    async def upgraded(stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
+        seen.append((request.target, request.headers["upgrade"], trailing, peer))
+        await stream.send_all(b"another protocol")
+
+    for target in ("/ws", "/ws/?x=1"):
+        async with connected(websocket_path="/ws", upgraded=upgraded) as peer:
+            await peer.send(get(target, *UPGRADE) + b"frame")
+            assert await peer.end() == b"another protocol"
+            assert peer.script.log == []
+    assert seen == [(target, "websocket", b"frame", "10.0.0.1") for target in ("/ws", "/ws/?x=1")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        get("/echo", *UPGRADE),
+        get("/echo/ws", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c"),
+        get("/echo/ws"),
+        get("/echo/ws", *UPGRADE, version="1.0"),
+        get("/echo/ws", *UPGRADE, method="POST"),
+        get("/echo/ws", *UPGRADE, "Content-Length: 0") + b"",
+    ],
+    ids=["another path", "another protocol", "none", "HTTP/1.0", "POST", "an empty body"],
+)
+async def test_any_other_request_stays_http(data: bytes, autojump_clock: MockClock) -> None:
+    handed = []
+
+    async def upgraded(stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
+        handed.append(request)
+
+    async with connected(websocket_path="/echo/ws", upgraded=upgraded) as peer:
+        await peer.send(data)
+        await peer.read()
+        if b"Content-Length: 0" in data:
+            assert handed  # a body that is none is none
+        else:
+            assert not handed
+            assert answers(bytes(peer.raw))[0][0] == 200
+
+
+# Time.
+
+
+async def seconds(peer: Peer) -> float:
+    """How long it takes until the server closes."""
+    began = trio.current_time()
+    await peer.end()
+    return round(trio.current_time() - began, 3)
+
+
+async def test_who_says_nothing_is_not_waited_for_and_gets_no_word(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(head_seconds=10)) as peer:
+        assert await seconds(peer) == 10
+        assert peer.raw == b""
+
+
+async def test_who_has_nothing_more_to_say_is_let_go_without_a_word(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(idle_seconds=75)) as peer:
+        for target in ("/echo", "/refuse", "/wait"):
+            await peer.send(get(target))
+            if target == "/wait":
+                await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+            await peer.read()
+            await trio.sleep(74)
+        before = await peer.read()
+        assert await seconds(peer) == pytest.approx(1, abs=0.01)
+        assert peer.raw == before
+
+
+async def test_a_head_that_comes_slowly_is_not_waited_for_beyond_its_limit(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(head_seconds=10)) as peer:
+        await peer.send(get())
+        await peer.read()
+        await trio.sleep(50)
+        began = trio.current_time()
+        for letter in b"GET / HTTP":
+            await peer.send(bytes([letter]))
+            await trio.sleep(0.9)
+        await peer.end()
+        assert trio.current_time() - began == pytest.approx(10, abs=0.01)
+        _, (status, fields, body) = answers(bytes(peer.raw))
+        assert (status, fields["connection"]) == (408, "close")
+        assert "10 seconds (Limits.head_seconds)" in why((status, fields, body))
+
+
+async def test_a_slow_first_head_is_told_so_too(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(head_seconds=10)) as peer:
+        await trio.sleep(9)
+        await peer.send(b"GET ")
+        await trio.sleep(9)
+        await peer.send(b"/")
+        assert answers(await peer.end())[0][0] == 408
+
+
+async def test_a_body_has_its_seconds_and_more_for_what_has_come(autojump_clock: MockClock) -> None:
+    limits = Limits(body_seconds=30, body_rate=100)
+    async with connected(limits=limits) as peer:
+        await peer.send(get("/echo", "Content-Length: 10000", method="POST"))
+        began = trio.current_time()
+        for _ in range(40):  # half as fast as the rate
+            await peer.send(b"x" * 50)
+            await trio.sleep(1)
+        await peer.end()
+        # 30 + 2000 / 100: not the 30 alone, and not for ever.
+        assert trio.current_time() - began == pytest.approx(50, abs=0.01)
+        (refused,) = answers(bytes(peer.raw))
+        assert refused[0] == 408
+        assert "Limits.body_seconds, Limits.body_rate" in why(refused)
+        assert peer.script.bodies == []
+
+
+async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(body_seconds=5, body_rate=100)) as peer:
+        await peer.send(get("/echo", "Content-Length: 100000", method="POST"))
+        for _ in range(1000):
+            await peer.send(b"x" * 100)
+            await trio.sleep(1)
+        assert answers(await peer.read())[0][2] == b"x" * 100_000
+
+
+async def test_the_rest_of_a_refused_body_is_not_waited_for_either(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(body_seconds=30)) as peer:
+        await peer.send(get("/refuse", "Content-Length: 10", method="POST"))
+        await peer.read()
+        assert await seconds(peer) < 40
+
+
+async def test_a_response_may_take_for_ever_if_its_client_waits(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        await trio.sleep(80_000)
+        await response.begin(200, TEXT, b"at last", more=False)
+        assert answers(await peer.read())[0][2] == b"at last"
+
+
+async def test_a_client_that_reads_nothing_is_dropped(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        began = trio.current_time()
+        with pytest.raises(trio.BrokenResourceError, match=r"Limits\.write_seconds"):
+            await response.begin(200, TEXT, b"x" * 2000, more=True)
+        assert trio.current_time() - began == 60
+        await peer.over.wait()
+        assert trio.current_time() - began < 62
+        assert "gone /wait" not in peer.script.log
+
+
+@pytest.mark.parametrize("caller_is_cancelled", [False, True])
+async def test_a_client_that_reads_slowly_is_not(caller_is_cancelled: bool, autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        size = 500_000
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with trio.CancelScope() as scope:
+                    if caller_is_cancelled:
+                        scope.cancel()  # what was begun is finished all the same
+                    await response.begin(200, TEXT, b"x" * size, more=False)
+
+            nursery.start_soon(write)
+            while len(peer.raw) < size:
+                await trio.sleep(1)
+                peer.raw += await peer.stream.receive_some(500)
+        assert trio.current_time() > 900
+        await peer.read()
+        assert answers(bytes(peer.raw))[0][2] == b"x" * size
+
+
+# The end of everything.
+
+
+async def test_an_idle_connection_is_closed_when_the_server_drains(autojump_clock: MockClock) -> None:
+    for before in (b"", get(), get("/refuse")):
+        async with connected() as peer:
+            await peer.send(before)
+            await peer.read()
+            peer.connection.drain()
+            await peer.over.wait()
+            assert trio.current_time() < 2
+            await peer.end()
+
+
+async def test_a_connection_is_closed_that_became_idle_while_it_was_read(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait"))
+        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+        peer.connection.drain()
+        assert len(answers(await peer.end())) == 1
+
+
+async def test_a_draining_connection_finishes_its_response_and_says_that_it_is_the_last(
+    autojump_clock: MockClock,
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/wait") + get("/never"))
+        response = await peer.script.response()
+        peer.connection.drain()
+        await trio.sleep(100)
+        assert not peer.over.is_set()
+        await response.begin(200, TEXT, b"done", more=False)
+        ((_, fields, body),) = answers(await peer.end())
+        assert (fields["connection"], body) == ("close", b"done")
+        assert "head /never" not in peer.script.log
+
+
+async def test_a_draining_connection_lets_its_stream_end_properly(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/stream"))
+        response = await peer.script.response()
+        peer.connection.drain()
+        await trio.sleep(100)
+        await response.send(b"bye", more=False)
+        assert answers(await peer.end())[0][2] == b"bye"
+
+
+@pytest.mark.parametrize("part", [get()[:10], post(b"body")[:-2]])
+async def test_a_request_that_was_begun_is_answered_when_the_server_drains(
+    part: bytes, autojump_clock: MockClock
+) -> None:
+    async with connected() as peer:
+        await peer.send(part)
+        await peer.read()
+        peer.connection.drain()
+        await peer.send((get() if part == get()[:10] else post(b"body"))[len(part) :])
+        ((status, fields, _),) = answers(await peer.end())
+        assert (status, fields["connection"]) == (200, "close")
+
+
+async def test_what_is_being_written_may_be_finished_when_everything_is_cancelled(autojump_clock: MockClock) -> None:
+    for reads in (True, False):
+        ours, theirs = pipe_pair(10)
+        script = Script()
+        connection = HttpConnection(Shared(script, Limits()), theirs)  # type: ignore[arg-type]
+        raw = bytearray()
+        async with trio.open_nursery() as outer:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.serve)
+                await ours.send_all(get("/wait"))
+                response = await script.response()
+
+                async def write(response: Any = response) -> None:
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        await response.begin(200, TEXT, b"x" * 1000, more=False)
+
+                outer.start_soon(write)
+                await wait_all_tasks_blocked()
+
+                async def read(raw: bytearray = raw, ours: PipeEnd = ours) -> None:
+                    while data := await ours.receive_some():
+                        raw += data
+
+                if reads:
+                    outer.start_soon(read)
+                began = trio.current_time()
+                nursery.cancel_scope.cancel()
+            assert trio.current_time() - began == (0 if reads else 1)
+            assert ("gone /wait" in script.log) is True
+        assert (b"x" * 1000 in raw) is reads
+
+
+def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
+    asked = post(b"one") + get("/refuse", "Content-Length: 3", method="POST") + b"abc" + get("/stream")
+
+    def attempt_with(streams: Callable[[], Pair]) -> Callable[[Attempt], Any]:
+        async def scenario(attempt: Attempt) -> None:
+            ours, theirs = streams()
+            script = Script()
+            connection = HttpConnection(Shared(script, Limits()), theirs)  # type: ignore[arg-type]
+            async with trio.open_nursery() as nursery:
+
+                async def talk() -> None:
+                    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                        await ours.send_all(asked)
+                        while await ours.receive_some():
+                            pass
+
+                nursery.start_soon(talk, name="the client")
+
+                async def stream() -> None:
+                    response = await script.response()
+                    while response.begun is False or len(script.responses) < 2:
+                        response = await script.response()
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        await response.send(b"event", more=True)
+                        await response.send(b"", more=False)
+                    await trio.sleep(1)
+                    connection.drain()
+
+                nursery.start_soon(stream)
+                with attempt.window():
+                    await connection.serve()
+                nursery.cancel_scope.cancel()
+            assert script.log.count("gone /stream") <= 1
+            with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+                await theirs.send_all(b"it is closed")
+
+        return scenario
+
+    for streams in (wide, narrow):
+        assert cancel_everywhere(attempt_with(streams), watch=anything) > 10
+
+
+# What goes wrong on our side.
+
+
+async def test_a_request_that_fails_in_the_endpoint_costs_nobody_else(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"x", "/broken"))
+        (answer,) = answers(await peer.end())
+        assert (answer[0], answer[1]["connection"]) == (500, "close")
+        assert why(answer) == "internal error"
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "secret" in str(record.exc_info)
+
+
+async def test_a_response_that_fails_halfway_is_cut_off(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/break"))
+        raw = await peer.end()
+        assert raw.endswith(b"4\r\nhalf\r\n")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autojump_clock: MockClock) -> None:
+    class Mistake(Exception):
+        pass
+
+    def tap(direction: str, _data: bytes) -> None:
+        if direction == way:
+            raise Mistake
+
+    ours, theirs = wide()
+    await ours.send_all(get())
+    with pytest.raises(Mistake):
+        await HttpConnection(Shared(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+    assert await ours.receive_some() == b""
+
+
+async def test_nothing_is_logged_because_of_a_client(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    for data in (b"", b"nonsense\r\n\r\n", get("/wait"), get("/stream"), get("/echo")[:9], b"\x16\x03\x01\0"):
+        async with connected() as peer:
+            await peer.send(data)
+            await peer.read()
+            await peer.stream.aclose()
+            await peer.over.wait()
+    assert caplog.records == []
+
+
+async def test_who_finds_no_place_is_told_so(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    shared = Shared(Script(), Limits())  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(HttpConnection(shared, theirs).serve, refused(503, "full"))
+        await ours.send_all(get() * 100)
+        peer = Peer(ours, Script(), HttpConnection(shared, theirs))
+        (answer,) = answers(await peer.end())
+        assert answer[0] == 503
+        assert why(answer) == "full"
+        assert trio.current_time() < 5
+
+
+async def test_who_finds_no_place_and_reads_nothing_is_left_alone_soon(autojump_clock: MockClock) -> None:
+    _ours, theirs = pipe_pair(10)
+    shared = Shared(Script(), Limits())  # type: ignore[arg-type]
+    await HttpConnection(shared, theirs).serve(refused(503, "full"))
+    assert trio.current_time() < 2

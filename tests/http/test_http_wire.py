@@ -1,0 +1,397 @@
+"""HTTP/1.1 to and from bytes: what is understood, what is refused, and that it does not matter how the bytes come."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.http_wire import Reader, Refused, chunk, head_bytes
+
+POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+Seen = list[tuple[object, ...]]
+
+
+def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
+    """What a reader makes of these bytes: requests, and how it ends."""
+    reader = Reader(limits or Limits())
+    seen: Seen = []
+    head = None
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+            while True:
+                if head is None and (head := reader.head()) is None:
+                    break
+                if (body := reader.body()) is None:
+                    break
+                seen.append((head.method, head.target, dict(head.headers), head.keep, head.length, body))
+                head = None
+    except Refused as refused:
+        seen.append((refused.reply.status, refused.reply.body))
+    else:
+        seen.append(("waits", head is not None))
+    return seen
+
+
+def refusal(*pieces: bytes, limits: Limits | None = None) -> tuple[int, str]:
+    """The status and the words of the refusal that these bytes end with."""
+    status, body = read(*pieces, limits=limits)[-1]
+    assert isinstance(status, int), status
+    assert isinstance(body, bytes)
+    error = json.loads(body)
+    assert error.keys() == {"jsonrpc", "error"}
+    assert error["error"]["code"] == -32600
+    return status, error["error"]["message"]
+
+
+# What is understood.
+
+
+def test_requests_are_read_one_after_the_other() -> None:
+    data = POST + b"Content-Length: 3\r\n\r\nabc" + b"GET /mcp?x=1 HTTP/1.1\r\nHOST: [::1]:80\r\n\r\n"
+    one, two, end = read(data)
+    assert one == ("POST", "/mcp", {"host": "localhost", "content-length": "3"}, True, 3, b"abc")
+    assert two == ("GET", "/mcp?x=1", {"host": "[::1]:80"}, True, 0, b"")
+    assert end == ("waits", False)
+
+
+def test_a_body_in_chunks_is_put_together_and_its_trailer_is_forgotten() -> None:
+    data = CHUNKED + b"3;name=value\r\nabc\r\n0A\r\n0123456789\r\n0\r\nHost: evil\r\n\r\n"
+    ((_, _, headers, _, length, body), end) = read(data)
+    assert (body, length) == (b"abc0123456789", None)
+    assert headers == {"host": "localhost", "transfer-encoding": "chunked"}
+    assert end == ("waits", False)
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "keeps"),
+    [
+        ("1.1", None, True),
+        ("1.1", "close", False),
+        ("1.1", "Keep-Alive, Close", False),
+        ("1.1", "upgrade", True),
+        ("1.2", None, True),
+        ("1.0", None, False),
+        ("1.0", "Keep-Alive", True),
+        ("1.0", "keep-alive, close", False),
+    ],
+)
+def test_a_client_says_whether_it_keeps_its_connection(version: str, connection: str | None, keeps: bool) -> None:
+    wish = "" if connection is None else f"Connection: {connection}\r\n"
+    ((_, _, _, keep, _, _), _) = read(f"GET / HTTP/{version}\r\nHost: a\r\n{wish}\r\n".encode())
+    assert keep is keeps
+
+
+@pytest.mark.parametrize(
+    ("version", "expect", "expects"),
+    [
+        ("1.1", "100-continue", True),
+        ("1.1", "100-Continue", True),
+        ("1.1", "42", False),
+        ("1.0", "100-continue", False),
+    ],
+)
+def test_only_a_client_of_http_1_1_can_wait_for_100(version: str, expect: str, expects: bool) -> None:
+    reader = Reader(Limits())
+    reader.feed(f"POST / HTTP/{version}\r\nHost: a\r\nExpect: {expect}\r\nContent-Length: 1\r\n\r\n".encode())
+    head = reader.head()
+    assert head is not None
+    assert head.expects is expects
+    assert head.chunks is (version == "1.1")
+
+
+def test_empty_lines_before_a_request_are_skipped() -> None:
+    assert read(b"\r\n\r\n" + POST + b"\r\n\r\n" + POST + b"\r\n")[-1] == ("waits", False)
+    assert len(read(b"\r\n\r\n" + POST + b"\r\n\r\n" + POST + b"\r\n")) == 3
+
+
+def test_http_1_0_needs_no_host() -> None:
+    assert read(b"GET / HTTP/1.0\r\n\r\n")[0][:3] == ("GET", "/", {})
+
+
+def test_what_was_read_beyond_a_request_is_there_for_another_protocol() -> None:
+    reader = Reader(Limits())
+    reader.feed(b"GET /ws HTTP/1.1\r\nHost: a\r\n\r\n\x81\x85frame")
+    assert reader.head() is not None
+    assert reader.rest() == b"\x81\x85frame"
+    assert reader.waiting == 0
+
+
+def test_the_target_of_a_request_is_not_shown() -> None:
+    reader = Reader(Limits())
+    reader.feed(b"GET /messages?session=secret HTTP/1.1\r\nHost: a\r\nAuthorization: secret\r\n\r\n")
+    assert "secret" not in repr(reader.head())
+
+
+# What is refused.
+
+SMUGGLED = {
+    "a length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+    "the same length twice": POST + b"Content-Length: 3\r\ncontent-length: 3\r\n\r\nabc",
+    "a list of lengths": POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "a negative length": POST + b"Content-Length: -3\r\n\r\nabc",
+    "a length with a sign": POST + b"Content-Length: +3\r\n\r\nabc",
+    "a length in hexadecimal": POST + b"Content-Length: 0x3\r\n\r\nabc",
+    "a length of Arabic digits": POST + "Content-Length: ٣\r\n\r\nabc".encode(),
+    "no length": POST + b"Content-Length: \r\n\r\nabc",
+    "another coding": POST + b"Transfer-Encoding: gzip\r\n\r\n",
+    "another coding and chunks": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "identity": POST + b"Transfer-Encoding: identity\r\n\r\n",
+    "chunks twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks, with a vertical tab": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "no chunk size": CHUNKED + b"\r\nabc\r\n0\r\n\r\n",
+    "a chunk size that is none": CHUNKED + b"xyz\r\nabc\r\n0\r\n\r\n",
+    "a negative chunk size": CHUNKED + b"-3\r\nabc\r\n0\r\n\r\n",
+    "a chunk size with 0x": CHUNKED + b"0x3\r\nabc\r\n0\r\n\r\n",
+    "a chunk size beyond all measure": CHUNKED + b"F" * 21 + b"\r\nabc\r\n0\r\n\r\n",
+    "a chunk that is longer than its size": CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
+    "a chunk size that ends with LF": CHUNKED + b"3\nabc\r\n0\r\n\r\n",
+    "a chunk extension with LF": CHUNKED + b"3;\nabc\r\nabc\r\n0\r\n\r\n",
+    "a last chunk that ends with LF": CHUNKED + b"0\r\n\n",
+    "a trailer that ends with LF": CHUNKED + b"0\r\na: b\n\r\n",
+    "a trailer that is no field": CHUNKED + b"0\r\nGET / HTTP/1.1\r\n\r\n",
+    "a space before the colon": POST + b"Content-Length : 3\r\n\r\nabc",
+    "a tab before the colon": POST + b"Transfer-Encoding\t: chunked\r\n\r\n0\r\n\r\n",
+    "a field without a name": POST + b": 3\r\n\r\n",
+    "a line without a colon": POST + b"Content-Length\r\n\r\n",
+    "a field that goes on": POST + b"X: a\r\n b\r\n\r\n",
+    "a field that goes on after a tab": POST + b"X: a\r\n\tb\r\n\r\n",
+    "a first field that is indented": b"GET / HTTP/1.1\r\n Host: a\r\n\r\n",
+    "a bare CR in a field": POST + b"X: a\rContent-Length: 3\r\n\r\n",
+    "a bare CR at the end of a field": POST + b"X: a\r\r\n\r\n",
+    "a bare LF in a field": POST + b"X: a\nContent-Length: 3\r\n\r\n",
+    "lines that end with LF": b"GET / HTTP/1.1\nHost: a\n\n",
+    "a head that ends with LF": POST + b"X: a\r\n\n",
+    "a NUL in a field": POST + b"X: a\0b\r\n\r\n",
+    "a control character in a field": POST + b"X: a\x01b\r\n\r\n",
+    "a form feed in a field": POST + b"X:\x0ca\r\n\r\n",
+    "DEL in a field": POST + b"X: a\x7f\r\n\r\n",
+    "a NUL in the target": b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a letter beyond ASCII in a name": POST + "Ä: a\r\n\r\n".encode("latin-1"),
+    "a letter beyond ASCII in the target": "GET /ä HTTP/1.1\r\nHost: a\r\n\r\n".encode(),
+    "no Host": b"GET / HTTP/1.1\r\nX: a\r\n\r\n",
+    "no Host in a version to come": b"GET / HTTP/1.2\r\nX: a\r\n\r\n",
+    "two Hosts": POST + b"Host: localhost\r\n\r\n",
+    "no version": b"GET /\r\nHost: a\r\n\r\n",
+    "two spaces": b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a space in the target": b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a tab for a space": b"GET\t/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a space at the end": b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n",
+    "a space at the start": b" GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a version in small letters": b"GET / http/1.1\r\nHost: a\r\n\r\n",
+    "a version with three digits": b"GET / HTTP/1.10\r\nHost: a\r\n\r\n",
+    "a method that is none": b"GE(T / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    "a byte order mark": b"\xef\xbb\xbfGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
+def test_what_two_readers_may_understand_differently_is_refused(data: bytes) -> None:
+    assert refusal(data)[0] == 400
+    assert len(read(data)) == 1  # nothing of it was taken for a request
+
+
+@pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
+def test_it_is_refused_in_the_same_words_however_the_bytes_come(data: bytes) -> None:
+    whole = read(data)
+    assert read(*(data[at : at + 1] for at in range(len(data)))) == whole
+
+
+def test_a_client_that_speaks_tls_is_told_what_is_missing() -> None:
+    assert "ssl_context" in refusal(b"\x16\x03\x01")[1]
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0", "3.0"])
+def test_another_major_version_is_refused_by_name(version: str) -> None:
+    status, why = refusal(f"GET / HTTP/{version}\r\nHost: a\r\n\r\n".encode())
+    assert status == 505
+    assert f"HTTP/{version} is not served here; HTTP/1.1" in why
+
+
+def test_who_begins_with_http_2_is_told_that_it_is_not_served() -> None:
+    assert refusal(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")[0] == 505
+
+
+@pytest.mark.parametrize(
+    "about", ["a space before the colon", "a NUL in a field", "no version", "a field that goes on"]
+)
+def test_a_refusal_repeats_nothing_of_what_came(about: str) -> None:
+    data = (
+        SMUGGLED[about]
+        .replace(b"/mcp", b"/mcp?secret")
+        .replace(b"X: a", b"X: secret")
+        .replace(b"GET /", b"GET /secret")
+    )
+    assert "secret" not in refusal(data)[1]
+
+
+# Limits.
+
+
+def head_of(size: int) -> bytes:
+    return POST + b"X: " + b"x" * (size - len(POST) - 7) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+def test_a_head_may_be_as_long_as_its_limit_and_not_a_byte_longer(pieces: int) -> None:
+    limits = Limits(header_bytes=500)
+    for size, whole in ((500, True), (501, False), (600, False)):
+        data = head_of(size)
+        assert len(data) == size
+        cut = [data[at : at + pieces] for at in range(0, size, pieces)]
+        if whole:
+            assert read(*cut, limits=limits)[0][0] == "POST"
+        else:
+            status, why = refusal(*cut, limits=limits)
+            assert status == 431
+            assert "500 bytes (Limits.header_bytes)" in why
+
+
+def test_a_head_without_an_end_is_refused_at_its_limit() -> None:
+    assert refusal(POST + b"X: " + b"x" * 500, limits=Limits(header_bytes=500))[0] == 431
+
+
+def test_a_body_may_be_as_long_as_its_limit() -> None:
+    limits = Limits(message_bytes=10)
+    assert read(POST + b"Content-Length: 10\r\n\r\n0123456789", limits=limits)[0][-1] == b"0123456789"
+    assert read(CHUNKED + b"5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n", limits=limits)[0][-1] == b"0123456789"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST + b"Content-Length: 11\r\n\r\n",  # before a byte of it has come
+        POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        CHUNKED + b"5\r\n01234\r\n5\r\n56789\r\n1\r\nX",
+        CHUNKED + b"FFFFFF\r\n" + b"0123456789X",
+    ],
+)
+def test_a_body_beyond_its_limit_is_refused_as_soon_as_that_is_known(data: bytes) -> None:
+    status, why = refusal(data, limits=Limits(message_bytes=10))
+    assert status == 413
+    assert "10 are allowed (Limits.message_bytes)" in why
+
+
+def test_zeros_before_a_length_do_not_make_it_long() -> None:
+    assert read(POST + b"Content-Length: " + b"0" * 17 + b"3\r\n\r\nabc")[0][-1] == b"abc"
+
+
+def test_a_body_of_nothing_but_wrapping_is_refused() -> None:
+    fair = b"1\r\nx\r\n" * 10_000  # as small as chunks can be
+    assert read(CHUNKED + fair + b"0\r\n\r\n")[0][-1] == b"x" * 10_000
+    padded = b"1;" + b"." * 1000 + b"\r\nx\r\n"
+    status, why = refusal(CHUNKED, *[padded] * 1000)
+    assert status == 400
+    assert why == "the chunks have more headers than content"
+
+
+def test_the_header_of_a_chunk_is_as_short_as_a_head() -> None:
+    assert refusal(CHUNKED + b"1;" + b"." * 1000, limits=Limits(header_bytes=500))[0] == 400
+
+
+def test_a_trailer_is_as_short_as_a_head() -> None:
+    assert refusal(CHUNKED + b"0\r\nX: " + b"." * 1000, limits=Limits(header_bytes=500))[0] == 400
+
+
+def test_how_much_of_a_body_has_come_is_told() -> None:
+    reader = Reader(Limits())
+    reader.feed(POST + b"Content-Length: 9\r\n\r\nabc")
+    reader.head()
+    assert (reader.body(), reader.came) == (None, 3)
+    reader.feed(b"def")
+    assert (reader.body(), reader.came) == (None, 6)
+    reader = Reader(Limits())
+    reader.feed(CHUNKED + b"9\r\nabc")
+    reader.head()
+    assert (reader.body(), reader.came) == (None, 6)
+
+
+# However the bytes come.
+
+EXCHANGE = (
+    POST + b"Content-Length: 3\r\n\r\nabc"
+    b"\r\n" + POST + b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"
+    b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\nGET / HT"
+)
+
+
+def test_every_split_into_two_or_three_gives_the_same_requests() -> None:
+    whole = read(EXCHANGE)
+    assert [each[0] for each in whole] == ["POST", "POST", "GET", "POST", "waits"]
+    edges = range(1, len(EXCHANGE))
+    for at in edges:
+        assert read(EXCHANGE[:at], EXCHANGE[at:]) == whole, at
+    for one, two in combinations(edges[::5], 2):
+        assert read(EXCHANGE[:one], EXCHANGE[one:two], EXCHANGE[two:]) == whole, (one, two)
+
+
+def test_bytes_that_come_one_by_one_give_the_same_requests() -> None:
+    assert read(*(EXCHANGE[at : at + 1] for at in range(len(EXCHANGE)))) == read(EXCHANGE)
+
+
+@given(st.binary(max_size=300), st.sets(st.integers(1, 299), max_size=4))
+def test_any_bytes_are_requests_or_are_refused_and_never_raise(data: bytes, cuts: set[int]) -> None:
+    data = POST + data
+    edges = [0, *sorted(each for each in cuts if each < len(data)), len(data)]
+    seen = read(*(data[one:two] for one, two in pairwise(edges)))
+    assert seen[-1][0] in (400, 413, 431, 505, "waits")
+
+
+@given(st.lists(st.sampled_from([b"\r\n", b"\n", b"\r", b"3", b"0", b"abc", b";x", b": ", b"a", b" "]), max_size=30))
+def test_any_body_in_chunks_is_read_or_refused(parts: list[bytes]) -> None:
+    seen = read(CHUNKED, *parts)
+    assert seen == read(CHUNKED + b"".join(parts))
+    assert seen[-1][0] in (400, "waits")
+
+
+def test_a_long_body_costs_what_its_length_says() -> None:
+    # Byte by byte a quadratic reader would take minutes.
+    limits = Limits()
+    reader = Reader(limits)
+    reader.feed(CHUNKED + b"80000\r\n")
+    assert reader.head() is not None
+    for _ in range(0x80000):
+        reader.feed(b"x")
+        reader.body()
+    reader.feed(b"\r\n0\r\n\r\n")
+    body = reader.body()
+    assert body is not None
+    assert len(body) == 0x80000
+
+
+# What goes back.
+
+
+def test_a_head_is_a_status_line_and_fields() -> None:
+    head = head_bytes(404, (("Content-Type", "text/plain"), ("X", "ä")), "today", "Content-Length: 0")
+    assert head == (
+        b"HTTP/1.1 404 Not Found\r\nDate: today\r\nContent-Type: text/plain\r\nX: \xe4\r\nContent-Length: 0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\rb"])
+def test_a_line_break_never_gets_into_a_head(value: str) -> None:
+    with pytest.raises(LocalProtocolError, match="line break"):
+        head_bytes(200, (("X", value),), "today")
+    with pytest.raises(LocalProtocolError, match="line break"):
+        head_bytes(200, ((value, "X"),), "today")
+
+
+def test_chunks_have_their_size_and_an_empty_one_is_no_end() -> None:
+    assert chunk(b"0123456789abcdef", last=False) == b"10\r\n0123456789abcdef\r\n"
+    assert chunk(b"a", last=True) == b"1\r\na\r\n0\r\n\r\n"
+    assert chunk(b"", last=False) == b""
+    assert chunk(b"", last=True) == b"0\r\n\r\n"
