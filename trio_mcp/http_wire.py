@@ -17,6 +17,7 @@ connection:
 | a line that ends with a bare LF | takes it |
 | a field that goes on in the next line (obs-fold) | takes it, and no trace is left |
 | a control character in a field | takes all but NUL and white space |
+| a Host that is none | takes it |
 
 The rest h11 refuses: a bad request line or field name, a space before the colon, no or several Hosts, a length that is
 no number, another Transfer-Encoding than chunked, a bad chunk.  What is said about it is said here, without a word of
@@ -25,6 +26,7 @@ what came: a header may be a secret.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 import attrs
@@ -140,7 +142,7 @@ class Reader:
         return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
 
     def _parse(self, raw: bytes) -> Head:
-        length = _look(raw, self._limits.message_bytes)
+        length = _look(raw)
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         parser.receive_data(raw)
         try:
@@ -154,8 +156,7 @@ class Reader:
             raise Refused(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
         headers = Headers(request.headers)
         modern = minor != b"0"
-        if modern and "host" not in headers:  # h11 looks at it in 1.1 only, and 1.2 will have one
-            raise Refused(refused(400, _WORDS["Missing mandatory Host"]))
+        _check_host(headers.get("Host"), modern)
         coded = "transfer-encoding" in headers
         if coded and (length is not None or not modern):
             why = "Transfer-Encoding" + (" next to Content-Length" if modern else " in HTTP/1.0")
@@ -236,7 +237,7 @@ def _too_large(came: str, most: int) -> Reply:
     return refused(413, f"{came}; {most} are allowed (Limits.message_bytes)")
 
 
-def _look(raw: bytes, most: int) -> int | None:
+def _look(raw: bytes) -> int | None:
     """Refuse what h11 would let pass, and give the Content-Length, if there is one."""
     lines = raw.count(b"\n")
     if not lines == raw.count(b"\r") == raw.count(b"\r\n") or b"\n " in raw or b"\n\t" in raw:
@@ -248,11 +249,22 @@ def _look(raw: bytes, most: int) -> int | None:
     if start < 0:
         return None
     length = lowered[start + len(_LENGTH) : lowered.index(b"\r", start + 2)].strip(b" \t")
-    if lowered.count(_LENGTH) > 1 or not length.isdigit():
-        raise Refused(refused(400, "Content-Length must be there once, and be one number"))
-    if len(length) > _DIGITS:
-        raise Refused(_too_large(f"the length of the body has {len(length)} digits", most))
+    if lowered.count(_LENGTH) > 1 or not length.isdigit() or len(length) > _DIGITS:
+        raise Refused(refused(400, f"Content-Length must be there once, and be one number of up to {_DIGITS} digits"))
     return int(length)
+
+
+# A name, or an address in brackets, and maybe a port (RFC 3986, 3.2.2).
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w\-.~!$&'()*+;=%]*)(:\d*)?", re.ASCII)
+
+
+def _check_host(host: str | None, modern: bool) -> None:
+    # RFC 9112, 3.2: "a server MUST respond with 400 ... to any request message that contains ... a Host header field
+    # with an invalid field value", and where there is none; h11 looks for one in 1.1 only, and 1.2 would have one too.
+    if host is None and modern:
+        raise Refused(refused(400, _WORDS["Missing mandatory Host"]))
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise Refused(refused(400, "the Host header is malformed; it is a name or an address, and maybe a port"))
 
 
 def _wishes(headers: Headers) -> list[str]:

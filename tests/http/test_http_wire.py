@@ -144,6 +144,7 @@ SMUGGLED = {
     "a length in hexadecimal": POST + b"Content-Length: 0x3\r\n\r\nabc",
     "a length of Arabic digits": POST + "Content-Length: ٣\r\n\r\nabc".encode(),
     "no length": POST + b"Content-Length: \r\n\r\nabc",
+    "a length beyond all measure": POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
     "another coding": POST + b"Transfer-Encoding: gzip\r\n\r\n",
     "another coding and chunks": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "identity": POST + b"Transfer-Encoding: identity\r\n\r\n",
@@ -182,6 +183,9 @@ SMUGGLED = {
     "a letter beyond ASCII in the target": "GET /ä HTTP/1.1\r\nHost: a\r\n\r\n".encode(),
     "no Host": b"GET / HTTP/1.1\r\nX: a\r\n\r\n",
     "no Host in a version to come": b"GET / HTTP/1.2\r\nX: a\r\n\r\n",
+    "a Host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+    "a Host with a user": b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
+    "a list of Hosts": b"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n",
     "two Hosts": POST + b"Host: localhost\r\n\r\n",
     "no version": b"GET /\r\nHost: a\r\n\r\n",
     "two spaces": b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -273,7 +277,6 @@ def test_a_body_may_be_as_long_as_its_limit() -> None:
     "data",
     [
         POST + b"Content-Length: 11\r\n\r\n",  # before a byte of it has come
-        POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
         CHUNKED + b"5\r\n01234\r\n5\r\n56789\r\n1\r\nX",
         CHUNKED + b"FFFFFF\r\n" + b"0123456789X",
     ],
