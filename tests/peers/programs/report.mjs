@@ -1,0 +1,58 @@
+// What the programs for the official TypeScript SDKs have in common: looking at one behaviour after another, and telling.
+// Each line of the output is a JSON object, {"behaviour": ..., "seen": ...}; what a client threw is seen as well.
+
+// What each kind of text does to a frame: quotes, line ends of every kind (U+2028 and friends end a line for some who
+// read event streams), astral characters, and control characters that JSON must escape.
+export const ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end';
+export const LARGE = "0123456789 æøå 東京 🦜\n".repeat(29_000); // close to a million bytes
+export const STEPS = 5;
+const PATIENCE = 20_000; // milliseconds for one behaviour, on a busy machine
+
+export function tell(behaviour, seen) {
+  process.stdout.write(JSON.stringify({ behaviour, seen }) + "\n");
+}
+
+export function reporter(wanted) {
+  return async (behaviour, at) => {
+    if (wanted.length && !wanted.includes(behaviour)) return;
+    let timer;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error("it took too long")), PATIENCE);
+    });
+    try {
+      tell(behaviour, await Promise.race([at(), late]));
+    } catch (error) {
+      tell(behaviour, { raised: `${error}`.slice(0, 300), code: error.code ?? null });
+    } finally {
+      clearTimeout(timer);
+    }
+  };
+}
+
+// The code of the error that the call ends with; or what it gave instead, for the table to show.
+export async function refused(call) {
+  try {
+    return `no error: ${JSON.stringify(await call)}`.slice(0, 300);
+  } catch (error) {
+    return error.code ?? `${error}`.slice(0, 300);
+  }
+}
+
+// What a callback was told, to be waited for.
+export class Latest {
+  seen = [];
+  waiting = [];
+
+  add(seen) {
+    this.seen.push(seen);
+    for (const wake of this.waiting.splice(0)) wake();
+  }
+
+  async some(which) {
+    for (;;) {
+      const found = this.seen.find(which);
+      if (found) return found;
+      await new Promise((wake) => this.waiting.push(wake));
+    }
+  }
+}

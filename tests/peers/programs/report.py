@@ -1,0 +1,78 @@
+"""What the programs for the official Python SDKs have in common: looking at one behaviour after another, and telling.
+
+Each line of the output is a JSON object, ``{"behaviour": ..., "seen": ...}``; what a client raised is seen as well.
+These programs run in the environment of the SDK, where nothing of this project is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+# What each kind of text does to a frame: quotes, line ends of every kind (U+2028 and friends end a line for some who
+# read event streams), astral characters, and control characters that JSON must escape.
+ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end'
+LARGE = ("0123456789 æøå 東京 🦜\n" * 40_000).encode()[:1_000_000].decode(errors="ignore")
+STEPS = 5
+PATIENCE = 20.0  # seconds for one behaviour, on a busy machine
+
+
+def code_of(error: BaseException) -> int | None:
+    """The JSON-RPC code in the error of either SDK, which may be wrapped in groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    code = getattr(getattr(error, "error", error), "code", None)
+    return code if isinstance(code, int) else None
+
+
+class Report:
+    def __init__(self, wanted: list[str]) -> None:
+        self.wanted = wanted
+
+    async def look(self, behaviour: str, at: Callable[[], Awaitable[Any]]) -> None:
+        """Tell what is seen of it, if it is wanted (without a list of them, all are)."""
+        if self.wanted and behaviour not in self.wanted:
+            return
+        try:
+            with anyio.fail_after(PATIENCE):
+                self.tell(behaviour, await at())
+        except Exception as error:  # noqa: BLE001  the table is told of whatever a client raises
+            self.tell(behaviour, {"raised": f"{type(error).__name__}: {error}"[:300], "code": code_of(error)})
+
+    def tell(self, behaviour: str, seen: Any) -> None:
+        sys.stdout.write(json.dumps({"behaviour": behaviour, "seen": seen}) + "\n")
+        sys.stdout.flush()
+
+
+async def refused(call: Awaitable[Any]) -> Any:
+    """The code of the error that the call ends with; or what it gave instead, for the table to show."""
+    try:
+        answer = await call
+    except Exception as error:  # noqa: BLE001
+        code = code_of(error)
+        return f"{type(error).__name__}: {error}"[:300] if code is None else code
+    return f"no error: {answer}"[:300]
+
+
+class Latest:
+    """What a callback was told, to be waited for."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self._changed = anyio.Event()
+
+    def add(self, seen: Any) -> None:
+        self.seen.append(seen)
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def some(self, kind: type) -> Any:
+        while True:
+            for each in self.seen:
+                if isinstance(each, kind):
+                    return each
+            await self._changed.wait()

@@ -1,0 +1,352 @@
+"""What curl makes of the server: the awkward shapes that HTTP allows, as a real client sends them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.http.client import note, request
+from tests.http.served import listening
+from tests.peers.installed import needs, tool
+from tests.requirements import req
+from tests.server.wire import CAPABILITIES, CLIENT_INFO
+from trio_mcp import Context, Server
+from trio_mcp.core.headers import Headers
+from trio_mcp.core.sse import EventReader, SseEvent
+
+LEGACY, MODERN = "2025-11-25", "2026-07-28"
+STREAM, EITHER = "text/event-stream", "application/json, text/event-stream"
+
+
+@attrs.frozen
+class Said:
+    """What curl wrote: the heads that came (an informational one before the last), the body, and its own figures."""
+
+    heads: tuple[bytes, ...]
+    body: bytes
+    exit: int
+    figures: Mapping[str, Any] = attrs.field(repr=False)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(head.split()[1]) for head in self.heads]
+
+    @property
+    def status(self) -> int:
+        return self.statuses[-1]
+
+    @property
+    def headers(self) -> Headers:
+        lines = self.heads[-1].split(b"\r\n")[1:]
+        return Headers([(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)])
+
+    @property
+    def message(self) -> Any:
+        """The last message in the body."""
+        if self.headers["Content-Type"] != STREAM:
+            return json.loads(self.body)
+        events = EventReader(1024 * 1024).feed(self.body)
+        return json.loads([each.data for each in events if isinstance(each, SseEvent) and each.data][-1])
+
+    @property
+    def text(self) -> str:
+        text: str = self.message["result"]["content"][0]["text"]
+        return text
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> Said:
+    heads, rest = [], done.stdout
+    while rest.startswith(b"HTTP/"):
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        heads.append(head)
+    figures = json.loads(done.stderr.rpartition(b"\n{")[2].join((b"{", b"")) if b"\n{" in done.stderr else done.stderr)
+    return Said(tuple(heads), rest, done.returncode, figures)
+
+
+class Site:
+    """A server, and curl to visit it with."""
+
+    def __init__(self, server: Server, url: str) -> None:
+        self.server = server
+        self.url = url
+        self.cancelled = trio.Event()
+        self.program = needs("curl", lambda: tool("curl"))
+
+    async def curl(self, *arguments: str, body: bytes | None = None, url: str | None = None) -> Said:
+        command = [self.program, "-sS", "-i", "--no-buffer", "--max-time", "60", "-w", "%{stderr}\n%{json}"]
+        if body is not None:
+            command += ["--data-binary", "@-"]
+        done = await trio.run_process(
+            [*command, *arguments, url or self.url],
+            stdin=body or b"",
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+        return _said(done)
+
+    async def post(self, message: Any, *arguments: str, headers: Mapping[str, str] | None = None, **how: Any) -> Said:
+        fields = {"Accept": EITHER, "Content-Type": "application/json", **_mirrored(message), **(headers or {})}
+        options = [part for name, value in fields.items() for part in ("-H", f"{name}: {value}")]
+        return await self.curl(*options, *arguments, body=json.dumps(message).encode(), **how)
+
+
+def _mirrored(message: Any) -> dict[str, str]:
+    """The headers that a modern message is repeated in."""
+    if "_meta" not in message.get("params", {}):
+        return {}
+    named = {"Mcp-Name": message["params"]["name"]} if "name" in message["params"] else {}
+    return {"MCP-Protocol-Version": MODERN, "Mcp-Method": message["method"], **named}
+
+
+def called(name: str, progress: Any = None, **arguments: Any) -> Any:
+    return request("tools/call", {"name": name, "arguments": arguments}, progress=progress)
+
+
+ECHO = called("echo", text="hello")
+
+
+@contextlib.asynccontextmanager
+async def visited_by_curl(**options: Any) -> AsyncIterator[Site]:
+    server = Server("awkward")
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    @server.tool
+    async def told(ctx: Context) -> str:
+        await ctx.progress(1)
+        return "told"
+
+    @server.tool
+    async def stay(ctx: Context) -> str:
+        await ctx.progress(1)
+        try:
+            await trio.sleep_forever()
+        finally:
+            site.cancelled.set()
+
+    with trio.fail_after(60):
+        async with listening(server, **options) as web:
+            site = Site(server, f"http://{web.headers['Host']}/mcp")
+            yield site
+
+
+# Versions of HTTP.
+
+
+@pytest.mark.parametrize("version", ["--http1.0", "--http1.1"])
+async def test_a_call_is_answered_in_either_version_of_http(version: str) -> None:
+    async with visited_by_curl() as site:
+        said = await site.post(ECHO, version)
+        assert (said.status, said.text, said.exit) == (200, "hello", 0)
+
+
+@req("http-107")
+async def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_its_connection() -> None:
+    async with visited_by_curl() as site:
+        said = await site.post(called("told", progress="p"), "--http1.0", "--raw")
+        assert (said.status, said.text, said.exit) == (200, "told", 0)
+        assert said.headers["Content-Type"] == STREAM
+        assert "Transfer-Encoding" not in said.headers
+        assert said.headers["X-Accel-Buffering"] == "no"
+        assert said.body.count(b"notifications/progress") == 1
+
+
+async def test_a_connection_is_kept_for_the_next_request() -> None:
+    async with visited_by_curl() as site:
+        again = ["--next", "-sS", "--max-time", "60", "-w", "%{num_connects}", "-o", "/dev/null"]
+        said = await site.curl("-o", "/dev/null", site.url, *again)
+        assert said.body == b"0"  # for the second
+        said = await site.curl("--http1.0", "-o", "/dev/null", site.url, *again)
+        assert said.body == b"1"
+
+
+# Methods.
+
+
+async def test_head_has_no_body_and_says_what_is_served() -> None:
+    async with visited_by_curl() as site:
+        said = await site.curl("--head")
+        assert (said.status, said.body, said.exit) == (405, b"", 0)
+        assert said.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
+
+
+async def test_options_says_what_is_served_and_answers_a_preflight() -> None:
+    async with visited_by_curl() as site:
+        said = await site.curl("-X", "OPTIONS")
+        assert (said.status, said.body) == (204, b"")
+        assert said.headers["Allow"] == "GET, POST, DELETE, OPTIONS"
+        assert "Access-Control-Allow-Origin" not in said.headers
+        asked = ["-H", "Access-Control-Request-Method: POST", "-H", "Access-Control-Request-Headers: Mcp-Method"]
+        said = await site.curl("-X", "OPTIONS", "-H", "Origin: http://localhost:5173", *asked)
+        assert said.status == 204
+        assert said.headers["Access-Control-Allow-Origin"] == "http://localhost:5173"
+        assert "POST" in said.headers["Access-Control-Allow-Methods"]
+        assert "mcp-method" in said.headers["Access-Control-Allow-Headers"].lower()
+
+
+# Bodies.
+
+
+async def test_a_big_body_is_continued_when_its_head_was_good() -> None:
+    async with visited_by_curl() as site:
+        text = "x" * 3_000_000  # curl waits for 100 with more than a million bytes
+        said = await site.post(called("echo", text=text), headers={"Expect": "100-continue"})
+        assert said.statuses == [100, 200]
+        assert said.text == text
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [("Origin: http://evil.example", 403), ("Content-Type: text/plain", 415), ("Accept: text/html", 406)],
+)
+async def test_a_big_body_is_not_sent_when_its_head_was_bad(bad: str, status: int) -> None:
+    async with visited_by_curl() as site:
+        name, value = bad.split(": ")
+        fields = {"Expect": "100-continue", name: value}
+        said = await site.post(called("echo", text="x" * 3_000_000), "--expect100-timeout", "30", headers=fields)
+        assert said.statuses == [status]
+        assert said.figures["size_upload"] == 0
+        assert said.message["error"]["code"] == -32600
+
+
+async def test_a_body_longer_than_allowed_is_refused_by_its_length() -> None:
+    async with visited_by_curl() as site:
+        fields = {"Expect": "100-continue", "Content-Length": str(2**40)}
+        said = await site.post(ECHO, "--expect100-timeout", "30", headers=fields)
+        assert said.statuses == [413]
+
+
+async def test_a_body_in_chunks_is_read() -> None:
+    async with visited_by_curl() as site:
+        text = "x" * 500_000
+        said = await site.post(called("echo", text=text), headers={"Transfer-Encoding": "chunked"})
+        assert (said.status, said.text) == (200, text)
+
+
+# Going away, and coming all at once.
+
+
+@req("cancel-14")
+async def test_a_client_that_gives_up_in_the_middle_of_a_stream_cancels_its_call() -> None:
+    async with visited_by_curl() as site:
+        said = await site.post(called("stay", progress="p"), "--max-time", "1")
+        assert (said.status, said.exit) == (200, 28)  # curl's number for a timeout
+        assert said.body.count(b"notifications/progress") == 1
+        await site.cancelled.wait()
+        assert (await site.post(ECHO)).text == "hello"
+
+
+async def test_requests_that_come_all_at_once_are_answered_in_their_order() -> None:
+    async with visited_by_curl() as site:
+        host = site.url.split("/")[2]
+        name, _, port = host.partition(":")
+        data = b""
+        for number in range(5):
+            message = called("echo", text=f"number {number}")
+            body = json.dumps(message).encode()
+            fields = {"Host": host, "Accept": EITHER, "Content-Type": "application/json", **_mirrored(message)}
+            fields |= {"Content-Length": str(len(body)), "Connection": "close" if number == 4 else "keep-alive"}
+            data += b"POST /mcp HTTP/1.1\r\n"
+            data += "".join(f"{key}: {value}\r\n" for key, value in fields.items()).encode() + b"\r\n" + body
+        stream = await trio.open_tcp_stream(name, int(port))
+        async with stream:
+            await stream.send_all(data)
+            heard = b"".join([part async for part in stream])
+        assert heard.count(b"HTTP/1.1 200") == 5
+        at = [heard.index(b"number %d" % number) for number in range(5)]
+        assert at == sorted(at)
+
+
+# Who asks, whom, and for what.
+
+
+@req("http-03", "http-04")
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [
+        ("Host: evil.example", 421),
+        ("Host: 127.0.0.1.evil.example", 421),
+        ("Host: localhost", 200),
+        ("Origin: http://evil.example", 403),
+        ("Origin: null", 403),
+        ("Origin: https://localhost:8443", 200),
+    ],
+)
+async def test_a_request_for_another_host_or_from_another_site_is_refused(field: str, status: int) -> None:
+    async with visited_by_curl() as site:
+        name, _, value = field.partition(": ")
+        said = await site.post(ECHO, headers={name: value})
+        assert said.status == status
+        if status == 200:
+            assert said.text == "hello"
+            assert said.headers.get("Access-Control-Allow-Origin") == (value if name == "Origin" else None)
+        else:
+            assert value in said.message["error"]["message"]
+            assert "Access-Control-Allow-Origin" not in said.headers
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "application/json"),
+        ("application/*;q=0.1", "application/json"),
+        ("application/json;q=0, text/event-stream;q=0.5", STREAM),
+        ("text/*", STREAM),
+        ("application/json;q=0.2, text/event-stream;q=0", "application/json"),
+        ("text/html, application/xhtml+xml", None),
+        ("*/*;q=0", None),
+    ],
+)
+async def test_what_a_client_accepts_is_what_it_gets(accept: str, kind: str | None) -> None:
+    async with visited_by_curl() as site:
+        said = await site.post(ECHO, headers={"Accept": accept})
+        if kind is None:
+            assert said.status == 406
+            assert accept in said.message["error"]["message"]
+        else:
+            assert (said.status, said.headers["Content-Type"], said.text) == (200, kind, "hello")
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("localhost", 200), ("evil.example", 421)])
+async def test_a_target_in_absolute_form_counts_as_its_host(host: str, status: int) -> None:
+    async with visited_by_curl() as site:
+        said = await site.post(ECHO, "--request-target", f"http://{host}/mcp")
+        assert said.status == status
+        # The same as a proxy is sent it.
+        said = await site.post(ECHO, "--proxy", site.url, url=f"http://{host}/mcp")
+        assert said.status == status
+
+
+@req("http-57")
+async def test_a_session_from_its_beginning_to_its_end() -> None:
+    async with visited_by_curl() as site:
+        terms = {"protocolVersion": LEGACY, "capabilities": CAPABILITIES[LEGACY], "clientInfo": CLIENT_INFO}
+        opened = await site.post(request("initialize", terms, revision=LEGACY))
+        session = {"Mcp-Session-Id": opened.headers["Mcp-Session-Id"]}
+        assert (await site.post(note("notifications/initialized"), headers=session)).status == 202
+        call = request("tools/call", {"name": "echo", "arguments": {"text": "hello"}}, revision=LEGACY)
+        assert (await site.post(call, headers=session)).text == "hello"
+        option = f"Mcp-Session-Id: {session['Mcp-Session-Id']}"
+        assert (await site.curl("-X", "DELETE", "-H", option)).status == 204
+        assert (await site.post(call, headers=session)).status == 404
+
+
+async def test_a_server_on_a_unix_socket() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's: the path of a socket is short
+        path = Path(folder) / "socket"
+        async with visited_by_curl(unix=path) as site:
+            said = await site.post(ECHO, "--unix-socket", str(path), url="http://localhost/mcp")
+            assert (said.status, said.text) == (200, "hello")
+        assert not path.exists()
