@@ -13,13 +13,27 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from tests.server.wire import PROGRESS, REVISION_NAMES, Wire, WireError, connected, everywhere, since, speaking, until
+from tests.http.client import Web
+from tests.http.ws import Socket
+from tests.server.wire import (
+    LATEST,
+    PROGRESS,
+    REVISION_NAMES,
+    Wire,
+    WireError,
+    connected,
+    everywhere,
+    since,
+    speaking,
+    until,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Object = dict[str, Any]
@@ -426,3 +440,68 @@ async def test_a_program_serves_clients_of_all_revisions_at_once(
 
 def too_hot() -> Object:
     return {"name": "set_temperature", "arguments": {"degrees": 100}}
+
+
+# Over HTTP
+
+
+@asynccontextmanager
+async def web_of(example: str) -> AsyncIterator[tuple[Web, trio.Process]]:
+    """A client of an example that listens, and the process, which SIGTERM is to end."""
+    async with process_of(example, 0, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        line = ""
+        while not line.endswith("\n"):
+            line += bytes(await process.stdout.receive_some(1)).decode()
+        authority, slash, path = line.removeprefix("listening at http://").strip().partition("/")
+        host, _, port = authority.partition(":")
+        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=slash + path)
+        yield web, process
+        await web.aclose()
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
+async def test_a_call_over_http_ends_in_good_order_before_the_program_does(revision: str) -> None:
+    async with web_of("over_http.py") as (web, process):
+        session = None if revision == LATEST else await web.initialize(revision)
+        message = web.request(
+            "tools/call", {"name": "count", "arguments": {"beats": 3}}, revision=revision, progress="p"
+        )
+        async with web.stream(message, session=session, revision=revision) as stream:
+            assert (await stream.message())["params"] == {"progressToken": "p", "progress": 0, "total": 3}
+            process.send_signal(signal.SIGTERM)
+            assert text_in((await stream.response())["result"]) == "3 beats"
+        assert process.stdout is not None
+        assert b"".join([bytes(data) async for data in process.stdout]) == b"no new calls\n"
+
+
+async def test_each_beat_is_told_over_http() -> None:
+    async with web_of("over_http.py") as (web, process):
+        wanted = {"notifications": {"resourceSubscriptions": ["heart://beats"]}}
+        async with web.stream(web.request("subscriptions/listen", wanted)) as stream:
+            for _ in range(3):
+                said = await stream.message()
+            assert said["method"] == "notifications/resources/updated"
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("example", ["over_http.py", "asgi_starlette.py"])
+@everywhere
+async def test_a_websocket_of_an_example_serves_every_revision(revision: str, example: str) -> None:
+    async with web_of(example) as (web, process):
+        socket = Socket(await web.connect(), target=web.path.removesuffix("mcp") + "ws")
+        async with speaking(socket, revision) as wire:
+            assert await tools_of(wire) == {"count" if example == "over_http.py" else "sign"}
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
+async def test_starlette_has_pages_beside_the_server(revision: str) -> None:
+    async with web_of("asgi_starlette.py") as (web, process):
+        assert web.path == "/tools/mcp"
+        session = None if revision == LATEST else await web.initialize(revision)
+        params = {"name": "sign", "arguments": {"name": "Ada"}}
+        signed = await web.call("tools/call", params, session=session, revision=revision)
+        assert text_in(signed.result) == "Ada is guest number 1."
+        assert (await web.send("GET", "/")).body == b"Ada"
+        process.send_signal(signal.SIGTERM)

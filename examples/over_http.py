@@ -1,0 +1,62 @@
+"""A Trio program that does its own work, and serves MCP over HTTP meanwhile: one URL, for clients of every revision.
+
+    python examples/over_http.py 3000    # http://127.0.0.1:3000/mcp, and WebSockets at ws://127.0.0.1:3000/ws
+
+A script that does nothing but serve ends with ``server.run(http="127.0.0.1:3000")`` and needs no `main`.  Ctrl-C or
+SIGTERM ends this one, and gives the calls that run five seconds.
+"""
+
+import signal
+import sys
+from typing import Annotated
+
+import trio
+
+from trio_mcp import Context, Field, Server, serve_http
+
+BEATS = "heart://beats"
+
+server = Server("heart", version="1.0", instructions="Subscribe to heart://beats to hear each beat.")
+heart = {"beats": 0}
+
+
+async def beat() -> None:
+    """The program's own work, which knows nothing of its clients."""
+    while True:
+        await trio.sleep(0.1)
+        heart["beats"] += 1
+        server.updated(BEATS)
+
+
+@server.resource(BEATS, mime_type="text/plain")
+async def beats() -> str:
+    """How often it has beaten."""
+    return str(heart["beats"])
+
+
+@server.tool
+async def count(beats: Annotated[int, Field(ge=1, le=1000)], ctx: Context) -> str:
+    """Wait for so many beats."""
+    first = heart["beats"]
+    while (counted := heart["beats"] - first) < beats:
+        await ctx.progress(counted, beats)  # each of these leaves at once, as an event of the response
+        await trio.sleep(0.1)
+    return f"{counted} beats"
+
+
+async def main(port: int) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beat)
+            address = await nursery.start(serve_http, server, "127.0.0.1", port)
+            print("listening at", address.url, flush=True)
+            await anext(signals)
+            async with server.draining(5):
+                print("no new calls", flush=True)
+            nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    trio.run(main, int(sys.argv[1]))
