@@ -1,0 +1,780 @@
+"""Where a server listens, who finds a place, and how it ends: `serve_http` on sockets, TLS, and in memory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import socket
+import ssl
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.http.client import Web, request
+from tests.http.served import MemoryListener, listening, served
+from tests.http.test_http_connection import answers, get, why
+from tests.http.test_http_wire import SMUGGLED
+from tests.server.checkpoints import narrow, unwrapped
+from tests.server.wire import LATEST
+from trio_mcp import Context, Limits, LocalProtocolError, Server
+from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
+
+ECHO = {"name": "echo", "arguments": {"text": "hello"}}
+
+
+class Stage:
+    """A server, and what its handlers have gone through."""
+
+    def __init__(self, **options: Any) -> None:
+        self.server = Server("stage", **options)
+        self.log: list[str] = []
+        self.begun = trio.Event()
+        self.go = trio.Event()
+        self.server.tool(self.echo)
+        self.server.tool(self.wait)
+
+    async def echo(self, text: str) -> str:
+        return text
+
+    async def wait(self, *, ctx: Context) -> str:
+        self.log.append("begun")
+        self.begun.set()
+        try:
+            await ctx.progress(1)
+            await self.go.wait()
+        except trio.Cancelled:
+            self.log.append("cancelled")
+            raise
+        self.log.append("done")
+        return "waited"
+
+
+def text_of(answer: Any) -> str:
+    text: str = answer.result["content"][0]["text"]
+    return text
+
+
+async def start(nursery: trio.Nursery, server: Server, *args: Any, **options: Any) -> HttpAddress:
+    run = partial(serve_http, server, *args, **options)
+    address: HttpAddress = await nursery.start(lambda task_status: run(task_status=task_status))
+    return address
+
+
+async def until(what: Callable[[], bool]) -> None:
+    """Wait for something that the system will tell the server, some time."""
+    with trio.fail_after(20):
+        while not what():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream]] | None = None) -> Web:
+    """A client that goes where the address says, as any client would."""
+    rest = address.url.partition("://")[2]
+    host, _, path = rest.partition("/")
+    name, _, port = host.rpartition(":")
+
+    async def open_tcp() -> trio.abc.Stream:
+        return await trio.open_tcp_stream(name.strip("[]"), int(port))
+
+    return Web(connect or open_tcp, path=f"/{path}", host=host)
+
+
+# Where it listens.
+
+
+async def test_a_server_tells_where_it_listens() -> None:
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server)
+        port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
+        assert port != 0
+        assert address.url == f"http://127.0.0.1:{port}/mcp"
+        assert address.websocket_url == f"ws://127.0.0.1:{port}/ws"
+        assert address.sse_url is None
+        web = web_of(address)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "websocket", "sse"),
+    [
+        ({"path": "/a/"}, "{base}/a", "ws:{at}/ws", None),
+        ({"path": "/"}, "{base}/", "ws:{at}/ws", None),
+        ({"websocket_path": None}, "{base}/mcp", None, None),
+        ({"websocket_path": "/socket"}, "{base}/mcp", "ws:{at}/socket", None),
+        ({"sse_path": "/sse", "message_path": "/messages"}, "{base}/mcp", "ws:{at}/ws", "{base}/sse"),
+        ({"public_url": "https://a.example/tools/"}, "https://a.example/tools/mcp", "wss://a.example/tools/ws", None),
+        ({"public_url": "http://example.com"}, "http://example.com/mcp", "ws://example.com/ws", None),
+    ],
+)  # fmt: skip
+async def test_its_urls_are_those_of_its_paths(
+    options: dict[str, Any], url: str, websocket: str | None, sse: str | None
+) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, **options)
+        at = f"//127.0.0.1:{address.listeners[0].socket.getsockname()[1]}"  # type: ignore[attr-defined]
+
+        def filled(text: str | None) -> str | None:
+            return None if text is None else text.format(base=f"http:{at}", at=at)
+
+        assert (address.url, address.websocket_url, address.sse_url) == (filled(url), filled(websocket), filled(sse))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_with_several_addresses_has_one_port() -> None:
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, "localhost")
+        ports = {each.socket.getsockname()[1] for each in address.listeners}  # type: ignore[attr-defined]
+        (port,) = ports
+        assert address.url == f"http://localhost:{port}/mcp"
+        web = web_of(address)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_an_ipv6_address_stands_in_brackets() -> None:
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, "::1")
+        assert address.url.startswith("http://[::1]:")
+        web = web_of(address)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def failure(**how: Any) -> str:
+    """The words of the error with which a server refuses to start."""
+    with pytest.raises(LocalProtocolError) as caught, unwrapped(), trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            await start(nursery, Stage().server, **how)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_who_can_be_reached_from_elsewhere_must_say_under_which_name(host: str) -> None:
+    if host == "::" and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    words = await failure(host=host)
+    assert host in words
+    assert "allowed_hosts" in words
+    assert "public_url" in words
+
+
+@pytest.mark.parametrize("option", [{"allowed_hosts": ["example.com"]}, {"public_url": "http://example.com"}])
+async def test_a_server_with_a_name_is_served_under_it_and_no_other(option: dict[str, Any]) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, "0.0.0.0", **option)
+        port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
+        for host, status in (("example.com", 200), ("evil.example", 421)):
+            web = Web(partial(trio.open_tcp_stream, "127.0.0.1", port), host=host)
+            answer = await web.post(request("tools/call", ECHO))
+            assert answer.status == status
+            await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_listeners_that_others_can_reach_need_a_name_too() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="0.0.0.0")
+    assert "allowed_hosts" in await failure(listeners=[listener])
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+
+
+async def test_an_address_that_is_taken_is_said_to_be() -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    words = await failure(port=port)
+    assert f"cannot listen at 127.0.0.1:{port}" in words
+    assert "choose another port" in words
+    await listener.aclose()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"host": "203.0.113.1", "port": 9, "allowed_hosts": ["*"]}, "no such address"),
+        ({"host": "no.such.name.invalid", "port": 9}, "cannot listen at no.such.name.invalid:9"),
+        ({"host": ""}, "host is a name or an address"),
+        ({"host": None}, "host is a name or an address"),
+        ({"port": 70_000}, "port is a number"),
+        ({"port": "80"}, "port is a number"),
+        ({"port": True}, "port is a number"),
+        ({"unix": "/no/such/directory/socket"}, "cannot listen at /no/such/directory/socket: No such file"),
+        ({"unix": "/tmp/" + "x" * 200}, "path too long"),
+        ({"port": 9, "unix": "/tmp/x"}, "give one"),
+        ({"listeners": [], "unix": "/tmp/x"}, "give one"),
+        ({"public_url": "example.com"}, "public_url"),
+        ({"keep_alive": 0}, "keep_alive"),
+        ({"path": "mcp"}, "slash"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_before_anybody_is_served(how: dict[str, Any], words: str) -> None:
+    assert words in await failure(**how)
+
+
+async def test_an_option_that_does_not_exist_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="allowed_hosts"), unwrapped():
+        async with trio.open_nursery() as nursery:
+            await start(nursery, Stage().server, allowed_host=["a"])
+
+
+# Unix sockets.
+
+
+async def test_a_unix_socket_is_there_as_long_as_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, unix=path)
+        assert address.url == "http://localhost/mcp"
+        web = web_of(address, partial(trio.open_unix_socket, path))
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+    assert not path.exists()
+
+
+async def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert stat.S_ISSOCK(path.lstat().st_mode)
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, unix=str(path))
+        web = web_of(address, partial(trio.open_unix_socket, path))
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+    assert not path.exists()
+
+
+async def test_the_socket_of_a_server_that_lives_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(path))
+        alive.listen()
+        words = await failure(unix=path)
+        assert "another program listens there" in words
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert path.exists()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    assert "no socket" in await failure(unix=path)
+    assert path.read_text() == "precious"
+
+
+async def test_a_socket_file_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with trio.open_nursery() as nursery:
+        await start(nursery, Stage().server, unix=path)
+        path.unlink()
+        path.write_text("somebody else's")
+        nursery.cancel_scope.cancel()
+    assert path.exists()
+
+
+# Listeners, and connections that are given.
+
+
+async def test_any_listener_is_served_and_closed_at_the_end() -> None:
+    memory, (tcp,) = MemoryListener(), await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, listeners=[memory, tcp])
+        assert address.url == "http://localhost/mcp"
+        assert address.listeners == (memory, tcp)
+        for connect in (memory.connect, partial(trio.open_tcp_stream, *tcp.socket.getsockname()[:2])):
+            web = Web(connect)
+            assert text_of(await web.call("tools/call", ECHO)) == "hello"
+            await web.aclose()
+        nursery.cancel_scope.cancel()
+    for listener in (memory, tcp):
+        with pytest.raises(trio.ClosedResourceError):
+            await listener.accept()
+
+
+async def test_a_server_whose_listeners_are_closed_goes_on_until_its_connections_have_ended() -> None:
+    (tcp,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    stage = Stage()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            address = await start(nursery, stage.server, listeners=[tcp])
+            web = web_of(address)
+            assert text_of(await web.call("tools/call", ECHO)) == "hello"
+            await tcp.aclose()
+            assert text_of(await web.call("tools/call", ECHO)) == "hello"
+            await web.aclose()
+
+
+async def test_one_stream_is_one_connection() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_http_stream, Stage().server, theirs)
+
+            async def connect() -> trio.abc.Stream:
+                return ours
+
+            web = Web(connect)
+            session = await web.initialize("2025-11-25")
+            assert text_of(await web.call("tools/call", ECHO, session=session)) == "hello"
+            assert text_of(await web.call("tools/call", ECHO)) == "hello"
+            await web.aclose()
+
+
+async def test_a_stream_is_closed_though_its_server_cannot_begin() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    with pytest.raises(LocalProtocolError):
+        await serve_http_stream(Stage().server, theirs, keep_alive=0)
+    assert await ours.receive_some() == b""
+
+
+class Full(MemoryListener):
+    """A listener to whose process no further file descriptor is given, for a while."""
+
+    def __init__(self, error: int, times: int) -> None:
+        super().__init__()
+        self.error = error
+        self.times = times
+
+    async def accept(self) -> trio.abc.Stream:
+        if self.times:
+            self.times -= 1
+            raise OSError(self.error, os.strerror(self.error))
+        return await super().accept()
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS])
+async def test_a_server_without_file_descriptors_waits_for_some(
+    error: int, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Full(error, 10)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, Stage().server, listeners=[listener])
+        web = Web(listener.connect)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        assert trio.current_time() == pytest.approx(1, abs=0.01)
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+    (record,) = caplog.records  # not ten of them
+    assert record.levelno == logging.WARNING
+    assert os.strerror(error) in record.getMessage()
+    assert record.exc_info is None
+
+
+async def test_a_listener_that_is_broken_ends_the_server() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"), unwrapped():
+        async with trio.open_nursery() as nursery:
+            await start(nursery, Stage().server, listeners=[Full(errno.EBADF, 1)])
+
+
+# TLS.
+
+
+@pytest.fixture(scope="session")
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Those of a server on loopback and of a client that trusts it."""
+    authority = trustme.CA()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost", "127.0.0.1").configure_cert(theirs)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+    return theirs, ours
+
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+async def test_tls_is_spoken_from_the_first_byte(contexts: Contexts) -> None:
+    theirs, ours = contexts
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, ssl_context=theirs)
+        assert address.url.startswith("https://127.0.0.1:")
+        assert (address.websocket_url or "").startswith("wss://127.0.0.1:")
+        port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
+
+        async def connect() -> trio.abc.Stream:
+            stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours, https_compatible=True)
+            await stream.do_handshake()
+            return stream
+
+        web = web_of(address, connect)
+        for _ in range(2):
+            assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        assert len(web.links) == 1
+        session = await web.initialize("2025-11-25")
+        async with web.stream(session=session) as stream:
+            assert stream.status == 200
+        # A refusal reaches a client that is still sending, though TLS has no half that could be closed.
+        assert (await web.send("POST", "/mcp", {"Content-Type": "text/plain"}, b"x" * 1_000_000)).status == 415
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_does_not_speak_tls_costs_the_others_nothing(
+    contexts: Contexts, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs, ours = contexts
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, ssl_context=theirs)
+        port = address.listeners[0].socket.getsockname()[1]  # type: ignore[attr-defined]
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b""):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(data)
+                await stream.send_eof()
+                while await stream.receive_some():
+                    pass
+
+        async def connect() -> trio.abc.Stream:
+            return await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours, https_compatible=True)
+
+        web = web_of(address, connect)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+    assert caplog.records == []
+
+
+async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_clock: MockClock) -> None:
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+        stage = Stage(limits=Limits(head_seconds=10))
+        await start(nursery, stage.server, listeners=[listener], ssl_context=contexts[0])
+        stream = await listener.connect()
+        await stream.send_all(b"\x16\x03\x01")
+        assert await stream.receive_some() == b""
+        assert trio.current_time() == pytest.approx(10, abs=0.01)
+        nursery.cancel_scope.cancel()
+
+
+# Who finds a place.
+
+
+async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(connections=2)).server) as web:
+        links = [await web.link() for _ in range(2)]
+        await wait_all_tasks_blocked()
+        (refused,) = answers(await web.raw(get("/mcp")))
+        assert (refused[0], refused[1]["connection"]) == (503, "close")
+        assert "2 connections are open" in why(refused)
+        assert "Limits.connections" in why(refused)
+        await links[0].aclose()
+        await wait_all_tasks_blocked()
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+
+
+async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(connections=2)).server) as web:
+        links = [await web.link() for _ in range(300)]
+        await trio.sleep(5)
+        words = {}
+        for number, link in enumerate(links):
+            with trio.move_on_after(0.001):
+                words[number] = b" 503 " in await link.stream.receive_some()
+        assert words == {number: number < 102 for number in range(2, 300)}
+        # Those that were told have gone by now, so that the next can be.
+        assert b" 503 " in await web.raw(get("/mcp"))
+
+
+async def test_a_thousand_streams_are_open_at_once() -> None:
+    stage = Stage(limits=Limits(streams=10_000))
+    async with listening(stage.server) as web:
+        listen = {"notifications": {"toolsListChanged": True}}
+        streams = []
+        for _ in range(1000):
+            streams.append(await web.open(web.request("subscriptions/listen", listen)))
+            assert (await streams[-1].message())["method"] == "notifications/subscriptions/acknowledged"
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+        assert stage.server.statistics().listeners == 1000
+        stage.server.changed("tools")
+        for stream in streams:
+            assert (await stream.message())["method"] == "notifications/tools/list_changed"
+        for stream in streams:
+            await stream.aclose()
+        await until(lambda: stage.server.statistics().listeners == 0)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+
+
+# Requests.
+
+
+@pytest.mark.parametrize("data", SMUGGLED.values(), ids=SMUGGLED)
+async def test_what_may_be_understood_in_two_ways_is_refused_and_the_connection_closed(data: bytes) -> None:
+    # Else it would be refused for what it has no Content-Type.
+    data = data.replace(b"Host: localhost\r\n", b"Host: localhost\r\nContent-Type: application/json\r\n", 1)
+    stage = Stage()
+    async with listening(stage.server) as web:
+        with trio.fail_after(10):
+            (answer,) = answers(await web.raw(data + get("/mcp")))
+        assert (answer[0], answer[1]["connection"]) == (400, "close")
+        assert why(answer)
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+
+
+async def test_a_refusal_reaches_a_client_that_is_still_sending() -> None:
+    stage = Stage(limits=Limits(message_bytes=1_000_000))
+    async with listening(stage.server) as web:
+        for size in (10, 100_000, 1_000_001):
+            answer = await web.send("POST", "/mcp", {"Content-Type": "text/plain"}, b"x" * size)
+            assert answer.status in (413, 415)
+        headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        for _ in range(20):  # a reset would come now and then
+            answer = await web.send("POST", "/mcp", headers, b"x" * 3_000_000)
+            assert answer.status == 413
+
+
+async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    async with listening(stage.server) as web:
+        link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
+        await stage.begun.wait()
+        assert isinstance(link.stream, trio.SocketStream)
+        link.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await link.aclose()
+        await until(lambda: stage.log == ["begun", "cancelled"])
+        assert text_of(await web.call("tools/call", ECHO)) == "hello"
+    assert caplog.records == []
+
+
+async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockClock) -> None:
+    for streams in ({}, {"streams": narrow}):
+        stage = Stage()
+        async with served(stage.server, **streams) as web:
+            async with web.stream(web.request("tools/call", {"name": "wait"}, progress=1)) as stream:
+                assert (await stream.message())["method"] == "notifications/progress"
+            await wait_all_tasks_blocked()
+            await trio.sleep(1)
+            assert stage.log == ["begun", "cancelled"]
+
+
+async def test_a_tap_sees_everything_that_goes_over_the_wire() -> None:
+    seen = {"in": bytearray(), "out": bytearray()}
+    async with served(Stage().server, tap=lambda way, data: seen[way].extend(data)) as web:
+        answer = await web.call("tools/call", ECHO)
+        assert answer.body in seen["out"]
+        assert seen["in"].startswith(b"POST /mcp HTTP/1.1\r\n")
+
+
+async def test_what_a_tap_raises_ends_the_server_unchanged() -> None:
+    class Mistake(Exception):
+        pass
+
+    def tap(_way: str, _data: bytes) -> None:
+        raise Mistake
+
+    listener = MemoryListener()
+    stream = await listener.connect()
+    await stream.send_all(get("/mcp"))
+    with pytest.raises(Mistake):
+        await serve_http(Stage().server, listeners=[listener], tap=tap)
+
+
+# The end.
+
+
+async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+        ended = trio.Event()
+
+        async def serve(task_status: trio.TaskStatus[HttpAddress]) -> None:
+            await serve_http(stage.server, listeners=[listener], task_status=task_status)
+            ended.set()
+
+        await nursery.start(serve)
+        web = Web(listener.connect)
+        idle = await web.link()
+        stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
+        assert (await stream.message())["method"] == "notifications/progress"
+        changes = await web.open(web.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}))
+        await changes.message()
+        began = trio.current_time()
+        async with stage.server.draining(30):
+            await trio.sleep(10)
+            assert await idle.stream.receive_some() == b""
+            with pytest.raises(OSError):  # nobody listens any more
+                await listener.connect()
+            assert not ended.is_set()
+            stage.go.set()
+        assert trio.current_time() - began == pytest.approx(10, abs=0.01)
+        assert [each["result"]["content"][0]["text"] for each in await stream.rest()] == ["waited"]
+        assert stream.ended
+        await changes.rest()
+        assert changes.ended
+        await ended.wait()
+        await web.aclose()
+    assert stage.log == ["begun", "done"]
+
+
+async def test_what_does_not_end_in_time_is_cut_off(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
+        await stream.message()
+        began = trio.current_time()
+        async with stage.server.draining(30):
+            pass
+        assert trio.current_time() - began == pytest.approx(30, abs=0.01)
+    assert stage.log == ["begun", "cancelled"]
+
+
+async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with stage.server.running(), trio.open_nursery() as nursery:
+        async with stage.server.draining(5):
+            with trio.fail_after(1):
+                listener = MemoryListener()
+                nursery.start_soon(partial(serve_http, stage.server, listeners=[listener]))
+                await wait_all_tasks_blocked()
+        with pytest.raises(OSError):
+            await listener.connect()
+
+
+async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    listeners = [MemoryListener(), MemoryListener()]
+    async with trio.open_nursery() as nursery:
+        async with stage.server.running():
+            for listener in listeners:
+                await start(nursery, stage.server, listeners=[listener])
+            for listener in listeners:
+                web = Web(listener.connect)
+                stream = await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
+                await stream.message()
+        await wait_all_tasks_blocked()
+        assert nursery.child_tasks == set()
+    assert stage.log == ["begun", "begun", "cancelled", "cancelled"]
+
+
+async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockClock) -> None:
+    for streams in (None, narrow):
+        stage = Stage()
+        began = trio.current_time()
+        # `served` cancels it, and looks whether a task is left.
+        async with served(stage.server, **({} if streams is None else {"streams": streams})) as web:
+            await web.link()
+            await web.open(web.request("tools/call", {"name": "wait"}, progress=1))
+            await stage.begun.wait()
+        assert trio.current_time() - began <= 3
+        assert stage.log == ["begun", "cancelled"]
+
+
+# Awkward clients.
+
+curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@curl
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (["--http1.0"], 200),
+        (["--http1.1"], 200),
+        (["--http2"], 200),  # asks for an upgrade to h2c, which is ignored
+        (["-H", "Expect: 100-continue"], 200),
+        (["-H", "Transfer-Encoding: chunked"], 200),
+        (["-H", "Connection: close"], 200),
+        (["--proxy", "{url}"], 200),  # the whole URL as the target
+        (["-I", "-X", "HEAD"], 405),
+        (["-X", "OPTIONS"], 204),
+        (["-X", "PUT"], 405),
+        (["-H", "Content-Type: text/plain"], 415),
+        (["-H", "Content-Length: 3", "-H", "Transfer-Encoding: chunked"], 400),
+        (["-H", "X-Long: " + "x" * 70_000], 431),
+        (["-H", "Host: evil.example"], 421),
+        (["-H", "Host:", "--http1.1"], 400),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text(json.dumps(request("tools/call", ECHO)))
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server)
+        base = address.url.removesuffix("/mcp")
+        fields = {"Accept": "application/json", "Content-Type": "application/json", "Expect": ""}
+        fields |= {"MCP-Protocol-Version": LATEST, "Mcp-Method": "tools/call", "Mcp-Name": "echo"}
+        given = " ".join(options).lower()
+        body = [] if "-I" in options else ["--data-binary", f"@{message}"]
+        done = await trio.run_process(
+            [
+                "curl", "-sS", "--max-time", "10", "-w", "\n%{http_code}", *body,
+                *(part for name, value in fields.items() if f"{name.lower()}:" not in given
+                  for part in ("-H", f"{name}: {value}" if value else f"{name}:")),
+                *(each.format(url=base) for each in options), address.url,
+            ],
+            capture_stdout=True, capture_stderr=True, check=False,
+            env={name: value for name, value in os.environ.items() if "proxy" not in name.lower()},
+        )  # fmt: skip
+        out, _, code = done.stdout.decode().rpartition("\n")
+        assert int(code) == status, (out, done.stderr)
+        if status == 200:
+            assert '"text":"hello"' in out
+        nursery.cancel_scope.cancel()
+
+
+@curl
+async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
+    stage = Stage()
+    message = tmp_path / "message"
+    message.write_text(json.dumps(request("tools/call", {"name": "wait"}, progress=1)))
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, stage.server, unix=tmp_path / "socket")
+        process: trio.Process = await nursery.start(
+            partial(
+                trio.run_process,
+                [
+                    "curl", "-sSN", "--max-time", "10", "--unix-socket", str(tmp_path / "socket"),
+                    "-H", "Content-Type: application/json", "-H", f"MCP-Protocol-Version: {LATEST}",
+                    "-H", "Mcp-Method: tools/call", "-H", "Mcp-Name: wait",
+                    "--data-binary", f"@{message}", address.url,
+                ],
+                stdout=subprocess.PIPE,
+            )
+        )  # fmt: skip
+        heard = bytearray()
+        assert process.stdout is not None
+        while b"notifications/progress" not in heard:
+            heard += await process.stdout.receive_some()
+        stage.go.set()
+        while data := await process.stdout.receive_some():
+            heard += data
+        assert b'"text":"waited"' in heard
+        nursery.cancel_scope.cancel()
+
+
+# Cold start.
+
+
+def test_a_server_by_http_loads_wsproto_only_for_a_websocket() -> None:
+    code = "import sys, trio_mcp.http_server; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"
