@@ -72,12 +72,14 @@ conversation
 driver
 process
 stdio
-silence
+silence rates
 lanes
-http_sessions
+http_sessions http_options
 endpoint
+http_wire
+http_connection
 websocket
-websocket_client
+websocket_server websocket_client
 http_server
 asgi
 server
@@ -247,3 +249,37 @@ def test_trio_comes_along_with_the_context_only(module: str) -> None:
 @pytest.mark.skipif("stdio" not in SERVER_MODULES, reason="nothing serves yet")
 def test_a_server_on_stdio_loads_few_modules() -> None:
     assert len(modules_of("from trio_mcp import Server, serve_stdio")) <= 330
+
+
+HTTP = {
+    "asgi", "endpoint", "http_connection", "http_options", "http_server", "http_sessions", "http_wire", "lanes",
+    "rates", "silence", "websocket", "websocket_client", "websocket_server",
+}  # fmt: skip
+
+
+def test_the_modules_of_http_are_those_that_are_said_to_be() -> None:
+    assert set(SERVER_MODULES) >= HTTP
+    ranks = [SERVER_RANK[module] for module in HTTP]
+    assert {module for module, rank in SERVER_RANK.items() if min(ranks) <= rank <= max(ranks)} == HTTP
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import trio_mcp; trio_mcp.Limits",
+        "from trio_mcp import Server, serve_stdio, serve_stream",
+        "import trio_mcp.process",
+    ],
+)
+def test_a_server_without_http_loads_nothing_of_it(statement: str) -> None:
+    """A cold start on stdio is not to wait for what only HTTP needs; ssl comes along with Trio, or not at all."""
+    loaded = modules_of(statement)
+    assert not {f"trio_mcp.{module}" for module in HTTP} & loaded
+    packages = {name.partition(".")[0] for name in loaded}
+    assert not packages & ({"h11", "wsproto", "ssl"} - loaded_by("import trio"))
+
+
+def test_a_server_by_http_loads_no_websockets_before_somebody_asks_for_one() -> None:
+    loaded = modules_of("from trio_mcp import Server, serve_http")
+    assert "trio_mcp.http_server" in loaded
+    assert not {"wsproto", "trio_mcp.websocket"} & loaded

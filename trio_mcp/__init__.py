@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         RequestError,
         SessionClosed,
     )
+    from trio_mcp.core.http import HttpRequest
     from trio_mcp.core.jsonrpc import JsonObject, Limits, Request
     from trio_mcp.core.models import (
         CallToolResult,
@@ -58,10 +59,13 @@ if TYPE_CHECKING:
         ToolAnnotations,
         ToolChoice,
     )
+    from trio_mcp.core.replay import EventLog
     from trio_mcp.core.schema import Field
     from trio_mcp.core.validation import InvalidSchema
     from trio_mcp.dispatch import CallNext, Middleware
     from trio_mcp.driver import serve_stream
+    from trio_mcp.http_options import HttpOptions
+    from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
         Accepted,
@@ -78,18 +82,21 @@ if TYPE_CHECKING:
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
+    from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket
 
 __all__ = [
     "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
     "ClientError", "Completion", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
-    "EmbeddedResource", "Field", "GetPromptResult", "Icon", "ImageContent", "InputRequired", "Inquiry",
-    "InvalidSchema", "JsonObject", "Limits", "ListRoots", "LocalProtocolError", "LogLevel", "McpError", "Middleware",
-    "ModelHint", "ModelPreferences", "NotDeclared", "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument",
-    "PromptMessage", "PromptReference", "ReadResourceResult", "RemoteProtocolError", "Request", "RequestError",
-    "Resource", "ResourceLink", "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots",
-    "Sample", "SamplingMessage", "Server", "SessionClosed", "Statistics", "TextContent", "TextResourceContents",
-    "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolResultContent", "ToolUseContent",
-    "UrlElicitationRequired", "audio", "below", "file", "file_path", "image", "serve_stdio", "serve_stream",
+    "EmbeddedResource", "EventLog", "Field", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
+    "ImageContent", "InputRequired", "Inquiry", "InvalidSchema", "JsonObject", "Limits", "ListRoots",
+    "LocalProtocolError", "LogLevel", "McpError", "Middleware", "ModelHint", "ModelPreferences", "NotDeclared",
+    "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument", "PromptMessage", "PromptReference",
+    "ReadResourceResult", "RemoteProtocolError", "Request", "RequestError", "Resource", "ResourceLink",
+    "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "Server",
+    "SessionClosed", "Statistics", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice",
+    "ToolError", "ToolResultContent", "ToolUseContent", "UpgradeRefused", "UrlElicitationRequired", "WebSocketLink",
+    "audio", "below", "connect_websocket", "file", "file_path", "image", "serve_http", "serve_http_stream",
+    "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
@@ -100,15 +107,19 @@ _HOMES = {
     "ToolResultContent ToolUseContent",
     "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared NotInThisRevision "
     "RemoteProtocolError RequestError SessionClosed",
+    "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
     "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel "
     "ModelHint ModelPreferences Prompt PromptArgument PromptMessage "
     "PromptReference ReadResourceResult ResourceReference ResourceTemplate "
     "Root SamplingMessage Tool ToolAnnotations ToolChoice",
+    "trio_mcp.core.replay": "EventLog",
     "trio_mcp.core.schema": "Field",
     "trio_mcp.core.validation": "InvalidSchema",
     "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
+    "trio_mcp.http_options": "HttpOptions",
+    "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
     "UrlElicitationRequired",
@@ -116,6 +127,7 @@ _HOMES = {
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",
+    "trio_mcp.websocket_client": "UpgradeRefused WebSocketLink connect_websocket",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

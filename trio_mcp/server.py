@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
-    from trio_mcp.endpoint import HttpOptions
+    from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
 
 __all__ = ["Server"]
@@ -420,8 +420,9 @@ class _Announced:
     def __init__(self, server: Server) -> None:
         self._name = server._info["name"]
 
-    def started(self, address: HttpAddress) -> None:
-        print(f"{self._name} listens at {address.url}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
+    def started(self, value: HttpAddress | None = None) -> None:
+        assert value is not None
+        print(f"{self._name} listens at {value.url}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 
 class _Running:
