@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from tests.http.asgi_servers import hypercorn_of
+from tests.http.client import Web
 from tests.server.wire import LATEST, Object, connected, everywhere, speaking
-from trio_mcp import Server
+from trio_mcp import HttpOptions, Server, serve_http
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another."""
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -65,6 +69,40 @@ async def test_the_program_serves(said: dict[str, Any]) -> None:
             listed = await wire.call("tools/list")
         assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
         nursery.cancel_scope.cancel()
+
+
+async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, prints = trio.open_memory_channel[str](1)
+    monkeypatch.setitem(said, "print", printed.send_nowait)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(said["listen"])
+        authority, _, path = (await prints.receive()).removeprefix("http://").partition("/")
+        host, _, port = authority.partition(":")
+        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=f"/{path}")
+        await tools_of(web, None)
+        await tools_of(web, await web.initialize("2025-11-25"))
+        await web.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_application_serves(said: dict[str, Any]) -> None:
+    async with hypercorn_of(said["app"]) as web:
+        web.headers["Host"] = "mcp.example.com"
+        await tools_of(web, None)
+
+
+async def tools_of(web: Web, session: str | None) -> None:
+    listed = (await web.call("tools/list", session=session)).result
+    assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
+
+
+def test_the_table_names_every_option_of_http() -> None:
+    (table,) = re.findall(r"^\| Option.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    own = {name for name in inspect.signature(serve_http).parameters if name in ("listeners", "unix", "ssl_context")}
+    assert len(own) == 3
+    assert named == HttpOptions.__annotations__.keys() | own
 
 
 def test_the_demo_runs() -> None:
