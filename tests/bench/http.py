@@ -109,6 +109,10 @@ def official_python() -> Path:
 # Load.
 
 
+class Refused(Exception):
+    """A server has no stream for this client."""
+
+
 class Caller:
     """One keep-alive connection, with one call at a time on it."""
 
@@ -196,7 +200,8 @@ class Caller:
             request = b"GET /mcp HTTP/1.1\r\n" + self._head(fields)
         self.socket.sendall(request)
         head = self.socket.recv(65536)
-        assert head.startswith(b"HTTP/1.1 200"), head
+        if not head.startswith(b"HTTP/1.1 200") or b"text/event-stream" not in head.lower():
+            raise Refused(head.decode())
 
 
 @attrs.frozen
@@ -318,11 +323,16 @@ def memory(name: str, number: int, *, listen: bool) -> float:
 
 def show_memory(names: Sequence[str], number: int, *, listen: bool) -> None:
     title = f"{number:,} idle {'listen streams' if listen else 'GET streams of sessions'}"
-    # Nothing like listening can be had from a responder that knows no messages: its stream is a GET in both rows.
-    figures = {name: memory(name, number, listen=listen and name != "bare") for name in names}
+    figures, refused = {}, ""
+    for name in names:
+        try:
+            # A responder that knows no messages has nothing like listening: its stream is a GET in both rows.
+            figures[name] = memory(name, number, listen=listen and name != "bare")
+        except Refused:
+            refused = f"  {name} has no place for so many"
     theirs = f"{figures['official'] / figures['ours']:.2f}" if "official" in figures else "-"
     costs = "/".join(f"{each:.1f}" for each in figures.values())
-    print(f"{title:<40}{figures['ours'] / figures['bare']:>10.2f}{theirs:>22}{costs:>16}", flush=True)
+    print(f"{title:<40}{figures['ours'] / figures['bare']:>10.2f}{theirs:>22}{costs:>16}{refused}", flush=True)
 
 
 def main(wanted: Sequence[str]) -> int:

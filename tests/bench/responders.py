@@ -15,7 +15,7 @@ from typing import Any
 import h11
 import trio
 
-from trio_mcp import Context, Server
+from trio_mcp import Context, Server, serve_http
 
 TEXT = "Mostly sunny, 21 degrees, light wind from the west."
 
@@ -38,8 +38,6 @@ async def report(city: str, days: int, units: str, ctx: Context) -> str:
 
 
 async def ours(task_status: trio.TaskStatus[int]) -> None:
-    from trio_mcp.http_server import serve_http
-
     async with trio.open_nursery() as nursery:
         address = await nursery.start(partial(serve_http, server, "127.0.0.1", 0))
         task_status.started(address.listeners[0].socket.getsockname()[1])

@@ -16,8 +16,7 @@ from typing import Any
 
 import trio
 
-from trio_mcp import Accepted, Context, Server, TextContent, ToolError
-from trio_mcp.http_server import serve_http
+from trio_mcp import Accepted, Context, Server, TextContent, ToolError, serve_http
 
 PAUSE = 0.01  # between two reports: some clients lose one that comes in the same chunk as the result
 
