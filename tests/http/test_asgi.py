@@ -13,6 +13,7 @@ import h2.connection
 import h2.events
 import pytest
 import trio
+from hypercorn.utils import LifespanFailureError
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from trio.testing import MockClock
@@ -23,6 +24,7 @@ from tests.http.client import Cut, Web, note, request
 from tests.http.test_rules import options_for, server_for, session_for
 from tests.http.ws import Socket
 from tests.requirements import req
+from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST, everywhere, speaking
 from trio_mcp import Context, Limits, LocalProtocolError, Server
 from trio_mcp.asgi import AsgiApp
@@ -219,11 +221,13 @@ async def test_calls_are_finished_before_hypercorn_shuts_down_where_the_server_i
 
 async def test_hypercorn_does_not_start_where_the_server_cannot_begin() -> None:
     app = AsgiApp(Watched(lifespan=lively([], ValueError("no such database"))).server)
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(Exception, match="no such database"), flatten_subgroups=True, allow_unwrapped=True
-    ):
+
+    async def start() -> None:
         async with hypercorn_of(app):
             await trio.sleep_forever()
+
+    with pytest.raises(LifespanFailureError, match="no such database"):
+        await start()
 
 
 async def test_hypercorn_speaks_http_2_for_it() -> None:
@@ -517,10 +521,15 @@ async def test_a_failure_in_the_middle_ends_the_lifespan(caplog: pytest.LogCaptu
             nursery.cancel_scope.cancel()
 
     app = AsgiApp(Watched(lifespan=lifespan).server)
-    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="in the middle"), flatten_subgroups=True):
-        async with lifespan_of(app):
-            failing.set()
-            await trio.sleep_forever()
+
+    async def run() -> None:
+        with unwrapped():
+            async with lifespan_of(app):
+                failing.set()
+                await trio.sleep_forever()
+
+    with pytest.raises(ValueError, match="in the middle"):
+        await run()
     assert (await ask(app)).status == 503
 
 
@@ -622,7 +631,7 @@ def test_an_interrupt_in_a_handler_is_for_the_program_wherever_the_run_is() -> N
             nursery.start_soon(ask, AsgiApp(server), request("tools/call", {"name": "interrupt", "arguments": {}}))
             await trio.sleep_forever()
 
-    with pytest.RaisesGroup(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), unwrapped():
         trio.run(main)
 
 

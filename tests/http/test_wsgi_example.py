@@ -34,7 +34,9 @@ async def process() -> AsyncIterator[tuple[Web, list[str]]]:
     try:
         assert running.stdout is not None
         assert running.stderr is not None
-        serving = bytes(await running.stdout.receive_some()).decode()
+        serving = ""
+        while not serving.endswith("\n"):
+            serving += bytes(await running.stdout.receive_some(1)).decode()
         authority = serving.removeprefix("serving http://").removesuffix("/mcp\n")
         host, _, port = authority.partition(":")
 
