@@ -17,6 +17,8 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
+from tests.http.client import response
+from tests.http.served import bearer, by_token, served
 from tests.requirements import req
 from tests.server.wire import (
     CANCELLED,
@@ -1023,6 +1025,32 @@ async def test_an_answer_counts_only_from_the_client_that_was_asked(
         result = (await wire.response(ids[0]))["result"]
         assert result["isError"] is True
         assert "role" in text_of(result)
+
+
+@req("elic-29")
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-11-25"])
+async def test_over_http_an_answer_is_the_user_s_and_to_have_the_session_s_id_is_of_no_use(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        return f"{ctx.principal}: {await ctx.elicit('Which size?', Size)}"
+
+    async with served(tool(it), authenticate=by_token) as web:
+        session = await web.initialize(revision, headers=bearer("ada"))
+        asking = web.request("tools/call", IT, revision=revision)
+        async with web.stream(asking, session=session, headers=bearer("ada")) as stream:
+            question = (await stream.message())["id"]
+            stolen = await web.post(response(question, ACCEPTED), session=session, headers=bearer("eve"))
+            assert stolen.status == 403
+            anybody = await web.post(response(question, ACCEPTED), session=session)
+            assert anybody.status == 401
+            own = await web.initialize(revision, headers=bearer("eve"))
+            elsewhere = await web.post(response(question, ACCEPTED), session=own, headers=bearer("eve"))
+            assert elsewhere.status == 202  # an answer to nothing
+            await wait_all_tasks_blocked()
+            declined = response(question, {"action": "decline"})
+            assert (await web.post(declined, session=session, headers=bearer("ada"))).status == 202
+            assert text_of((await stream.response())["result"]) == "ada: Declined()"
 
 
 @legacy
