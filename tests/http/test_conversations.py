@@ -251,7 +251,9 @@ async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
     async with served(Stage(limits=Limits(streams=3)).server) as web:
         session = await web.initialize(revision)
         streams = [await web.open(session=session) for _ in range(2)]
-        link, _ = await begun(web, plays("wait go"), session, revision)
+        # What may still become JSON is no stream.
+        quick = [(await begun(web, plays("wait go", id=id), session, revision))[0] for id in range(10, 14)]
+        link, _ = await begun(web, plays("progress", "wait go"), session, revision)
         fields = {**web.headers_for(None, revision, session), "Content-Type": None}
         refused = await web.send("GET", "/mcp", fields)
         assert refused.status == 429
@@ -264,7 +266,7 @@ async def test_more_streams_than_the_limit_are_refused_until_one_has_gone(
         await quiet()
         async with web.stream(session=session):
             pass
-        for stream in streams:
+        for stream in [*streams, *quick]:
             await stream.aclose()
         await quiet()
         assert (await web.call("ping", session=session)).result == {}
