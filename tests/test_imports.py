@@ -82,13 +82,14 @@ websocket
 websocket_server websocket_client
 http_server
 asgi
+description
 server
 testing
 """.strip().splitlines()
 SERVER_RANK = {name: rank for rank, line in enumerate(SERVER_ORDER) for name in line.split()}
 # What users' functions and values become is worked out without Trio; only `context` needs it, and is asked for late.
 NO_TRIO = {
-    "admission", "arguments", "catalog", "entries", "handlers", "hints", "paths", "questions", "registration",
+    "admission", "arguments", "catalog", "description", "entries", "handlers", "hints", "paths", "questions", "registration",
     "results", "values", "writing",
 }  # fmt: skip
 # 25 ms together, which a server without lists and answers from clients should not wait for.

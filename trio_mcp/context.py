@@ -26,8 +26,8 @@ from trio_mcp.core.terms import NOTHING, Terms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trio_mcp.conversation import Wire
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
+    from trio_mcp.outbox import Wire
     from trio_mcp.parking import Place
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Accepted, Declined, Dismissed, ElicitUrl, Inquiry
@@ -196,6 +196,18 @@ class Context:
             await link.tell(self)
         else:
             await trio.lowlevel.checkpoint()
+
+    async def hang_up(self, *, retry: float = 1.0) -> bool:
+        """Ask the client to come back for the rest of this call in `retry` seconds, so that it need not hold a connection
+        all the while.  What it is to hear waits for it meanwhile, as far as a session keeps that.
+
+        False, and nothing happens, where there is no such thing: it takes a session over HTTP, a client of 2025-11-25
+        that can be answered by a stream, and that this one is there now.
+        """
+        if type(retry) not in (int, float) or not 0 <= retry < math.inf:
+            raise LocalProtocolError(f"retry is a number of seconds, 0 or more; not {shown(retry)}")
+        await trio.lowlevel.checkpoint()
+        return self._heard is not None and self.wire.hang_up(retry)
 
     @property
     def _heard(self) -> Link | None:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -34,6 +34,7 @@ from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.groups import sole
+from trio_mcp.outbox import Wire
 from trio_mcp.parking import Place, read_answer, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Inquiry
 
-__all__ = ["Conversation", "Wire"]
+__all__ = ["Conversation"]
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
@@ -58,37 +59,6 @@ _NO_SESSION = (
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
-
-
-class Wire(Hashable, Protocol):
-    """Where messages go.  Wires are told apart: each is equal to itself only."""
-
-    def wake(self) -> None:
-        """There is something to send, or a request that came in here has ended without an answer."""
-
-    async def flush(self) -> None:
-        """As `wake`; the caller may be used to write."""
-
-    @property
-    def mark(self) -> int:
-        """The write that what is queued now goes out with."""
-
-    async def written(self, mark: int) -> None:
-        """Wait until that write is on its way, so that what comes after it is read apart from it."""
-
-    @property
-    def full(self) -> bool:
-        """Whether so much waits to be sent that nothing should be added."""
-
-    async def room(self) -> None:
-        """Wait while it is full.  Always a checkpoint."""
-
-    @property
-    def answers_only(self) -> bool:
-        """Whether nothing but answers can be sent here: questions fail at once, and reports are dropped."""
-
-    def close(self) -> None:
-        """Nothing more will be heard or sent: the server has stopped."""
 
 
 class _Asked:

@@ -4,18 +4,19 @@ Whoever has something to send writes it at once if nobody is writing, in its own
 together, by one task, which is there for as long as there is something to send.  A write is never cut short by a
 cancellation: what is on its way is finished, within `CLOSING` seconds once everything ends.
 
-What one write carries is the transport's business: the bytes of a stream, a part of one HTTP response.
+What one write carries is the transport's business: the bytes of a stream, a part of one HTTP response.  A `Wire` is what
+a conversation sees of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
-__all__ = ["CLOSING", "GONE", "Outbox"]
+__all__ = ["CLOSING", "GONE", "Outbox", "Wire"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,37 @@ CLOSING = 1.0
 
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 """What a stream raises when the other side has gone, or our own was closed meanwhile."""
+
+
+class Wire(Hashable, Protocol):
+    """Where messages go.  Wires are told apart: each is equal to itself only."""
+
+    def wake(self) -> None:
+        """There is something to send, or a request that came in here has ended without an answer."""
+
+    async def flush(self) -> None:
+        """As `wake`; the caller may be used to write."""
+
+    @property
+    def mark(self) -> int:
+        """The write that what is queued now goes out with."""
+
+    async def written(self, mark: int) -> None:
+        """Wait until that write is on its way, so that what comes after it is read apart from it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that nothing should be added."""
+
+    async def room(self) -> None:
+        """Wait while it is full.  Always a checkpoint."""
+
+    @property
+    def answers_only(self) -> bool:
+        """Whether nothing but answers can be sent here: questions fail at once, and reports are dropped."""
+
+    def close(self) -> None:
+        """Nothing more will be heard or sent: the server has stopped."""
 
 
 class Outbox(Generic[T]):

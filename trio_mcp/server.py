@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,13 +15,23 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from trio_mcp import registration
-from trio_mcp.catalog import CHANGES, LISTS, Catalog
+from trio_mcp.catalog import CHANGES, Catalog
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.jsonrpc import JsonObject, Limits
+from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.listen import Change, resource_updated
-from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
+from trio_mcp.description import (
+    CAPABILITIES,
+    check_cache,
+    check_hooks,
+    check_numbers,
+    info_of,
+    offers_of,
+    revisions_of,
+    text_of,
+)
 from trio_mcp.dispatch import Filter, Middleware
 from trio_mcp.groups import open_nursery
 from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
@@ -41,14 +50,6 @@ __all__ = ["Server"]
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
-
-# What a server declares when it has such things.  Every server tells of changes and may log.
-_CAPABILITIES: Mapping[str, JsonObject] = {
-    "tools": {"listChanged": True},
-    "prompts": {"listChanged": True},
-    "resources": {"listChanged": True, "subscribe": True},
-    "completions": {},
-}
 
 
 class Server:
@@ -94,25 +95,25 @@ class Server:
         state_keys: Sequence[bytes] | None = None,
         revisions: Collection[str] = tuple(REVISIONS),
     ) -> None:
-        _check_numbers(page_size, burst, threads)
-        _check_hooks(lifespan, middleware, filter)
+        check_numbers(page_size, burst, threads)
+        check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
             raise LocalProtocolError(f"limits are given as Limits(...), not as {type(limits).__name__}")
-        _check_cache(cache or {})
+        check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
         self.middleware: Sequence[Middleware] = tuple(middleware)
         self.filter = filter
         self.page_size = page_size
         self.cache: Mapping[str, CacheHints] = dict(cache or {})
-        self._info = _info(name, version, title, description, website_url, icons)
-        self._instructions = _text("instructions", instructions)
-        self._revisions = _revisions(revisions)
+        self._info = info_of(name, version, title, description, website_url, icons)
+        self._instructions = text_of("instructions", instructions)
+        self._revisions = revisions_of(revisions)
         self._burst = burst
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
-        self._offers = _offers(offers)
+        self._offers = offers_of(offers)
         self._offer: Offer | None = None
         self._offered = 0  # how many kinds the catalog had when the offer was made
         self._mounted: list[Server] = []
@@ -340,7 +341,7 @@ class Server:
         kinds = self.catalog.kinds
         if self._offer is None or len(kinds) != self._offered:  # asked for each message; and kinds only grow
             self._offered = len(kinds)
-            capabilities = {"logging": {}, **{name: _CAPABILITIES[name] for name in sorted(self._offers | kinds)}}
+            capabilities = {"logging": {}, **{name: CAPABILITIES[name] for name in sorted(self._offers | kinds)}}
             self._offer = Offer(self._info, capabilities, self._revisions, self._instructions)
         return self._offer
 
@@ -481,86 +482,9 @@ class _Running:
         return await self._stack.__aexit__(kind, error, traceback)
 
 
-# What a server is made of.
-
-
 def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:
     """What a decorator registers.  Says which options there are to who gives another."""
     known = [each.name for each in inspect.signature(make).parameters.values() if each.kind is each.KEYWORD_ONLY]
     if unknown := options.keys() - set(known):
         raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
     return make(*given, **options)
-
-
-def _text(what: str, text: str | None) -> str | None:
-    if text is not None and not isinstance(text, str):
-        raise LocalProtocolError(f"the {what} of a server is text, not {type(text).__name__}")
-    return text
-
-
-def _info(
-    name: str,
-    version: str,
-    title: str | None,
-    description: str | None,
-    website_url: str | None,
-    icons: Sequence[Icon] | None,
-) -> JsonObject:
-    given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
-    if not name:
-        raise LocalProtocolError("a server has a name, which clients show")
-    info: JsonObject = {key: text for key, value in given.items() if (text := _text(key, value)) is not None}
-    if icons is not None:
-        from trio_mcp.core.codec import to_json
-        from trio_mcp.core.content import Icon
-        from trio_mcp.core.revisions import LATEST
-
-        if not all(isinstance(icon, Icon) for icon in icons):
-            raise LocalProtocolError("the icons of a server must be a list of Icon objects")
-        info["icons"] = [to_json(icon, LATEST) for icon in icons]
-    return info
-
-
-def _revisions(names: Collection[str]) -> list[Revision]:
-    for name in names:
-        if name not in REVISIONS:
-            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
-    return [REVISIONS[name] for name in names]
-
-
-def _offers(names: Collection[str]) -> frozenset[str]:
-    for name in names:
-        if name not in _CAPABILITIES:
-            raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(_CAPABILITIES)}")
-    return frozenset(names)
-
-
-def _check_numbers(page_size: int | None, burst: float, threads: int) -> None:
-    if page_size is not None and (type(page_size) is not int or page_size < 1):
-        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
-    if type(burst) not in (int, float) or not 0 <= burst < math.inf:
-        raise LocalProtocolError(f"burst is a number of seconds, 0 or more; not {burst!r}")
-    if type(threads) is not int or threads < 1:
-        raise LocalProtocolError(f"threads is a number of threads, 1 or more; not {threads!r}")
-
-
-def _check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
-    if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
-        raise LocalProtocolError("middleware is a list of functions, async def (ctx, request, call_next)")
-    for name, hook in (("lifespan", lifespan), ("filter", filter)):
-        if hook is not None and not callable(hook):
-            raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
-    if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
-        raise LocalProtocolError("filter is asked in the middle of things and cannot wait; give a plain function")
-
-
-def _check_cache(cache: Mapping[str, CacheHints]) -> None:
-    if not cache:
-        return
-    from trio_mcp.core.cache import CacheHints
-
-    for method, hints in cache.items():
-        if method not in LISTS:
-            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(LISTS)}")
-        if not isinstance(hints, CacheHints):
-            raise LocalProtocolError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")

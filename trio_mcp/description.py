@@ -1,0 +1,106 @@
+"""What an author says about a server, checked, and put into the protocol's words.
+
+All of these raise `LocalProtocolError` for what cannot be, and say what can.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trio_mcp.catalog import LISTS
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.revisions import REVISIONS, Revision
+
+if TYPE_CHECKING:
+    from trio_mcp.core.cache import CacheHints
+    from trio_mcp.core.content import Icon
+
+__all__ = [
+    "CAPABILITIES", "check_cache", "check_hooks", "check_numbers", "info_of", "offers_of", "revisions_of", "text_of",
+]  # fmt: skip
+
+# What a server declares when it has such things.  Every server tells of changes and may log.
+CAPABILITIES: Mapping[str, JsonObject] = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "completions": {},
+}
+
+
+def text_of(what: str, text: str | None) -> str | None:
+    if text is not None and not isinstance(text, str):
+        raise LocalProtocolError(f"the {what} of a server is text, not {type(text).__name__}")
+    return text
+
+
+def info_of(
+    name: str,
+    version: str,
+    title: str | None,
+    description: str | None,
+    website_url: str | None,
+    icons: Sequence[Icon] | None,
+) -> JsonObject:
+    given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
+    if not name:
+        raise LocalProtocolError("a server has a name, which clients show")
+    info: JsonObject = {key: text for key, value in given.items() if (text := text_of(key, value)) is not None}
+    if icons is not None:
+        from trio_mcp.core.codec import to_json
+        from trio_mcp.core.content import Icon
+        from trio_mcp.core.revisions import LATEST
+
+        if not all(isinstance(icon, Icon) for icon in icons):
+            raise LocalProtocolError("the icons of a server must be a list of Icon objects")
+        info["icons"] = [to_json(icon, LATEST) for icon in icons]
+    return info
+
+
+def revisions_of(names: Collection[str]) -> list[Revision]:
+    for name in names:
+        if name not in REVISIONS:
+            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+    return [REVISIONS[name] for name in names]
+
+
+def offers_of(names: Collection[str]) -> frozenset[str]:
+    for name in names:
+        if name not in CAPABILITIES:
+            raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
+    return frozenset(names)
+
+
+def check_numbers(page_size: int | None, burst: float, threads: int) -> None:
+    if page_size is not None and (type(page_size) is not int or page_size < 1):
+        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
+    if type(burst) not in (int, float) or not 0 <= burst < math.inf:
+        raise LocalProtocolError(f"burst is a number of seconds, 0 or more; not {burst!r}")
+    if type(threads) is not int or threads < 1:
+        raise LocalProtocolError(f"threads is a number of threads, 1 or more; not {threads!r}")
+
+
+def check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
+    if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
+        raise LocalProtocolError("middleware is a list of functions, async def (ctx, request, call_next)")
+    for name, hook in (("lifespan", lifespan), ("filter", filter)):
+        if hook is not None and not callable(hook):
+            raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
+    if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
+        raise LocalProtocolError("filter is asked in the middle of things and cannot wait; give a plain function")
+
+
+def check_cache(cache: Mapping[str, CacheHints]) -> None:
+    if not cache:
+        return
+    from trio_mcp.core.cache import CacheHints
+
+    for method, hints in cache.items():
+        if method not in LISTS:
+            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(LISTS)}")
+        if not isinstance(hints, CacheHints):
+            raise LocalProtocolError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")
