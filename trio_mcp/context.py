@@ -198,11 +198,11 @@ class Context:
             await trio.lowlevel.checkpoint()
 
     async def hang_up(self, *, retry: float = 1.0) -> bool:
-        """Ask the client to come back for the rest of this call in `retry` seconds, so that it need not hold a connection
-        all the while.  What it is to hear waits for it meanwhile, as far as a session keeps that.
+        """Let the client hang up, and come back for the rest of this call in `retry` seconds.
 
-        False, and nothing happens, where there is no such thing: it takes a session over HTTP, a client of 2025-11-25
-        that can be answered by a stream, and that this one is there now.
+        So it need not hold a connection while a call takes long.  What is said meanwhile waits for it.  False, and
+        nothing happens, where there is no such thing: it takes a session over HTTP in 2025-11-25, a client that accepts
+        streams, and that it is there now.
         """
         if type(retry) not in (int, float) or not 0 <= retry < math.inf:
             raise LocalProtocolError(f"retry is a number of seconds, 0 or more; not {shown(retry)}")

@@ -129,6 +129,9 @@ class _StreamWire(Outbox[bytes]):
 
     answers_only = False
 
+    def hang_up(self, retry: float) -> bool:
+        return False
+
 
 class _Driver:
     """One connection, from its first byte to its last."""

@@ -4,8 +4,8 @@ Whoever has something to send writes it at once if nobody is writing, in its own
 together, by one task, which is there for as long as there is something to send.  A write is never cut short by a
 cancellation: what is on its way is finished, within `CLOSING` seconds once everything ends.
 
-What one write carries is the transport's business: the bytes of a stream, a part of one HTTP response.  A `Wire` is what
-a conversation sees of it.
+What one write carries is the transport's business: the bytes of a stream, a part of one HTTP response.  A `Wire` is
+what a conversation sees of it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class Wire(Hashable, Protocol):
     @property
     def answers_only(self) -> bool:
         """Whether nothing but answers can be sent here: questions fail at once, and reports are dropped."""
+
+    def hang_up(self, retry: float) -> bool:
+        """Ask the client to come back for the rest after `retry` seconds; False where it would not, or could not."""
 
     def close(self) -> None:
         """Nothing more will be heard or sent: the server has stopped."""

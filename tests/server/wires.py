@@ -40,6 +40,9 @@ class Nowhere:
     async def written(self, mark: int) -> None:
         await trio.lowlevel.checkpoint()
 
+    def hang_up(self, retry: float) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 
