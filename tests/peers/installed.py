@@ -55,7 +55,9 @@ class Peer:
 PEERS = {
     each.name: each
     for each in (
-        # 1.12.4 does not import with a newer pydantic.
+        # Of its time: that reader of event streams ends lines at U+2028 and its like.
+        Peer("python-1.0.0", ("mcp==1.0.0", "httpx-sse==0.4.0"), "python0.py", ("sse",)),
+        # It does not import with a newer pydantic.
         Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14"), "python1.py", ("session", "sse")),
         Peer("python-1.30.0", ("mcp==1.30.0",), "python1.py", ("session", "sse")),
         Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", ("session", "modern", "sse")),

@@ -16,7 +16,8 @@ from tests.peers.visits import Visit, visited
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the client
 
 VISITS = [(peer.name, way) for peer in PEERS.values() for way in peer.ways]
-HANDSHAKE = {"python-1.12.4": "2025-06-18"}  # what clients agree on by a handshake; all others on 2025-11-25
+# What clients agree on by a handshake; all others on 2025-11-25.
+HANDSHAKE = {"python-1.0.0": "2024-11-05", "python-1.12.4": "2025-06-18"}
 
 TOOLS = ["add", "ask", "echo", "fail", "gone", "log", "roots", "sample", "slow", "toggle", "touch", "wait"]
 TABLE: dict[str, Any] = {
@@ -50,13 +51,24 @@ TABLE: dict[str, Any] = {
 }
 # What some revisions have otherwise.
 OTHERWISE: dict[str, dict[str, Any]] = {
+    "2024-11-05": {"structured result": '{"sum": 5}', "bad arguments": -32602},
     "2025-06-18": {"bad arguments": {"raised": "McpError: /a: must be of type integer", "code": -32602}},
     "2026-07-28": {"unknown resource": -32602},
 }
 
 # (peer, way): what is seen instead of the table, and why that is the client's own doing.
 OWN = "it gives its programs the code that this has in 2026-07-28, whatever the server sent"
+SILENT = "it declares neither, so it is not asked, and the model reads why"
+UNDECLARED = "needs the client capability sampling, which was not declared"
+NOTHING = object()
+NO_WAY = "its interface has no way to do so"
 GAPS: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
+    ("python-1.0.0", "sse"): {
+        "progress": (NOTHING, NO_WAY),
+        "cancel": (NOTHING, NO_WAY),
+        "sampling": (f"tools/call 'sample': sampling/createMessage {UNDECLARED}", SILENT),
+        "elicitation": ("tools/call 'ask': elicitation/create does not exist in 2024-11-05", SILENT),
+    },
     ("typescript-2.4.0", "session"): {"unknown resource": (-32602, OWN)},
     ("typescript-2.4.0", "sse"): {"unknown resource": (-32602, OWN)},
 }
@@ -67,7 +79,8 @@ def expected(peer: str, way: str, *behaviours: str) -> dict[str, Any]:
     revision = "2026-07-28" if way == "modern" else HANDSHAKE.get(peer, "2025-11-25")
     gaps = {name: seen for name, (seen, _) in GAPS.get((peer, way), {}).items()}
     table = {**TABLE, **OTHERWISE.get(revision, {}), **gaps}
-    return {"connect": [revision, "peers"], **{name: table[name] for name in behaviours or table}}
+    seen = {name: table[name] for name in behaviours or table}
+    return {"connect": [revision, "peers"], **{name: what for name, what in seen.items() if what is not NOTHING}}
 
 
 def check(visit: Visit, wanted: dict[str, Any]) -> None:

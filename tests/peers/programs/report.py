@@ -25,7 +25,8 @@ def code_of(error: BaseException) -> int | None:
     """The JSON-RPC code in the error of either SDK, which may be wrapped in groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    code = getattr(getattr(error, "error", error), "code", None)
+    told = getattr(error, "error", error.args[0] if error.args else None)  # the first release has it in the arguments
+    code = getattr(told, "code", None)
     return code if isinstance(code, int) else None
 
 
