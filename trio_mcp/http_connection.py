@@ -221,7 +221,7 @@ class HttpConnection:
     def _switches(self, head: Head) -> bool:
         """Whether this request is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
-        if path is None or head.method != "GET" or not head.chunks or head.has_body:
+        if head.method != "GET" or path is None or not head.chunks or head.has_body:
             return False
         wanted = head.headers.get("Upgrade", "").lower().split(",")
         return "websocket" in map(str.strip, wanted) and head.target.partition("?")[0].rstrip("/") == path

@@ -27,6 +27,7 @@ what came: a header may be a secret.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import attrs
@@ -155,15 +156,16 @@ class Reader:
             version = request.http_version.decode()
             raise Refused(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
         headers = Headers(request.headers)
+        there = set(headers)  # to look for what is mostly not there, and cheaply
         modern = minor != b"0"
-        _check_host(headers.get("Host"), modern)
-        coded = "transfer-encoding" in headers
+        _check_host(headers["Host"] if "host" in there else None, modern)
+        coded = "transfer-encoding" in there
         if coded and (length is not None or not modern):
             why = "Transfer-Encoding" + (" next to Content-Length" if modern else " in HTTP/1.0")
             raise Refused(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
         self._chunks = parser if coded else None
         self._length = length or 0
-        wishes = _wishes(headers)
+        wishes = _wishes(headers["Connection"]) if "connection" in there else ()
         return Head(
             request.method.decode(),
             request.target.decode(),
@@ -171,7 +173,7 @@ class Reader:
             chunks=modern,
             keep="close" not in wishes and (modern or "keep-alive" in wishes),
             length=None if coded else self._length,
-            expects=modern and headers.get("Expect", "").lower() == "100-continue",
+            expects=modern and "expect" in there and headers["Expect"].lower() == "100-continue",
         )
 
     # The body.
@@ -267,9 +269,8 @@ def _check_host(host: str | None, modern: bool) -> None:
         raise Refused(refused(400, "the Host header is malformed; it is a name or an address, and maybe a port"))
 
 
-def _wishes(headers: Headers) -> list[str]:
-    wishes = headers.get("Connection")
-    return [] if wishes is None else [each.strip() for each in wishes.lower().split(",")]
+def _wishes(connection: str) -> Sequence[str]:
+    return [each.strip() for each in connection.lower().split(",")]
 
 
 # h11's words for a fault, up to the first colon: what follows is what came.

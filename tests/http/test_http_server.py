@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -27,6 +28,8 @@ from tests.http.client import Web, request
 from tests.http.served import MemoryListener, listening, served
 from tests.http.test_http_connection import answers, get, why
 from tests.http.test_http_wire import SMUGGLED
+from tests.http.ws import HANDSHAKE
+from tests.requirements import req
 from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import LATEST
 from trio_mcp import Context, Limits, LocalProtocolError, Server
@@ -95,6 +98,7 @@ def web_of(address: HttpAddress, connect: Callable[[], Awaitable[trio.abc.Stream
 # Where it listens.
 
 
+@req("http-06", "sse-02")
 async def test_a_server_tells_where_it_listens() -> None:
     async with trio.open_nursery() as nursery:
         address = await start(nursery, Stage().server)
@@ -145,6 +149,36 @@ async def test_a_name_with_several_addresses_has_one_port() -> None:
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
         await web.aclose()
         nursery.cancel_scope.cancel()
+
+
+async def test_a_free_port_is_one_that_is_free_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = trio.open_tcp_listeners
+    ports: list[int] = []
+
+    async def open_tcp_listeners(port: int, *, host: str) -> list[trio.SocketListener]:
+        """A name with two addresses, of which the second has its port taken, the first two times."""
+        ports.append(port)
+        if port == 0:
+            return [*await opened(0, host="127.0.0.1"), *await opened(0, host="127.0.0.1")]
+        if len(ports) < 6:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        return [*await opened(port, host="127.0.0.1"), *await opened(port, host="127.0.0.2")]
+
+    monkeypatch.setattr(trio, "open_tcp_listeners", open_tcp_listeners)
+    async with trio.open_nursery() as nursery:
+        address = await start(nursery, Stage().server, "two.addresses")
+        assert address.url == f"http://two.addresses:{ports[-1]}/mcp"
+        assert len(address.listeners) == 2
+        nursery.cancel_scope.cancel()
+    assert [port == 0 for port in ports] == [True, False] * 3
+    monkeypatch.setattr(
+        trio, "open_tcp_listeners", lambda port, *, host: _taken(port) if port else open_tcp_listeners(port, host=host)
+    )
+    assert "another program listens there" in await failure(host="two.addresses")
+
+
+async def _taken(_port: int) -> list[trio.SocketListener]:
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def has_ipv6() -> bool:
@@ -282,6 +316,25 @@ async def test_the_socket_of_a_server_that_lives_is_left_alone(tmp_path: Path) -
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
     assert path.exists()
+
+
+async def test_the_socket_of_a_server_that_is_busy_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as stack:
+        busy.bind(str(path))
+        busy.listen(0)
+        for _ in range(2):  # until nobody can connect any more
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(path))
+        assert "another program listens there" in await failure(unix=path)
+    assert path.exists()
+
+
+async def test_where_there_are_no_unix_sockets_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    assert "this system has no Unix sockets" in await failure(unix="/tmp/x")
 
 
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
@@ -563,6 +616,7 @@ async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.L
     assert caplog.records == []
 
 
+@req("cancel-14")
 async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockClock) -> None:
     for streams in ({}, {"streams": narrow}):
         stage = Stage()
@@ -572,6 +626,18 @@ async def test_closing_the_stream_of_a_request_cancels_it(autojump_clock: MockCl
             await wait_all_tasks_blocked()
             await trio.sleep(1)
             assert stage.log == ["begun", "cancelled"]
+
+
+async def test_a_websocket_is_on_the_same_port() -> None:
+    stage = Stage()
+    async with listening(stage.server) as web:
+        link = await web.link()
+        head = "".join(f"{name}: {value}\r\n" for name, value in HANDSHAKE.items())
+        for target, status in (("/ws", b"101"), ("/mcp", b"400")):  # elsewhere it is just a GET
+            link = await web.link()
+            await link.stream.send_all(f"GET {target} HTTP/1.1\r\n{head}\r\n".encode())
+            assert (await link.stream.receive_some()).startswith(b"HTTP/1.1 " + status)
+        assert stage.server.statistics().connections == 1
 
 
 async def test_a_tap_sees_everything_that_goes_over_the_wire() -> None:
