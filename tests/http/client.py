@@ -454,6 +454,9 @@ class Web:
                 # A connection that was kept may be closed at any time, and this request was the first to notice.
                 if not kept:
                     raise
+            except trio.Cancelled:
+                await trio.aclose_forcefully(link.stream)  # who waits no more for a response closes it
+                raise
 
     async def _whole(self, link: Link, head: h11.Response) -> Answer:
         body = await link.body()
@@ -492,17 +495,20 @@ class Web:
     ) -> tuple[Link, h11.Response, _Checks]:
         """Post a message or a batch, or `body` in its place, and come back with the head of the response."""
         revision = revision or self._revisions.get(session or "", LATEST)
-        sent = self._methods.setdefault(session, {}) if session is not None else {}
-        own = set[str]()
-        for each in _items(message):
-            if _is_request(each):
-                sent[_key(each["id"])] = str(each["method"])
-                own.add(_key(each["id"]))
+        asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
+        sent = asked if session is None else self._methods.setdefault(session, {})
+        sent.update(asked)
+        own = set(asked)
         if body is None:
             body = json.dumps(message, ensure_ascii=False).encode()
         fields = {**self.headers_for(message, revision, session), **(headers or {})}
         link, head = await self.ask("POST", path or self.path, fields, body)
         return link, head, _Checks(revision if self.check else None, sent, own)
+
+    def expect(self, message: Any, session: str = "") -> None:
+        """Take responses to these requests on the session's own streams; without one, on those of HTTP+SSE."""
+        asked = {_key(each["id"]): str(each["method"]) for each in _items(message) if _is_request(each)}
+        self._methods.setdefault(session, {}).update(asked)
 
     async def post(self, message: Any, **how: Any) -> Answer:
         """The whole response to a message; see `begin`."""

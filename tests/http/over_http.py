@@ -25,10 +25,11 @@ from typing import Any
 
 import trio
 import wsproto
+from wsproto.connection import ConnectionState
 from wsproto.events import AcceptConnection, CloseConnection, Ping, RejectConnection, TextMessage
 from wsproto.events import Request as Handshake
 
-from tests.http.client import Cut, Link, Stream, Web, _items, _key
+from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
@@ -39,6 +40,14 @@ __all__ = ["TRANSPORTS"]
 
 _TURNS = 40  # more than it takes from the bytes of a request to its being heard
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+def _parsed(line: bytes) -> Any:
+    """None if that is not possible: a test may send anything."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 class _Gateway:
@@ -72,6 +81,11 @@ class _Gateway:
 
     async def finish(self) -> None: ...
 
+    async def refused(self, answer: Answer, message: Any) -> None:
+        """HTTP refuses what a byte stream answers with a null id, and even responses, about which that says nothing."""
+        if not isinstance(message, dict) or "method" in message:
+            await self.give({**answer.json, "id": None})
+
     async def give(self, message: Any) -> None:
         text = message if isinstance(message, bytes) else json.dumps(message, ensure_ascii=False).encode()
         with contextlib.suppress(*_GONE):
@@ -90,10 +104,7 @@ class _Streamable(_Gateway):
         self._running: dict[str, trio.CancelScope] = {}
 
     async def take(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
+        message = _parsed(line)
         method = message.get("method") if isinstance(message, dict) else None
         modern = self._learn(message)
         if modern and method == "notifications/cancelled":
@@ -113,7 +124,8 @@ class _Streamable(_Gateway):
         meta = params.get("_meta") if isinstance(params, dict) else None
         if isinstance(meta, dict) and isinstance(meta.get(META_VERSION), str):
             return True
-        return self.session is None and self.revision == LATEST and message.get("method") != "initialize"
+        opening = isinstance(message, dict) and message.get("method") == "initialize"
+        return self.session is None and self.revision == LATEST and not opening
 
     async def _post(self, message: Any, line: bytes, modern: bool) -> None:
         with trio.CancelScope() as scope:
@@ -127,7 +139,7 @@ class _Streamable(_Gateway):
                 link, head, checks = await self.web.begin(message, body=line, headers=self._headers, **how)
                 if (head.status_code, opening) == (200, True):
                     self._opened(dict(head.headers))
-                await self._answer(link, head, checks, session)
+                await self._answer(link, head, checks, session, message)
             except Cut:
                 pass  # the server has gone; what that means is for the test to say
             finally:
@@ -141,7 +153,7 @@ class _Streamable(_Gateway):
         raw = headers.get(b"mcp-session-id")
         self.session = None if raw is None else raw.decode()
 
-    async def _answer(self, link: Link, head: Any, checks: Any, session: str | None) -> None:
+    async def _answer(self, link: Link, head: Any, checks: Any, session: str | None, asked: Any) -> None:
         kind = dict(head.headers).get(b"content-type", b"")
         if kind == b"text/event-stream":
             stream = Stream(link, head, checks)
@@ -152,7 +164,9 @@ class _Streamable(_Gateway):
                 await trio.sleep((stream.retry or 0) / 1000)  # closed early: come back for the rest
                 stream = await self.web.open(session=session, after=stream.last_event_id)
         answer = await self.web._whole(link, head)
-        if answer.body:
+        if answer.status >= 400 and "id" not in answer.json:
+            await self.refused(answer, asked)
+        elif answer.body:
             await self._hear_opening(answer.json)
             await self.give(answer.body)
 
@@ -204,9 +218,11 @@ class _EventStream(_Gateway):
     async def take(self, line: bytes) -> None:
         fields = {"Content-Type": "application/json"}
         with contextlib.suppress(Cut):
+            message = _parsed(line)
+            self.web.expect(message)
             answer = await self.web.send("POST", self._target, fields, line)
-            if answer.body:
-                await self.give(answer.body)
+            if answer.status >= 400:
+                await self.refused(answer, message)
 
     async def finish(self) -> None:
         await self._stream.aclose()
@@ -236,7 +252,9 @@ class _WebSocket(_Gateway):
                             if event.message_finished:
                                 await self.give(text.encode())
                                 text = ""
-                        case Ping() | CloseConnection():
+                        case Ping():
+                            await self._link.send_all(self._socket.send(event.response()))
+                        case CloseConnection() if self._socket.state is ConnectionState.REMOTE_CLOSING:
                             await self._link.send_all(self._socket.send(event.response()))
                         case RejectConnection():
                             raise AssertionError(event)

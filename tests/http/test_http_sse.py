@@ -43,9 +43,7 @@ class OldClient:
         return cls(web, stream, event.data.decode())
 
     async def post(self, message: Any, headers: dict[str, Any] | None = None) -> Answer:
-        for each in message if isinstance(message, list) else [message]:
-            if "method" in each and "id" in each:
-                self.web._methods.setdefault("", {})[json.dumps(each["id"])] = each["method"]
+        self.web.expect(message)
         fields = {"Content-Type": "application/json", **(headers or {})}
         return await self.web.send("POST", self.target, fields, json.dumps(message).encode())
 
