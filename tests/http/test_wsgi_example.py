@@ -36,7 +36,9 @@ async def process() -> AsyncIterator[tuple[Web, list[str]]]:
         assert running.stderr is not None
         serving = ""
         while not serving.endswith("\n"):
-            serving += bytes(await running.stdout.receive_some(1)).decode()
+            byte = bytes(await running.stdout.receive_some(1))
+            assert byte, bytes(await running.stderr.receive_some())
+            serving += byte.decode()
         authority = serving.removeprefix("serving http://").removesuffix("/mcp\n")
         host, _, port = authority.partition(":")
 

@@ -65,6 +65,16 @@ async def client_of(example: str, revision: str, *arguments: object, **options: 
             yield wire
 
 
+async def first_line(process: trio.Process) -> str:
+    assert process.stdout is not None
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = bytes(await process.stdout.receive_some(1))
+        assert byte, "it has ended"
+        line += byte
+    return line.decode()
+
+
 async def text_of(wire: Wire, tool: str, /, **arguments: Any) -> str:
     """What a tool says that has not failed."""
     result = await wire.call("tools/call", {"name": tool, "arguments": arguments})
@@ -411,9 +421,7 @@ async def test_a_program_serves_clients_of_all_revisions_at_once(
     place = tmp_path / "house.sock"
     async with process_of("embedded.py", place if connect is unix else 0, stdin=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        line = ""
-        while not line.endswith("\n"):
-            line += bytes(await process.stdout.receive_some(1)).decode()
+        line = await first_line(process)
         assert line.startswith("listening on ")
         async with AsyncExitStack() as stack:
             clients = [
@@ -449,10 +457,7 @@ def too_hot() -> Object:
 async def web_of(example: str) -> AsyncIterator[tuple[Web, trio.Process]]:
     """A client of an example that listens, and the process, which SIGTERM is to end."""
     async with process_of(example, 0, stdin=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        line = ""
-        while not line.endswith("\n"):
-            line += bytes(await process.stdout.receive_some(1)).decode()
+        line = await first_line(process)
         authority, slash, path = line.removeprefix("listening at http://").strip().partition("/")
         host, _, port = authority.partition(":")
         web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority, path=slash + path)
