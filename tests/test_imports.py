@@ -89,8 +89,8 @@ testing
 SERVER_RANK = {name: rank for rank, line in enumerate(SERVER_ORDER) for name in line.split()}
 # What users' functions and values become is worked out without Trio; only `context` needs it, and is asked for late.
 NO_TRIO = {
-    "admission", "arguments", "catalog", "description", "entries", "handlers", "hints", "paths", "questions", "registration",
-    "results", "values", "writing",
+    "admission", "arguments", "catalog", "description", "entries", "handlers", "hints", "paths", "questions",
+    "registration", "results", "values", "writing",
 }  # fmt: skip
 # 25 ms together, which a server without lists and answers from clients should not wait for.
 MODELS = {f"trio_mcp.core.{name}" for name in ("models", "content", "forms", "codec", "validation")}
