@@ -477,6 +477,7 @@ class _Messages:
     """Frames that are read already: what comes is one message, and what goes out is a line for each."""
 
     ended = False
+    why = "the WebSocket has ended"
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -41,6 +41,10 @@ class Framing(Protocol):
     def ended(self) -> bool:
         """The other side said that it ends, or broke the framing: nothing is read, and no message sent, any more."""
 
+    @property
+    def why(self) -> str:
+        """What is to be said of the end, to whoever waits for an answer."""
+
     def feed(self, data: bytes) -> Iterable[Message]:
         """The messages that are whole now; also takes in control frames."""
 
@@ -61,6 +65,7 @@ class _Lines:
     """One message a line."""
 
     ended = False
+    why = "the connection has ended"
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -176,7 +181,7 @@ class _Driver:
                     finally:
                         # What was not begun is dropped: who closed the stream reads nothing more, and some clients
                         # stumble over it.
-                        self._conversation.lost("the connection has ended")
+                        self._conversation.lost(self._framing.why)
                         self._outbox.finish()
         finally:
             with trio.CancelScope(shield=True):
@@ -237,8 +242,10 @@ class _Driver:
 
     async def _part(self) -> None:
         """Say farewell, where the framing has one, and give the other side a moment to say it too."""
+        if self._gone or self._outbox.broken:
+            return  # a framing that was asked for its farewell would believe that it has been said
         data = self._control + self._framing.farewell()
-        if not data or self._gone or self._outbox.broken:
+        if not data:
             return
         if self._tap is not None:
             self._tap("out", data)

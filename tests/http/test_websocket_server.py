@@ -18,7 +18,7 @@ from wsproto.events import AcceptConnection, CloseConnection, Ping
 from tests.http.served import by_token, served
 from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
 from tests.requirements import req
-from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, wide
+from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, unwrapped, wide
 from tests.server.wire import (
     LATEST,
     PROGRESS,
@@ -32,6 +32,7 @@ from tests.server.wire import (
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.http import HttpRequest
 from trio_mcp.core.revisions import Role
+from trio_mcp.driver import converse
 from trio_mcp.endpoint import Endpoint
 from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run
@@ -519,6 +520,41 @@ async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: Mock
     assert bench.ended == ["a"]
     assert socket.closed is not None
     assert socket.closed.code == 1001
+
+
+async def test_a_session_that_fails_says_1011(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    frames = WebSocketFrames(Role.SERVER, Limits())
+    link = _Link(theirs, frames, b"", 60)
+
+    def tap(direction: str, data: bytes) -> None:
+        if direction == "out":
+            raise ValueError("a tap that fails")
+
+    await ours.send_all(frame(Role.SERVER, TEXT, b"{}"))
+    async with Bench().server.running() as run:
+        with pytest.raises(ValueError, match="a tap that fails"), unwrapped():
+            await converse(cast("Run", run), link, frames, tap=tap)
+    assert ours.heard[:4] == b"\x88\x2e" + (1011).to_bytes(2, "big")
+
+
+async def test_a_handler_hears_how_its_client_has_ended_the_connection(autojump_clock: MockClock) -> None:
+    server, reasons = Server("test"), []
+
+    @server.tool
+    async def wait() -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            reasons.append(cancelled.reason)
+            raise
+
+    async with websocket(server, LATEST) as (wire, socket):
+        await wire.start("tools/call", call("wait"))
+        await wait_all_tasks_blocked()
+        await socket.send(CloseConnection(code=1001, reason="bye"))
+        await gone(wire)
+    assert reasons == ["the client closed the connection with code 1001: 'bye'"]
 
 
 async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump_clock: MockClock) -> None:

@@ -27,6 +27,8 @@ class Frames:
     Like a WebSocket, it sends nothing after a close of either side but the answer to it.
     """
 
+    why = "there are no frames any more"
+
     def __init__(self) -> None:
         self.ended = False
         self.closed = False
