@@ -9,7 +9,7 @@ cancellation, and it is given up when nothing of it gets on for `Limits.write_se
 
 | What is waited for | How long | Then |
 |---|---|---|
-| the TLS handshake; the first byte of a connection | `head_seconds` | closed |
+| the TLS handshake, and the first byte of a connection | `head_seconds` | closed |
 | the rest of a head | `head_seconds` from its first byte | 408, closed |
 | the rest of a body | `body_seconds`, and a second for each `body_rate` bytes that came | 408, closed |
 | a response, by its client | for ever, as long as the client is there | |
@@ -164,7 +164,6 @@ class HttpConnection:
         self._scope.deadline = trio.current_time() + self._limits.head_seconds
         if isinstance(self._stream, trio.SSLStream):
             await self._stream.do_handshake()
-            self._scope.deadline = trio.current_time() + self._limits.head_seconds
 
     async def _converse(self) -> None:
         try:
@@ -407,10 +406,9 @@ class HttpConnection:
         self._over = True
         if self._gone is not None and self._response is not None and not self._response.over:
             self._gone()
-        # What is being written is for somebody who may still read it.
-        self._deadline = min(self._deadline, trio.current_time() + CLOSING)
+        # What is being written is for somebody who may still read it, for a moment; then the stream is closed under it.
+        self._deadline = trio.current_time() + CLOSING
         if self._writing is not None:
-            self._writing.deadline = min(self._writing.deadline, self._deadline)
             with trio.CancelScope(shield=True, deadline=self._deadline):
                 while self._writing is not None:
                     await self._written.park()

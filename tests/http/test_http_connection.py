@@ -284,8 +284,9 @@ async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(auto
 
 
 async def test_a_client_that_goes_before_its_response_has_ended_is_reported_once(autojump_clock: MockClock) -> None:
+    written: list[bytes] = []
     for target in ("/wait", "/stream"):
-        async with connected() as peer:
+        async with connected(tap=lambda way, data: written.append(data) if way == "out" else None) as peer:
             await peer.send(get(target))
             response = await peer.script.response()
             await peer.stream.aclose()
@@ -293,6 +294,7 @@ async def test_a_client_that_goes_before_its_response_has_ended_is_reported_once
             assert peer.script.log == [f"head {target}", f"body {target}", f"gone {target}"]
             with pytest.raises(trio.BrokenResourceError):
                 await response.send(b"late", more=True)
+    assert b"late" not in b"".join(written)
 
 
 async def test_a_client_that_closes_only_its_half_has_gone_as_well(autojump_clock: MockClock) -> None:
@@ -432,8 +434,11 @@ async def test_a_client_that_waits_for_100_gets_only_the_refusal_of_its_head(aut
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_who_has_sent_its_body_or_cannot_know_of_100_gets_none(version: str, autojump_clock: MockClock) -> None:
     async with connected() as peer:
-        await peer.send(post(b"body", "/echo", "Expect: 100-continue", version=version))
-        assert b" 100 " not in await peer.read()
+        asked = post(b"body", "/echo", "Expect: 100-continue", version=version)
+        await peer.send(asked[:-2])  # some of it is enough
+        assert await peer.read() == b""
+        await peer.send(asked[-2:])
+        assert answers(await peer.read())[0][2] == b"body"
 
 
 async def test_a_body_in_chunks_is_one_body(autojump_clock: MockClock) -> None:
@@ -454,6 +459,21 @@ async def test_the_small_body_of_a_refused_request_is_forgotten_and_the_connecti
         await peer.send(b"56789" + get())
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
         assert peer.script.bodies == [b""]
+
+
+async def test_who_goes_on_sending_after_a_refusal_is_not_read_for_ever(autojump_clock: MockClock) -> None:
+    limits = Limits(message_bytes=10_000)
+    async with connected(limits=limits, streams=partial(pipe_pair, 100)) as peer:
+        sent = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.end)
+            await peer.send(get("/refuse", CHUNKED, method="POST"))
+            with contextlib.suppress(trio.BrokenResourceError):
+                while sent < 1_000_000:
+                    await peer.send(b"x" * 100)
+                    sent += 100
+        assert 10_000 <= sent < 11_000
+        assert answers(bytes(peer.raw))[0][0] == 403
 
 
 @pytest.mark.parametrize("field", [f"Content-Length: {1024 * 1024}", CHUNKED])
@@ -672,7 +692,9 @@ async def test_who_says_nothing_is_not_waited_for_and_gets_no_word(autojump_cloc
 async def test_who_has_nothing_more_to_say_is_let_go_without_a_word(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(idle_seconds=75)) as peer:
         for target in ("/echo", "/refuse", "/wait"):
-            await peer.send(get(target))
+            await peer.send(get(target)[:9])
+            await trio.sleep(1)
+            await peer.send(get(target)[9:])
             if target == "/wait":
                 await (await peer.script.response()).begin(200, TEXT, b"", more=False)
             await peer.read()

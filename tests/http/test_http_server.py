@@ -714,14 +714,21 @@ async def test_what_does_not_end_in_time_is_cut_off(autojump_clock: MockClock) -
 
 async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock: MockClock) -> None:
     stage = Stage()
-    async with stage.server.running(), trio.open_nursery() as nursery:
-        async with stage.server.draining(5):
-            with trio.fail_after(1):
-                listener = MemoryListener()
-                nursery.start_soon(partial(serve_http, stage.server, listeners=[listener]))
-                await wait_all_tasks_blocked()
-        with pytest.raises(OSError):
-            await listener.connect()
+    async with stage.server.running(), trio.open_nursery() as nursery, stage.server.draining(5):
+        with trio.fail_after(1):
+            listener = MemoryListener()
+            nursery.start_soon(partial(serve_http, stage.server, listeners=[listener]))
+            await wait_all_tasks_blocked()
+            with pytest.raises(OSError):
+                await listener.connect()
+
+
+async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False):
+        async with stage.server.draining(30):
+            pass
+        assert trio.current_time() < 1
 
 
 async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClock) -> None:
