@@ -618,6 +618,16 @@ async def test_who_wants_the_connection_closed_gets_it_closed_and_is_told_so(aut
             assert fields["connection"] == "close"
 
 
+async def test_a_head_that_came_in_time_is_not_held_against_its_client(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        head = get("/wait", "Connection: close")
+        await peer.send(head[:9])
+        await trio.sleep(1)
+        await peer.send(head[9:])
+        await (await peer.script.response()).begin(200, TEXT, b"", more=False)
+        assert (await peer.end()).count(b"HTTP/1.1 ") == 1
+
+
 async def test_what_follows_a_request_to_close_is_not_looked_at(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/echo", "Connection: close") + get("/never"))
@@ -992,6 +1002,11 @@ async def test_nothing_is_logged_because_of_a_client(
             await peer.read()
             await peer.stream.aclose()
             await peer.over.wait()
+    async with connected(streams=partial(pipe_pair, 100)) as peer:
+        await peer.send(get())
+        await wait_all_tasks_blocked()  # in the middle of an answer that is longer than the pipe
+        await peer.stream.aclose()
+        await peer.over.wait()
     assert caplog.records == []
 
 

@@ -716,6 +716,7 @@ async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock
     stage = Stage()
     async with stage.server.running(), trio.open_nursery() as nursery, stage.server.draining(5):
         with trio.fail_after(1):
+            await wait_all_tasks_blocked()  # all that was there has been drained
             listener = MemoryListener()
             nursery.start_soon(partial(serve_http, stage.server, listeners=[listener]))
             await wait_all_tasks_blocked()
