@@ -304,7 +304,7 @@ class Stream:
     Closing it closes its connection, as a client does that has gone.
     """
 
-    def __init__(self, link: Link, head: h11.Response, checks: _Checks) -> None:
+    def __init__(self, link: Link, head: h11.Response, checks: _Checks, after: str = "") -> None:
         self.link = link
         self.status = head.status_code
         self.headers = Headers(head.headers)
@@ -312,6 +312,7 @@ class Stream:
         self.seen: list[Object] = []  # all messages so far
         self._checks = checks
         self._reader = EventReader(_EVENT_BYTES)
+        self._reader.last_event_id = after
         self._ready: list[SseEvent] = []
         self._messages: list[Object] = []
 
@@ -567,7 +568,7 @@ class Web:
             link, head = await self.ask("GET", path or self.path, {**fields, **(headers or {})})
             sent = self._methods.setdefault(session or "", {})
             checks = _Checks(revision if self.check else None, sent)
-        stream = Stream(link, head, checks)
+        stream = Stream(link, head, checks, after or "")
         if stream.headers.get("Content-Type") != "text/event-stream":
             raise Broken(f"no stream, but {stream.status} {await link.body()!r}")
         return stream

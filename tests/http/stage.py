@@ -41,7 +41,8 @@ class Stage:
     """A server whose tool `play` does what its steps say, and what became of the plays.
 
     A step is "progress", "log", "ask", "sample", "roots", "sleep 7", "wait x" (for `go["x"]`), "say x" (as the result),
-    "fail", "touch r://1" (the resource was updated), "tools" (the list has changed), "many 9" (as many reports).
+    "fail", "touch r://1" (the resource was updated), "tools" (the list has changed), "many 9" (as many reports),
+    "hang-up 2" (the client may go, and come back after so many seconds).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -79,6 +80,7 @@ class Stage:
             "sample": lambda: ctx.sample("Say something", max_tokens=10),
             "roots": ctx.roots,
             "sleep": lambda: trio.sleep(float(detail)),  # noqa: ASYNC105  # awaited below
+            "hang-up": lambda: ctx.hang_up(retry=float(detail)),
             "wait": lambda: self.go[detail].wait(),
             "many": lambda: self._many(ctx, int(detail)),
         }
@@ -90,7 +92,7 @@ class Stage:
             raise RuntimeError(detail)
         else:
             outcome = await deeds[what]()
-            if what in ("ask", "sample", "roots"):
+            if what in ("ask", "sample", "roots", "hang-up"):
                 self.answers.append(outcome)
 
     async def _report(self, ctx: Context) -> None:

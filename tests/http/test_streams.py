@@ -439,6 +439,46 @@ async def test_who_comes_back_while_the_old_connection_seems_alive_takes_over(
             await old.message()
 
 
+@req("http-47", "http-49")
+@pytest.mark.parametrize("steps", [[], ["progress"]], ids=["at once", "in a stream"])
+async def test_a_client_is_let_go_and_comes_back(steps: list[str], autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(D)
+        began = trio.current_time()
+        async with web.stream(plays(*steps, "hang-up 2.5", "sleep 60", "progress"), session=session) as stream:
+            events = [event async for event in stream]
+            assert stream.ended
+            assert trio.current_time() == began
+        assert stage.answers == [True]
+        assert stream.retry == 2500
+        assert events[-1].data == b""
+        assert events[-1].id == stream.last_event_id
+        heard = list(stream.seen)
+        times = 0
+        while not heard or "result" not in heard[-1]:
+            await trio.sleep(2.5)
+            with trio.move_on_after(1):
+                async with web.stream(session=session, after=stream.last_event_id) as stream:
+                    heard += await stream.rest()
+            times += 1
+        assert methods(heard) == [*([PROGRESS] * len(steps)), PROGRESS, "the answer"]
+        assert times == 18
+
+
+@streamable
+async def test_nobody_is_let_go_who_would_not_come_back(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    accepts = ["application/json"] if revision == D else ["application/json", "application/json, text/event-stream"]
+    async with served(stage.server) as web:
+        session = await session_on(web, revision)
+        for accept in accepts:
+            message = plays("hang-up 2", "progress", revision=revision)
+            answer = await web.post(message, revision=revision, session=session, headers={"Accept": accept})
+            assert text_of(answer.message) == "done"
+    assert stage.answers == [False] * len(accepts)
+
+
 @req("http-111", "http-115")
 async def test_the_modern_revision_resumes_nothing(autojump_clock: MockClock) -> None:
     async with served(Stage().server, check=False) as web:
