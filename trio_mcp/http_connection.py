@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trio_mcp.driver import Tap
     from trio_mcp.endpoint import Endpoint
 
-__all__ = ["HttpConnection", "Shared"]
+__all__ = ["HttpConnection", "Shared", "Upgraded"]
 
 _log = logging.getLogger("trio_mcp")
 
