@@ -419,7 +419,7 @@ def _check_framing(headers: Headers) -> None:
         return
     if "Transfer-Encoding" in headers:
         why = "a request has Content-Length or Transfer-Encoding, and not both"
-    elif not (length.isascii() and length.isdecimal()):
+    elif not length.isdecimal():
         why = f"Content-Length is one number; got {shown(length)}"
     else:
         return
