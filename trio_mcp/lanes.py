@@ -277,10 +277,9 @@ class Lane:
 
     def _look(self) -> None:
         """Nothing carries it: what there is is logged, and maybe that was all."""
-        if not self._over:
-            self._owner.pull(self)
-            if self._spoilt or self._done:
-                self._end()
+        self._owner.pull(self)
+        if not self._over and (self._spoilt or self._done):
+            self._end()
 
     @property
     def mark(self) -> int:

@@ -6,6 +6,8 @@ import math
 
 import trio
 
+from trio_mcp.core.errors import LocalProtocolError
+
 __all__ = ["Rates"]
 
 _MOST = 10_000
@@ -16,6 +18,8 @@ class Rates:
     """Each client may ask `rate` times a second, and after a pause as often at once."""
 
     def __init__(self, rate: float) -> None:
+        if not rate > 0:
+            raise LocalProtocolError(f"Limits.request_rate is a number of requests a second, above 0; not {rate!r}")
         self._rate = rate
         self._burst = max(rate, 1.0)
         self._buckets: dict[str, tuple[float, float]] = {}  # what was in it, and when
