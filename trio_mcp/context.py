@@ -343,6 +343,11 @@ class Context:
         for scope in self._waits:
             scope.cancel(reason="the call has ended")
 
+    @property
+    def asking(self) -> bool:
+        """Whether something of it waits for the client."""
+        return bool(self._waits)
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Wait for the client in here.  Raises SessionClosed when the call ends, where it is not cancelled with it."""

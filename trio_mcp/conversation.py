@@ -142,6 +142,22 @@ class Conversation:
             self._act(event)
         self._run.publisher.listeners.forget(Key(self, None))
 
+    def dismiss(self, why: str) -> None:
+        """What runs and what waits is ended, and the client, which is here, is told so; `lost` is to follow."""
+        error = RequestError(INTERNAL_ERROR, why)
+        for id in (*self._waiting, *self._contexts):
+            self.session.refuse(id, error)
+        for ctx in self._contexts.values():
+            ctx.cancel(why)
+        for id in self._waiting:
+            self._share.withdraw(id)
+        self._waiting.clear()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a handler runs that is not waiting for its client."""
+        return any(not ctx.asking for ctx in self._contexts.values())
+
     def unheard(self, id: Id) -> None:
         """A question of ours, which was to be sent, cannot reach the client."""
         for event in self.session.fail(id, "the client has left, and cannot come back for it"):

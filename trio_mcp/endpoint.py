@@ -167,8 +167,7 @@ class Endpoint:
         """Who asks, None where nobody is asked; or why the request is not served."""
         authenticate = self._authenticate
         principal = None if authenticate is None else stable_name(await authenticate(request))
-        client = peer if principal is None else f"principal {principal}"
-        if client is not None and (wait := self._rates.wait(client)):
+        if wait := self._rates.wait(f"address {peer}" if principal is None else f"principal {principal}"):
             why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
             return _busy(429, why, cors, math.ceil(wait))
         if authenticate is not None and principal is None:
@@ -214,8 +213,8 @@ class Endpoint:
         if self._run.draining and _is_new_work(verdict):
             return _busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
-            why = f"{self._limits.sessions} sessions are open (Limits.sessions)"
-            return _busy(503, why, verdict.cors) if self._sessions.full else None
+            why = f"{self._limits.sessions} sessions are in use (Limits.sessions)"
+            return None if self._sessions.make_room() else _busy(503, why, verdict.cors)
         session = self._sessions.get(verdict.session or "")
         opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
@@ -243,7 +242,7 @@ class Endpoint:
 
     async def _open_session(self, verdict: Serve, case: _Case) -> Gone:
         id = self._sessions.new_id()
-        log = MemoryEventLog(self._limits) if self._event_log is None else self._event_log()
+        log = MemoryEventLog(self._limits) if self._event_log is None else self._event_log(id)
         session = HttpSession(self._run, self._traffic, self._sessions, id, case.principal, log)
         lane = session.answer(verdict.answer, _ids(verdict.message))
         gone = lane.carry(case.response, verdict.cors)

@@ -37,8 +37,9 @@ class HttpOptions(TypedDict, total=False):
     """False: clients of the legacy revisions get no session, and each of their requests stands alone."""
     json_only: bool
     """True: every answer is JSON, and there are no streams: no progress, no questions to legacy clients."""
-    event_log: Callable[[], EventLog]
-    """Makes the log of one session, from which its streams are resumed; in memory by default."""
+    event_log: Callable[[str], EventLog]
+    """Makes the log of the session with this id, from which its streams are resumed; in memory by default.  It is asked
+    in the event loop, so it must not wait for long."""
     authenticate: Callable[[HttpRequest], Awaitable[str | None]]
     """Says who is behind a request, by a stable name; None is refused with 401.  Without it nobody is asked."""
     keep_alive: float

@@ -4,13 +4,15 @@ A session is the wire of all that belongs to no request.  That goes out on a str
 several it is the newest one that a response carries, so each message goes out on exactly one (http-39).  While there is
 none, it waits for one.
 
-A session ends when its client says so, when nothing was heard of it for `Limits.session_idle_seconds` and no response
-was open, or with the server.  Then its handlers are cancelled and its streams end.  A client that loses a connection
-loses nothing by that (http-28).
+A session ends when its client says so, when nothing was heard of it for `Limits.session_idle_seconds` and neither was a
+response open nor a handler at work, when it is the longest idle one of too many, or with the server.  Then its handlers
+are cancelled, what they were to answer is refused, and its streams end.  A client that loses a connection loses nothing
+by that (http-28).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from collections import deque
@@ -34,6 +36,7 @@ __all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
+_LOOKED_AT = 100  # sessions, for one that makes room: to look at all would make `initialize` a costly request
 
 
 class Session(Protocol):
@@ -47,7 +50,7 @@ class Session(Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Whether its client is here, though nothing is heard of it."""
+        """Whether its client is here, or something runs for it, though nothing is heard of it."""
 
     @property
     def overrun(self) -> bool:
@@ -94,7 +97,7 @@ class HttpSession(Owner):
 
     @property
     def in_use(self) -> bool:
-        return any(lane.carried for lane in self._lanes)
+        return self.conversation.at_work or any(lane.carried for lane in self._lanes)
 
     @property
     def streams(self) -> int:
@@ -216,7 +219,8 @@ class HttpSession(Owner):
     # The end.
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.pull()  # what was said already is said
+        self.conversation.dismiss(why)
+        self.pull()
         self.conversation.lost(why)
         standing = tuple(self._standing)
         self._finish(lambda lane: lane.finish(retry=retry if lane in standing else None))
@@ -275,7 +279,8 @@ class LegacyStream(Owner):
         self.lane.wake()
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.pull(self.lane)  # what was said already is said
+        self.conversation.dismiss(why)
+        self.pull(self.lane)
         self.conversation.lost(why)
         self.lane.finish()
 
@@ -303,9 +308,15 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._all)
 
-    @property
-    def full(self) -> bool:
-        return len(self._all) >= self._most
+    def make_room(self) -> bool:
+        """Whether there may be one more, be it in the place of one that was idle for longest."""
+        if len(self._all) < self._most:
+            return True
+        for id in itertools.islice(self._idle, _LOOKED_AT):
+            if not self._all[id].in_use:
+                self.end(id, "there are too many sessions, and this one was idle for longest (Limits.sessions)")
+                return True
+        return False
 
     @property
     def conversations(self) -> list[Conversation]:

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Cut, note, request
+from tests.http.client import Cut, Web, note, request
 from tests.http.served import bearer, by_token, listening, served
 from tests.http.stage import (
     OLD,
@@ -54,7 +54,8 @@ async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, a
         await kept.message()
         ended = await web.end(session)
         assert (ended.status, ended.body) == (204, b"")
-        assert await call.rest() == []
+        (refused,) = await call.rest()  # its client waits for an answer, whoever has ended the session
+        assert refused["error"] == {"code": -32603, "message": "the client has ended the session"}
         assert await changes.rest() == []
         assert call.ended
         assert changes.ended
@@ -99,20 +100,55 @@ async def test_there_are_no_more_sessions_than_the_limit(transport: str, autojum
     async with served(stage.server, **OLD) as web:
         streams = [await web.open(path="/sse", revision=A) for _ in range(2)]
         session = await web.initialize(D)
-        if transport == "streamable":
-            params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
-            refused = await web.call("initialize", params, revision=D)
-        else:
-            refused = await web.send("GET", "/sse", {"Accept": "text/event-stream"})
-        assert refused.status == 503
-        assert "Limits.sessions" in refused.json["error"]["message"]
-        assert int(refused.headers["Retry-After"]) > 0
-        assert (await web.call("server/discover")).status == 200  # stateless requests need no place
+        async with web.stream(session=session):
+            await _check_that_it_is_full(web, transport)
         await streams[0].aclose()
         await quiet()
         another = await web.initialize(D)
         assert (await web.call("ping", session=session)).result == {}
         assert (await web.call("ping", session=another)).result == {}
+
+
+async def _check_that_it_is_full(web: Web, transport: str) -> None:
+    if transport == "streamable":
+        params = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        refused = await web.call("initialize", params, revision=D)
+    else:
+        refused = await web.send("GET", "/sse", {"Accept": "text/event-stream"})
+    assert refused.status == 503
+    assert "Limits.sessions" in refused.json["error"]["message"]
+    assert int(refused.headers["Retry-After"]) > 0
+    assert (await web.call("server/discover")).status == 200  # stateless requests need no place
+
+
+async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(sessions=3))
+    async with served(stage.server) as web:
+        oldest, older, old = [await web.initialize(D) for _ in range(3)]
+        await web.call("ping", session=oldest)
+        await (await web.open(plays("progress", "sleep 60", name="at work"), session=older)).aclose()
+        new = await web.initialize(D)
+        assert [(await web.call("ping", session=each)).status for each in (oldest, older, old, new)] == [
+            200, 200, 404, 200,
+        ]  # fmt: skip
+        await trio.sleep(100)
+        assert stage.ended == ["at work"]
+
+
+@in_sessions
+async def test_a_session_in_which_something_runs_is_in_use(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(session_idle_seconds=100))
+    async with served(stage.server) as web:
+        session = await web.initialize(revision, {"roots": {}})
+        await (await web.open(plays("progress", "sleep 990", name="long"), session=session)).aclose()
+        await trio.sleep(995)
+        assert stage.ended == ["long"]
+        asks = await web.open(plays("roots", id=2, name="asks"), session=session)
+        await asks.message()
+        await asks.aclose()  # nobody will ever answer, and that keeps no session
+        await trio.sleep(205)
+        assert stage.cancelled == ["asks"]
+        assert (await web.call("ping", session=session)).status == 404
 
 
 @in_sessions

@@ -211,7 +211,8 @@ class Limits:
     idle_seconds: float = 75.0
     # Seconds in which one write must get on.  Who reads nothing for so long is gone.  Beyond: dropped.
     write_seconds: float = 60.0
-    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: 503 with Retry-After.
+    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: the one that is idle for
+    # longest makes room, or if all are in use 503 with Retry-After.
     sessions: int = 10_000
     # Seconds for which a session is kept that has neither an open stream nor a running request: a person who comes back
     # from a meeting.  Beyond: it is ended, and a request for it is answered by 404, as that of any that has ended.
