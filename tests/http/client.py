@@ -311,14 +311,10 @@ class Stream:
         self.ended = False  # in good order
         self.seen: list[Object] = []  # all messages so far
         self._checks = checks
+        self.last_event_id = after
         self._reader = EventReader(_EVENT_BYTES)
-        self._reader.last_event_id = after
         self._ready: list[SseEvent] = []
         self._messages: list[Object] = []
-
-    @property
-    def last_event_id(self) -> str:
-        return self._reader.last_event_id
 
     @property
     def retry(self) -> int | None:
@@ -339,6 +335,8 @@ class Stream:
                 raise StopAsyncIteration
             self._ready += [_whole(event) for event in self._reader.feed(data)]
         event = self._ready.pop(0)
+        if event.id is not None:
+            self.last_event_id = event.id
         if event.data and event.event == "message":
             messages = _items(_parse(event.data))
             for each in messages:

@@ -52,7 +52,7 @@ class Stage:
         self.ended: list[str] = []
         self.cancelled: list[str] = []
         self.answers: list[Any] = []
-        self._reported = 0
+        self.reported = 0
         self.server.tool(self.play)
         self.server.resource("r://{name}")(lambda name: name)
 
@@ -96,8 +96,8 @@ class Stage:
                 self.answers.append(outcome)
 
     async def _report(self, ctx: Context) -> None:
-        self._reported += 1
-        await ctx.progress(self._reported)
+        self.reported += 1
+        await ctx.progress(self.reported)
 
     async def _many(self, ctx: Context, count: int) -> None:
         for _ in range(count):
@@ -154,4 +154,4 @@ QUESTIONS = {
 
 
 def tight() -> Pair:
-    return pipe_pair(500)
+    return pipe_pair(200)

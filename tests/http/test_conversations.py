@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Stream, note, request, response
+from tests.http.client import Broken, Stream, note, request, response
 from tests.http.served import served
 from tests.http.stage import (
     QUESTIONS,
@@ -230,6 +230,38 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
         assert found == 5
 
 
+@req("http-39")
+@in_sessions
+async def test_of_several_streams_the_newest_is_talked_to(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(burst=0)
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        streams = [await web.open(session=session) for _ in range(3)]
+        for stream in reversed(streams):
+            stage.server.changed("tools")
+            assert (await stream.message())["method"] == TOOLS
+            await stream.aclose()
+            await quiet()
+
+
+@in_sessions
+async def test_who_opens_a_stream_instead_of_coming_back_gets_what_comes_there(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage(burst=0)
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(session=session) as old:
+            stage.server.changed("tools")
+            await old.message()
+        await quiet()
+        async with web.stream(session=session) as new, web.stream(session=session, after=old.last_event_id) as rest:
+            assert await rest.rest() == []  # it has ended: nothing more is to come on it
+            assert rest.ended
+            stage.server.changed("resources")
+            assert (await new.message())["method"] == "notifications/resources/list_changed"
+
+
 @req("http-37")
 @in_sessions
 async def test_a_client_that_closes_its_stream_does_no_harm(revision: str, autojump_clock: MockClock) -> None:
@@ -403,3 +435,29 @@ async def test_the_same_id_in_many_modern_requests_is_many_requests(autojump_clo
         ]
         stage.go["go"].set()
         assert [text_of(await stream.response()) for stream in streams] == [str(n) for n in range(20)]
+
+
+@in_sessions
+@pytest.mark.parametrize("seems_alive", [True, False])
+async def test_who_comes_back_needs_a_place_unless_he_has_one(
+    revision: str, seems_alive: bool, autojump_clock: MockClock
+) -> None:
+    stage = Stage(limits=Limits(streams=2))
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        old = await web.open(plays("progress", "wait go"), session=session)
+        await old.message()
+        if not seems_alive:
+            await old.aclose()
+            await quiet()
+        others = [await web.open(session=session) for _ in range(1 if seems_alive else 2)]
+        if seems_alive:
+            async with web.stream(session=session, after=old.last_event_id) as rest:
+                stage.go["go"].set()
+                assert text_of(await rest.response()) == "done"
+        else:
+            with pytest.raises(Broken, match="429"):
+                await web.open(session=session, after=old.last_event_id)
+            await others[0].aclose()
+            await quiet()
+            await (await web.open(session=session, after=old.last_event_id)).aclose()

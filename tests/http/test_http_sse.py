@@ -21,6 +21,7 @@ from tests.http.stage import (
     plays,
     quiet,
     text_of,
+    tight,
 )
 from tests.requirements import req
 from tests.server.wire import CANCELLED, PROGRESS
@@ -168,3 +169,17 @@ async def test_an_old_stream_ends_when_the_server_drains(autojump_clock: MockClo
         async with stage.server.draining(10):
             assert methods(await client.stream.rest()) == ["the answer"]
             assert client.stream.ended
+
+
+async def test_who_posts_and_never_reads_is_told_to_stop(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(calls=10, outgoing=10, write_seconds=10_000))
+    async with served(stage.server, streams=tight, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        statuses = [(await client.post(request("ping", id=n, revision=A))).status for n in range(60)]
+        taken = statuses.count(202)
+        assert statuses == [202] * taken + [429] * (60 - taken)
+        assert 20 <= taken < 40
+        assert [(await client.stream.message())["id"] for _ in range(taken)] == list(range(taken))
+        assert (await client.post(request("ping", id=99, revision=A))).status == 202
+        assert (await client.stream.message())["id"] == 99

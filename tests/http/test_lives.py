@@ -17,6 +17,7 @@ from tests.http.stage import (
     D,
     E,
     Stage,
+    begun,
     in_sessions,
     methods,
     plays,
@@ -24,6 +25,7 @@ from tests.http.stage import (
     session_on,
     streamable,
     text_of,
+    tight,
 )
 from tests.requirements import req
 from tests.server.wire import PROGRESS, REVISION_NAMES
@@ -92,6 +94,31 @@ async def test_a_session_with_an_open_stream_is_in_use(revision: str, autojump_c
             assert (await web.call("ping", session=session)).result == {}
         await trio.sleep(250)
         assert (await web.call("ping", session=session)).status == 404
+
+
+@in_sessions
+async def test_a_session_is_used_by_whatever_is_posted(revision: str, autojump_clock: MockClock) -> None:
+    async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
+        session = await web.initialize(revision)
+        for _ in range(5):
+            await trio.sleep(99)
+            assert (await web.post(note("notifications/x"), session=session)).status == 202
+        await trio.sleep(101)
+        assert (await web.post(note("notifications/x"), session=session)).status == 404
+
+
+@in_sessions
+async def test_a_client_that_never_read_its_session_id_leaves_no_session(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, streams=tight) as web:
+        params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+        link, _ = await begun(web, request("initialize", params, revision=revision), None, revision)
+        assert stage.server.statistics().connections == 1
+        await link.aclose()
+        await quiet()
+        assert stage.server.statistics().connections == 0
 
 
 @pytest.mark.parametrize("transport", ["streamable", "http+sse"])
@@ -239,6 +266,20 @@ async def test_what_does_not_end_in_time_is_cut_off(revision: str, autojump_cloc
         with pytest.raises(Cut):
             await call.message()
     assert stage.cancelled == [""]
+
+
+@streamable
+async def test_a_server_that_drains_waits_until_its_answers_were_read(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False, streams=tight) as web:
+        session = await session_on(web, revision)
+        text = "x" * 100_000
+        link, _ = await begun(web, plays(f"say {text}", revision=revision), session, revision)
+        async with stage.server.draining(10):
+            assert stage.ended == [""]
+            await trio.sleep(5)
+            await link.head()
+            assert text.encode() in await link.body()
 
 
 async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClock) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.http.client import Cut, Web
+from tests.http.client import Cut, Web, note
 from tests.http.served import served
 from tests.http.stage import (
     KEEP_ALIVE,
@@ -30,7 +30,7 @@ from tests.http.stage import (
     tight,
 )
 from tests.requirements import req
-from tests.server.wire import PROGRESS
+from tests.server.wire import CANCELLED, PROGRESS
 from trio_mcp import Limits
 from trio_mcp.core.sse import SseEvent
 
@@ -505,7 +505,7 @@ async def test_who_does_not_read_makes_the_call_wait_and_loses_nothing(
         stream = await web.open(plays("many 2000", revision=revision), revision=revision, session=session)
         await stream.message()
         await trio.sleep(60)
-        reported = stage._reported
+        reported = stage.reported
         assert 0 < reported < 2000  # it waits; what it has said is bounded
         messages = await stream.rest()
         assert [each["params"]["progress"] for each in messages[:-1]] == list(range(2, 2001))
@@ -541,3 +541,50 @@ async def test_one_slow_reader_holds_up_nobody_else(revision: str, autojump_cloc
             assert answer.type == "text/event-stream"
             assert trio.current_time() == began
         await slow.aclose()
+
+
+@req("http-30", "http-42")
+@in_sessions
+async def test_what_waited_to_be_written_when_the_connection_broke_is_not_lost(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, streams=tight) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays("many 100", "wait go"), session=session)
+        heard = [await stream.message() for _ in range(3)]
+        await quiet()
+        await stream.aclose()
+        await quiet()
+        stage.go["go"].set()
+        async with web.stream(session=session, after=stream.last_event_id) as rest:
+            heard += await rest.rest()
+        assert [each["params"]["progress"] for each in heard[:-1]] == list(range(1, 101))
+        assert text_of(heard[-1]) == "done"
+
+
+@in_sessions
+async def test_what_waits_to_be_written_for_a_cancelled_call_is_not_said(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, streams=tight) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays("many 100", "wait never", id=7), session=session)
+        await stream.message()
+        await quiet()
+        await web.post(note(CANCELLED, {"requestId": 7}), session=session)
+        await stream.rest()
+        assert stage.reported == 100
+        assert len(stream.seen) < 50
+
+
+@req("http-71")
+async def test_what_does_not_exist_is_not_found_also_for_who_takes_only_streams(autojump_clock: MockClock) -> None:
+    headers = {"Accept": "text/event-stream"}
+    async with served(Stage().server) as web:
+        answer = await web.call("no/such", headers=headers)
+        assert (answer.status, answer.type, answer.code) == (404, "application/json", -32601)
+        session = await web.initialize(D)
+        answer = await web.call("no/such", session=session, headers=headers)
+        assert (answer.status, answer.type, answer.code) == (200, "text/event-stream", -32601)
