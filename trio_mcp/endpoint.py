@@ -326,7 +326,7 @@ class Endpoint:
         """The run is over: nobody is served any more."""
         for conversation in (*self._alone, *self._sessions.take_all()):
             conversation.stop()
-        for lane in self._carried:  # of sessions that had ended already
+        for lane in tuple(self._carried):  # of sessions that had ended already
             lane.close()
 
 

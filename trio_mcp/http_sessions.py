@@ -168,7 +168,7 @@ class HttpSession(Owner):
                 if isinstance(wire, Lane):
                     wire.put(message)
                     woken.add(wire)
-                elif len(self._kept) < self._most:
+                elif len(self._kept) < self._most and message not in self._kept:  # once is enough for any notice
                     self._kept.append(message)
             if self._kept and (newest := self._newest) is not None:
                 woken.add(newest)

@@ -28,8 +28,8 @@ class Silence(Generic[T]):
         return len(self._heard)
 
     def __iter__(self) -> Iterator[T]:
-        """Those that are there now."""
-        return iter(tuple(self._heard))
+        """From the one that has been silent for longest."""
+        return iter(self._heard)
 
     def hear(self, thing: T) -> None:
         """Something was heard of it: its time begins anew."""

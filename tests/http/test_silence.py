@@ -87,13 +87,11 @@ async def test_one_can_wait_until_there_is_nothing(autojump_clock: MockClock) ->
     assert over == [0, 3]
 
 
-async def test_iterating_minds_no_change() -> None:
+async def test_the_first_is_the_one_that_has_been_silent_for_longest() -> None:
     silence: Silence[str] = Silence(10)
-    for name in "abc":
+    for name in "abcab":
         silence.hear(name)
-    for name in silence:
-        silence.forget(name)
-    assert not len(silence)
+    assert list(silence) == ["c", "a", "b"]
 
 
 @pytest.mark.parametrize("patience", [5.0, 30.0])
