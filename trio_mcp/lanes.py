@@ -171,7 +171,7 @@ class Lane:
         return self._response is not None
 
     def carry(self, response: Response, cors: Fields, replay: Replay | None = None) -> Callable[[], None]:
-        """Send by this response from now on; first what its client has missed (http-42).
+        """Send by this response from now on; first what its client has missed (http-42).  `flush` is to follow.
 
         A response that carried the lane before is dropped: its client is the one that has come back.  Returns what is
         to be called when the client leaves this response before it ends.
@@ -338,15 +338,14 @@ class Lane:
         messages = self.waiting
         if self._over:
             return 0
-        due = self._silent or self._missed or self._retry is not None or (self._streams and not self._begun)
-        return messages + (1 if due or self._done else 0)
+        return messages + (1 if self._silent or self._retry is not None or self._done else 0)
 
     def _take(self) -> _Part | None:
         self._owner.pull(self)
         done = self._done
         if done and self._ids and not (self._queue and isinstance(self._queue[-1], _ANSWERS)):
             self._queue.clear()  # cancel-18: nothing more for what was cancelled
-        if done and not self._begun and self.name is None and (reply := self._reply()) is not None:
+        if done and not self._begun and (reply := self._reply()) is not None:
             return reply
         if not (self._streams or self._queue or self._silent):
             return None

@@ -53,6 +53,7 @@ class Silence(Generic[T]):
             if heard + self._patience <= trio.current_time():
                 self.hear(thing)
                 return thing
+            del thing  # it may be forgotten meanwhile
             await trio.sleep_until(heard + self._patience)
 
     async def empty(self) -> None:

@@ -126,7 +126,7 @@ class Recorder:
 
     @property
     def comments(self) -> int:
-        return sum(write == b": keep-alive\n\n" for write in self.writes)
+        return self.body.count(b": keep-alive\n\n")
 
     @property
     def last_id(self) -> str:
@@ -194,9 +194,12 @@ class Door:
         await wait_all_tasks_blocked()
         return visit
 
-    async def initialize(self, revision: str, **how: Any) -> str:
+    async def initialize_alone(self, revision: str, **how: Any) -> Visit:
         params = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
-        visit = await self.post(request("initialize", params, 0, revision=revision), revision=revision, **how)
+        return await self.post(request("initialize", params, 0, revision=revision), revision=revision, **how)
+
+    async def initialize(self, revision: str, **how: Any) -> str:
+        visit = await self.initialize_alone(revision, **how)
         session = visit.response.headers["Mcp-Session-Id"]
         self.revisions[session] = revision
         headers = {name: value for name, value in how.items() if name == "Authorization"}

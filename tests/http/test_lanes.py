@@ -223,6 +223,36 @@ async def test_an_error_has_the_status_of_its_revision_whatever_the_client_takes
         assert body[0]["error"]["code"] == code
 
 
+async def test_an_error_after_something_else_is_a_part_of_the_stream(autojump_clock: MockClock) -> None:
+    async with scene(revision=E, log=False) as it:
+        response = await it.carry()
+        await it.say(1)
+        await it.answer(message=Error(1, -32601, "no"))
+        assert response.status == 200
+        assert response.messages[-1]["error"]["code"] == -32601
+        assert response.ended
+
+
+async def test_what_is_being_written_waits_no_more(autojump_clock: MockClock) -> None:
+    async with scene() as it:
+        response = await it.carry()
+        response.hold()
+        await it.answer()
+        assert it.lane.waiting == 0
+        response.go_on()
+
+
+async def test_nobody_is_woken_for_nothing(autojump_clock: MockClock) -> None:
+    async with scene() as it:
+        await it.carry()
+        it.lane.wake()
+        assert not it.traffic.nursery.child_tasks
+        await it.say(1)
+        it.lane.wake()
+        assert not it.traffic.nursery.child_tasks
+        await it.answer()
+
+
 async def test_the_session_is_named_in_the_head_of_the_answer(autojump_clock: MockClock) -> None:
     for answer in (JSON, STREAM):
         async with scene(answer, None, log=False) as it:
@@ -241,6 +271,7 @@ async def test_where_all_was_cancelled_nothing_is_said(queued: bool, autojump_cl
         it.voice.cancel()
         await wait_all_tasks_blocked()
         assert (response.status, response.body, response.ended) == (202, b"", True)
+        assert it.voice.told == ["ended"]
         assert response.headers == dict(CORS)
     async with scene(STREAM, E, log=False) as it:
         it.voice.ready()

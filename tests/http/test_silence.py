@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import trio
@@ -60,6 +61,23 @@ async def test_with_patience_for_ever_nobody_is_found(autojump_clock: MockClock)
     with trio.move_on_after(1e9) as scope:
         await silence.next()
     assert scope.cancelled_caught
+
+
+async def test_nobody_keeps_what_was_forgotten(autojump_clock: MockClock) -> None:
+    class Thing:
+        pass
+
+    silence: Silence[Thing] = Silence(10)
+    thing = Thing()
+    kept = weakref.ref(thing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(silence.next)
+        silence.hear(thing)
+        await wait_all_tasks_blocked()
+        silence.forget(thing)
+        del thing
+        assert kept() is None
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_can_wait_until_there_is_nothing(autojump_clock: MockClock) -> None:

@@ -1,0 +1,826 @@
+"""What becomes of a request by HTTP, from its head to the end of its response."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.http.client import note, request, response
+from tests.http.recorder import Door, Recorder, Visit, at
+from tests.http.served import bearer, by_token
+from tests.http.stage import OLD, A, B, D, E, Stage, in_sessions, methods, play, plays, streamable
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS
+from trio_mcp import Context, Limits, Server
+from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
+from trio_mcp.core.http import HttpRequest
+from trio_mcp.core.replay import MemoryEventLog
+from trio_mcp.endpoint import Endpoint
+from trio_mcp.lanes import Lane
+
+LISTEN = "subscriptions/listen"
+OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+
+
+async def opened(door: Door, revision: str, **how: Any) -> str | None:
+    return None if revision == E else await door.initialize(revision, **how)
+
+
+def listen(id: Any = 1) -> dict[str, Any]:
+    return request(LISTEN, {"notifications": {"toolsListChanged": True}}, id)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"pfad": "/x"}, TypeError, ["'pfad'", "path, sse_path", "keep_alive"]),
+        ({"keep_alive": 0}, LocalProtocolError, ["keep_alive", "above 0"]),
+        ({"keep_alive": float("inf")}, LocalProtocolError, ["keep_alive"]),
+        ({"keep_alive": "15"}, LocalProtocolError, ["keep_alive", "'15'"]),
+        ({"keep_alive": True}, LocalProtocolError, ["keep_alive"]),
+        ({"path": "mcp"}, LocalProtocolError, ["slash"]),
+        ({"path": "/ws"}, LocalProtocolError, ["different"]),
+        ({"sse_path": "/sse"}, LocalProtocolError, ["message_path"]),
+        ({"allowed_hosts": "example.com"}, LocalProtocolError, ["allowed_hosts", "list"]),
+        (
+            {"allowed_hosts": "example.com", "public_url": "https://x.org"},
+            LocalProtocolError,
+            ["allowed_hosts", "list"],
+        ),
+        *(
+            ({"public_url": url}, LocalProtocolError, ["public_url", "https://example.com"])
+            for url in (
+                "example.com",
+                "ftp://example.com",
+                "https://",
+                "https:///x",
+                "https://x/?y",
+                "https://x/#y",
+                "",
+            )
+        ),
+    ],
+)
+async def test_an_option_that_cannot_be_is_an_error_that_says_what_can(
+    options: dict[str, Any], error: type[Exception], words: list[str], autojump_clock: MockClock
+) -> None:
+    async with Server("x").running() as run:
+        with pytest.raises(error) as raised:
+            Endpoint(run, **options)
+        assert all(word in str(raised.value) for word in words)
+
+
+async def test_a_rate_of_nothing_is_an_error(autojump_clock: MockClock) -> None:
+    async with Server("x", limits=Limits(request_rate=0)).running() as run:
+        with pytest.raises(LocalProtocolError, match=r"Limits\.request_rate"):
+            Endpoint(run)
+
+
+async def test_what_is_not_said_has_a_default(autojump_clock: MockClock) -> None:
+    async with Server("x").running() as run:
+        endpoint = Endpoint(run)
+        policy = endpoint.policy
+        assert (policy.path, policy.websocket_path, policy.sse_path) == ("/mcp", "/ws", None)
+        assert (policy.sessions, policy.json_only) == (True, False)
+        assert (endpoint.keep_alive, endpoint.public_url) == (15.0, None)
+        assert Endpoint(run, websocket_path=None).policy.websocket_path is None
+        assert Endpoint(run, keep_alive=2).keep_alive == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "host"),
+    [
+        ("https://example.com", "https://example.com", "example.com"),
+        ("https://example.com:8443/", "https://example.com:8443", "example.com:8443"),
+        ("http://example.com/tools/", "http://example.com/tools", "example.com"),
+    ],
+)
+async def test_the_host_of_the_public_url_is_served(url: str, base: str, host: str, autojump_clock: MockClock) -> None:
+    async with at(Stage().server, public_url=url) as door:
+        assert door.endpoint.public_url == base
+        for name, status in ((host, 200), ("localhost", 200), ("example.org", 421)):
+            visit = await door.post(request("server/discover"), Host=name)
+            assert visit.response.status == status
+    async with at(Stage().server, public_url=url, allowed_hosts=["other.org"]) as door:
+        for name, status in ((host, 200), ("localhost", 421), ("other.org", 200)):
+            visit = await door.post(request("server/discover"), Host=name)
+            assert visit.response.status == status
+
+
+# The head.
+
+
+async def test_who_asks_is_asked_for_unless_the_head_is_refused(autojump_clock: MockClock) -> None:
+    asked: list[str] = []
+
+    async def authenticate(asking: HttpRequest) -> str | None:
+        asked.append(asking.method)
+        return await by_token(asking)
+
+    async with at(Stage().server, authenticate=authenticate) as door:
+        visit = await door.post(request("server/discover"), Origin="http://localhost:1")
+        assert visit.response.status == 401
+        assert visit.response.headers["WWW-Authenticate"] == "Bearer"
+        assert visit.response.headers["Access-Control-Allow-Origin"] == "http://localhost:1"
+        assert (await door.post(request("server/discover"), **bearer("ann"))).response.status == 200
+        assert asked == ["POST", "POST"]
+        await door.post(request("server/discover"), Origin="http://evil.example")
+        await door.ask("OPTIONS")
+        assert asked == ["POST", "POST"]
+
+
+async def test_a_principal_has_a_stable_name(autojump_clock: MockClock) -> None:
+    async def authenticate(asking: HttpRequest) -> Any:
+        return 7
+
+    async with at(Stage().server, authenticate=authenticate) as door:
+        with pytest.raises(LocalProtocolError, match="stable name"):
+            await door.post(request("server/discover"))
+
+
+async def test_how_often_a_client_asks_is_counted_by_who_it_is_or_where(autojump_clock: MockClock) -> None:
+    server = Stage(limits=Limits(request_rate=2)).server
+    async with at(server) as door:
+        for peer in ("10.0.0.1", "10.0.0.2", None):
+            statuses = [(await door.post(request("server/discover"), peer=peer)).response.status for _ in range(3)]
+            assert statuses == [200, 200, 429]
+        refused = (await door.post(request("server/discover"), peer="10.0.0.1", Origin="http://localhost")).response
+        assert refused.headers["Retry-After"] == "1"
+        assert "Limits.request_rate" in refused.json["error"]["message"]
+        assert refused.headers["Access-Control-Allow-Origin"] == "http://localhost"
+        await trio.sleep(1)
+        assert (await door.post(request("server/discover"), peer="10.0.0.1")).response.status == 200
+    async with at(server, authenticate=by_token) as door:
+        for name in ("ann", "bob"):
+            statuses = [
+                (await door.post(request("server/discover"), peer=f"10.0.0.{n}", **bearer(name))).response.status
+                for n in range(3)
+            ]
+            assert statuses == [200, 200, 429]
+        # Who guesses may not guess more often.
+        statuses = [(await door.post(request("server/discover"), peer="10.1.1.1")).response.status for _ in range(4)]
+        assert statuses == [401, 401, 429, 429]
+
+
+# Requests that stand alone.
+
+
+@req("cancel-14", "http-115")
+@pytest.mark.parametrize("steps", [["wait never"], ["progress", "wait never"]])
+async def test_a_modern_request_is_cancelled_by_its_client_that_leaves(
+    steps: list[str], autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        visit = await door.post(plays(*steps, revision=E))
+        other = await door.post(plays("wait go", revision=E))
+        assert door.endpoint.clients == 2
+        visit.leave()
+        await wait_all_tasks_blocked()
+        assert stage.cancelled == [""]
+        assert door.endpoint.clients == 1
+        stage.go["go"].set()
+        await wait_all_tasks_blocked()
+        assert other.response.status == 200
+        assert stage.ended == [""]
+        visit.gone()
+        assert not any(name in visit.response.headers for name in ("Mcp-Session-Id",))
+        if visit.response.streams:
+            assert all(event.id is None for event in visit.response.events)
+
+
+@req("cancel-14")
+async def test_a_modern_request_whose_answer_cannot_be_written_is_over(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        visit = await door.post(plays("wait go", "progress", "wait never", revision=E))
+        visit.response.cut()
+        stage.go["go"].set()
+        await wait_all_tasks_blocked()
+        assert stage.cancelled == [""]
+        assert door.endpoint.clients == 0
+        subscribed = await door.post(listen())
+        assert door.run.statistics().listeners == 1
+        subscribed.leave()
+        assert door.run.statistics().listeners == 0
+
+
+@in_sessions
+async def test_a_legacy_request_without_a_session_runs_to_its_end_and_is_forgotten(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage.server, sessions=False) as door:
+        opening = await door.initialize_alone(revision)
+        assert "Mcp-Session-Id" not in opening.response.headers
+        visit = await door.post(plays("progress", "wait go", "progress", revision=revision), revision=revision)
+        assert [event.id for event in visit.response.events] == [None]
+        visit.leave()
+        await trio.sleep(100)
+        assert door.endpoint.clients == 1
+        stage.go["go"].set()
+        await wait_all_tasks_blocked()
+        assert stage.ended == [""]
+        assert door.endpoint.clients == 0
+        assert (await door.post(note("notifications/x"), revision=revision)).response.status == 202
+
+
+@in_sessions
+async def test_a_question_without_a_session_fails_at_once_for_nothing_could_bring_the_answer(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server("asks")
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        await ctx.progress(1)
+        try:
+            await ctx.roots()
+        except RequestError as error:
+            return str(error)
+        return "answered"
+
+    async with at(server, sessions=False) as door:
+        # Sessionless: what the client can is not known, so it is a question that no client declares it can answer.
+        visit = await door.post(
+            request("tools/call", {"name": "asks"}, revision=revision, progress=1), revision=revision
+        )
+        await wait_all_tasks_blocked()
+        assert visit.response.ended
+        assert methods(visit.response.messages) == [PROGRESS, "the answer"]
+
+
+async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockClock) -> None:
+    logging.disable(logging.CRITICAL)  # who captures a log keeps the traceback of what failed
+    try:
+        await _serve_and_forget()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+async def _serve_and_forget() -> None:
+    stage = Stage()
+    kept: list[Callable[[], Any]] = []
+    carry = Lane.carry
+
+    def watched(lane: Lane, *args: Any) -> Any:
+        owner = lane._owner
+        kept.extend(map(weakref.ref, (lane, owner.conversation, args[0])))
+        return carry(lane, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lane, "carry", watched)
+        async with at(stage.server) as door:
+            gc.collect()
+            gc.disable()
+            try:
+                for steps in (["say x"], ["progress", "sleep 1"], ["ask"], ["fail on purpose"]):
+                    await door.post(plays(*steps, revision=E))
+                await door.post(request("no/such"))
+                (await door.post(plays("wait never", revision=E))).leave()
+                (await door.post(listen())).leave()
+                await trio.sleep(2)
+                assert len(kept) == 3 * 7
+                # Only a handler that waits for a retry has what it asked by.
+                assert sorted(type(each()).__name__ for each in kept if each() is not None) == ["Conversation", "Lane"]
+            finally:
+                gc.enable()
+
+
+# Sessions.
+
+
+@in_sessions
+async def test_what_a_message_is_fed_to(revision: str, autojump_clock: MockClock) -> None:
+    """Every verdict once, carried out."""
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        assert (await door.post(request("ping", revision=revision), session)).response.json["result"] == {}
+        asked = await door.post(plays("roots", revision=revision), session)
+        (question,) = asked.response.messages
+        answered = await door.post(response(question["id"], {"roots": []}), session)
+        assert (answered.response.status, answered.response.body) == (202, b"")
+        assert stage.ended == [""]
+        standing = await door.get(session)
+        assert (standing.response.status, standing.response.streams, standing.response.ended) == (200, True, False)
+        assert (await door.ask("DELETE", None, session)).response.status == 204
+        await wait_all_tasks_blocked()
+        assert standing.response.ended
+        assert (await door.post(request("ping", revision=revision), session)).response.status == 404
+
+
+async def test_initialize_that_is_refused_opens_nothing(autojump_clock: MockClock) -> None:
+    made: list[MemoryEventLog] = []
+
+    def make(session: str) -> MemoryEventLog:
+        made.append(MemoryEventLog())
+        return made[-1]
+
+    async with at(Stage().server, event_log=make) as door:
+        for accept in ("application/json", "text/event-stream"):
+            visit = await door.post(request("initialize", {}, revision=D), revision=D, Accept=accept)
+            assert "Mcp-Session-Id" not in visit.response.headers
+            assert visit.response.ended
+        assert door.endpoint.clients == 0
+        assert all(len(log) == 0 for log in made)
+        visit = await door.post(
+            request("initialize", OPENING, 0, revision=D),
+            revision=D,
+            Accept="text/event-stream",
+        )
+        assert visit.response.headers["Mcp-Session-Id"]
+        assert [event.id for event in visit.response.events] == [None]
+        assert door.endpoint.clients == 1
+
+
+@in_sessions
+async def test_there_are_no_more_streams_than_the_limit(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(streams=2))
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        first = await door.get(session)
+        away = await door.post(plays("progress", "wait never", revision=revision), session)
+        for refused in (await door.get(session), await door.post(request("ping", id=9, revision=revision), session)):
+            assert refused.response.status == 429
+            assert "Limits.streams" in refused.response.json["error"]["message"]
+            assert refused.response.headers["Retry-After"]
+        # Who comes back for a stream that seems open takes no more than there was.
+        again = await door.get(session, away.response.last_id)
+        assert (again.response.status, away.response.dropped) == (200, True)
+        again.leave()
+        second = await door.get(session)
+        assert (await door.get(session, away.response.last_id)).response.status == 429
+        second.leave()
+        assert (await door.get(session, away.response.last_id)).response.status == 200
+        first.leave()
+
+
+@req("http-42")
+@in_sessions
+async def test_what_can_not_be_resumed_is_refused_and_what_is_over_is_replayed(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        call = await door.post(plays("progress", "progress", revision=revision), session)
+        ids = [event.id for event in call.response.events]
+        whole = await door.get(session, ids[-3])
+        assert methods(whole.response.messages) == [PROGRESS, "the answer"]
+        assert whole.response.ended
+        last = await door.get(session, ids[-1])
+        assert (last.response.status, last.response.messages, last.response.ended) == (200, [], True)
+        for unknown in ("99-0", "x"):
+            refused = await door.get(session, unknown, Origin="http://localhost")
+            assert refused.response.status == 400
+            assert "without Last-Event-ID" in refused.response.json["error"]["message"]
+            assert refused.response.headers["Access-Control-Allow-Origin"] == "http://localhost"
+
+
+async def test_a_stream_that_broke_off_is_said_to_have(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(MemoryEventLog):
+        def __init__(self, session: str) -> None:
+            super().__init__()
+
+        def append(self, stream: str, data: bytes) -> str:
+            if len(self) == 2:
+                raise OSError("no space left")
+            return super().append(stream, data)
+
+        def finish(self, stream: str) -> None:
+            raise OSError("no space left")
+
+    stage = Stage()
+    async with at(stage.server, event_log=Full) as door:
+        session = await door.initialize(D)
+        call = await door.post(plays("progress", "sleep 1", "progress"), session)
+        await trio.sleep(2)
+        assert call.response.dropped
+        assert "no space left" in caplog.text
+        refused = await door.get(session, call.response.last_id)
+        assert refused.response.status == 400
+        assert "broken off" in refused.response.json["error"]["message"]
+        assert stage.ended == [""]
+
+
+# Questions.
+
+
+@in_sessions
+async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server, failed, go = Server("asks"), [], trio.Event()
+
+    @server.tool
+    async def asks(ctx: Context) -> str:
+        await go.wait()
+        try:
+            await ctx.roots()
+        except SessionClosed:
+            failed.append(trio.current_time())
+        return "done"
+
+    async with at(server) as door:
+        session = await door.initialize(revision)
+        visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
+        visit.leave()
+        began = trio.current_time()
+        go.set()
+        await wait_all_tasks_blocked()
+        assert failed == [began]
+
+
+@in_sessions
+async def test_a_question_waits_for_a_client_that_can_come_back(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        visit = await door.post(plays("progress", "wait go", "roots", "say good", revision=revision), session)
+        visit.leave()
+        stage.go["go"].set()
+        await trio.sleep(100)
+        back = await door.get(session, visit.response.last_id)
+        (question,) = back.response.messages
+        await door.post(response(question["id"], {"roots": []}), session)
+        assert back.response.messages[-1]["result"]["content"][0]["text"] == "good"
+        # And the answer may come from one that has not come back at all.
+        visit = await door.post(plays("sample", id=2, revision=revision), session)
+        (question,) = visit.response.messages
+        visit.leave()
+        model = {"role": "assistant", "content": {"type": "text", "text": "x"}, "model": "m"}
+        await door.post(response(question["id"], model), session)
+        assert len(stage.answers) == 2
+
+
+# Hanging up.
+
+
+@req("http-47", "http-49", "http-46")
+async def test_a_handler_lets_its_client_hang_up_and_come_back_for_the_rest(autojump_clock: MockClock) -> None:
+    server, told = Server("polled"), []
+
+    @server.tool
+    async def test_reconnection(ctx: Context) -> str:
+        told.append(await ctx.hang_up(retry=0.5))
+        await trio.sleep(2)
+        told.append(await ctx.hang_up())  # it has left already
+        return "here again"
+
+    async with at(server) as door:
+        session = await door.initialize(D)
+        call = await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
+        first, last = call.response.events
+        assert (first.id, first.data, first.retry) == ("1-0", b"", None)
+        assert (last.id, last.data, last.retry) == ("1-1", b"", 500)
+        assert call.response.ended
+        await trio.sleep(0.5)
+        again = await door.get(session, last.id)
+        assert again.response.events == []
+        await trio.sleep(5)
+        assert again.response.messages[0]["result"]["content"][0]["text"] == "here again"
+        assert again.response.ended
+        assert told == [True, True]  # ... but had come back
+    # Hung up while nobody is there, it says so.
+    told.clear()
+    async with at(server) as door:
+        session = await door.initialize(D)
+        await door.post(request("tools/call", {"name": "test_reconnection"}, revision=D), session)
+        await trio.sleep(5)
+        assert told == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("revision", "accept"), [(B, None), ("2025-06-18", None), (E, None), (D, "application/json"), (A, None)]
+)
+async def test_where_nobody_would_come_back_nothing_is_hung_up(
+    revision: str, accept: str | None, autojump_clock: MockClock
+) -> None:
+    server, told = Server("polled"), []
+
+    @server.tool
+    async def poll(ctx: Context) -> str:
+        for retry in (-1, float("nan"), float("inf"), "1", True):
+            with pytest.raises(LocalProtocolError, match="retry"):
+                await ctx.hang_up(retry=retry)  # type: ignore[arg-type]
+        with trio.testing.assert_checkpoints():
+            told.append(await ctx.hang_up())
+        return "done"
+
+    async with at(server, **OLD) as door:
+        message = request("tools/call", {"name": "poll"}, revision=revision)
+        if revision == A:
+            stream = await door.ask("GET", path="/sse", revision=A, Accept="text/event-stream")
+            uri = stream.response.events[0].data.decode()
+            params = {"protocolVersion": A, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            await door.post(request("initialize", params, 0, revision=A), path=uri)
+            await door.post(note("notifications/initialized"), path=uri)
+            await door.post(message, path=uri)
+        else:
+            session = await opened(door, revision)
+            visit = await door.post(message, session, **({"Accept": accept} if accept else {}))
+            assert visit.response.json["result"]["content"][0]["text"] == "done"
+        assert told == [False]
+
+
+# Draining.
+
+
+@pytest.fixture
+def draining() -> Callable[[Door], Any]:
+    async def drained(door: Door, over: list[float], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await door.run.drain()
+        over.append(trio.current_time())
+
+    return drained
+
+
+async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_not(autojump_clock: MockClock) -> None:
+    stage, over = Stage(), []
+
+    async def drain(door: Door) -> None:
+        await door.run.drain()
+        over.append(trio.current_time())
+
+    async with at(stage.server, **OLD) as door, trio.open_nursery() as nursery:
+        session, idle = await door.initialize(D), await door.initialize(D)
+        call = await door.post(plays("progress", "roots", "sleep 5", "say all"), session)
+        doomed = await door.post(plays("wait never", id=2, name="doomed"), session)
+        parked = await door.post(plays("ask", "say parked", revision=E))
+        held = await door.post(plays("sleep 9", "ask", "say asked", revision=E))
+        nursery.start_soon(drain, door)
+        await trio.sleep(1)
+        for new in (
+            await door.post(plays(revision=E)),
+            await door.post(request("ping", id=9, revision=D), idle),
+            await door.post(request("initialize", OPENING, 0, revision=D), revision=D),
+            await door.get(idle),
+            await door.ask("GET", path="/sse", Accept="text/event-stream"),
+            await door.ask("GET", path="/ws"),
+        ):
+            assert new.response.status == 503
+            assert int(new.response.headers["Retry-After"]) > 0
+            assert "shutting down" in new.response.json["error"]["message"]
+        call.leave()
+        back = await door.get(session, call.response.last_id)
+        (question,) = [each for each in call.response.messages if each.get("method") == "roots/list"]
+        assert (await door.post(response(question["id"], {"roots": []}), session)).response.status == 202
+        await door.post(note(CANCELLED, {"requestId": 2}), session)
+        assert (await door.ask("DELETE", None, idle)).response.status == 204
+        assert (doomed.response.status, stage.cancelled) == (202, ["doomed"])
+        retried = await retry(door, parked, "say parked")
+        assert retried.response.json["result"]["content"][0]["text"] == "parked"
+        await trio.sleep(20)
+        assert back.response.messages[-1]["result"]["content"][0]["text"] == "all"
+        assert not over  # a call that was at work when it began waits for its client
+        again = await retry(door, held, "sleep 9", last="say asked")
+        assert again.response.json["result"]["content"][0]["text"] == "asked"
+        await wait_all_tasks_blocked()
+        assert over == [trio.current_time()]
+        assert door.endpoint.clients == 0
+
+
+async def retry(door: Door, visit: Visit, *steps: str, last: str | None = None) -> Visit:
+    """The retry of a call that was answered with a question."""
+    result = visit.response.json["result"]
+    assert result["resultType"] == "input_required"
+    (key,) = result["inputRequests"]
+    whole = ["ask", *steps] if last is None else [*steps, "ask", last]
+    params = {
+        **play(*whole),
+        "requestState": result["requestState"],
+        "inputResponses": {key: {"action": "accept", "content": {"size": 3}}},
+    }
+    return await door.post(request("tools/call", params, 7, progress="token of 1"))
+
+
+@req("sub-08")
+async def test_subscriptions_end_with_their_result_when_the_server_drains(autojump_clock: MockClock) -> None:
+    async with at(Stage().server) as door:
+        subscribed = await door.post(listen())
+        await door.run.drain()
+        assert methods(subscribed.response.messages) == [ACKNOWLEDGED, "the answer"]
+        assert subscribed.response.messages[-1]["result"]["resultType"] == "complete"
+        assert subscribed.response.ended
+        await door.run.drain()  # again
+
+
+@in_sessions
+async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str, autojump_clock: MockClock) -> None:
+    stage, over = Stage(), []
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        call = await door.post(plays("progress", "wait go", "say all", revision=revision), session)
+        call.response.hold()
+        stage.go["go"].set()
+        async with trio.open_nursery() as nursery:
+
+            async def drain() -> None:
+                async with stage.server.draining(60):
+                    pass
+                over.append(trio.current_time())
+
+            began = trio.current_time()
+            nursery.start_soon(drain)
+            await trio.sleep(30)
+            assert not over
+            if revision == B:
+                call.response.go_on()
+        assert over == [began + (30 if revision == B else 60)]
+        assert (call.response.ended, call.response.dropped) == (revision == B, revision != B)
+
+
+async def test_a_drain_ends_when_the_last_response_has(autojump_clock: MockClock) -> None:
+    over: list[float] = []
+    async with at(Stage().server) as door:
+        session = await door.initialize(D)
+        standing = await door.get(session)
+        standing.response.hold()
+
+        async def drain() -> None:
+            await door.run.drain()
+            over.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain)
+            await trio.sleep(20)
+            assert not over
+            standing.leave()
+        assert over == [20]
+
+
+# The end of the run.
+
+
+@streamable
+async def test_when_the_run_ends_everything_is_dropped(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await opened(door, revision)
+        visits = [
+            await door.post(plays(*steps, id=n, revision=revision), session)
+            for n, steps in enumerate((["wait never"], ["progress", "wait never"], ["progress", "wait go"]))
+        ]
+        visits[2].response.hold()
+        stage.go["go"].set()
+        if session is not None:
+            visits.append(await door.get(session))
+            # One of a session that has ended, which is still being read.
+            other = await door.initialize(revision)
+            visits.append(await door.post(plays("progress", "wait go now", revision=revision), other))
+            visits[-1].response.hold()
+            stage.go["go now"].set()
+            await wait_all_tasks_blocked()
+            await door.ask("DELETE", None, other)
+        door.endpoint.stop()
+        await wait_all_tasks_blocked()
+        assert all(visit.response.dropped for visit in visits)
+        assert not any(visit.response.ended for visit in visits)
+        assert stage.cancelled == ["", ""]
+        assert door.endpoint.clients == 0
+        if session is not None:
+            assert (await door.post(request("ping", revision=revision), session)).response.status == 404
+        for visit in visits:
+            visit.gone()
+
+
+async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clock: MockClock) -> None:
+    async with Stage().server.running() as run, trio.open_nursery() as nursery:
+        endpoint = Endpoint(run)
+        assert endpoint not in run.connections
+        nursery.start_soon(endpoint.run)
+        await wait_all_tasks_blocked()
+        assert endpoint in run.connections
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await wait_all_tasks_blocked()
+        assert endpoint not in run.connections
+
+
+# Clients that go at once, and callers that are cancelled.
+
+
+async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> None:
+    async with at(Stage().server) as door:
+        session = await door.initialize(D)
+        for how in (
+            lambda gone: door.post(note("notifications/x"), session, response=gone),
+            lambda gone: door.get(session, "x", response=gone),
+            lambda gone: door.post(request("ping", revision=D), "nobody's", response=gone),
+        ):
+            gone = Recorder()
+            gone.cut()
+            with pytest.raises(trio.BrokenResourceError):
+                await how(gone)
+        gone = Recorder()
+        gone.cut()
+        await door.post(request("ping", revision=D), session, response=gone)  # a lane has noticed it itself
+        assert door.endpoint._sessions.get(session) is not None
+
+
+@pytest.mark.parametrize("revision", [D, E])
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> None:
+    """Then nobody can say any more that the client has gone, so it counts as gone."""
+    returned: list[bool] = []
+
+    async def scenario(attempt: Attempt) -> None:
+        stage = Stage()
+        async with at(stage.server) as door:
+            session = await opened(door, revision)
+            visit = None
+            recorder = Recorder()
+            with attempt.window():
+                visit = await door.ask(
+                    "POST", plays("progress", "wait never", revision=revision), session, response=recorder
+                )
+                await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
+            if visit is not None:
+                visit.leave()
+            await wait_all_tasks_blocked()
+            assert not len(door.endpoint._carried)
+            if revision == E:
+                assert door.endpoint.clients == 0
+                assert stage.cancelled == stage.began
+                assert door.run.statistics().running == 0
+            returned.append(visit is not None)
+
+    assert cancel_everywhere(scenario, watch=anything, seed=seed) > 3
+    assert returned.count(False) > 1
+    assert returned.count(True) > 2
+
+
+# The old transport.
+
+
+@req("sse-05")
+@pytest.mark.parametrize(
+    ("options", "prefix", "uri"),
+    [
+        ({}, "", "/messages?session="),
+        ({}, "/tools", "/tools/messages?session="),
+        ({"public_url": "https://example.com/x/"}, "", "https://example.com/x/messages?session="),
+        ({"public_url": "https://example.com"}, "/tools", "https://example.com/messages?session="),
+    ],
+)
+async def test_the_old_transport_says_where_to_post(
+    options: dict[str, Any], prefix: str, uri: str, autojump_clock: MockClock
+) -> None:
+    async with at(Stage().server, **OLD, **options) as door:
+        visit = await door.ask("GET", path="/sse", prefix=prefix, Accept="text/event-stream")
+        (event,) = visit.response.events
+        assert (event.event, event.id) == ("endpoint", None)
+        assert event.data.decode().startswith(uri)
+        assert len(event.data.decode().removeprefix(uri)) == 32
+        visit.leave()
+
+
+# Many.
+
+
+async def test_a_thousand_streams_are_open_and_each_is_told(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        visits = []
+        for n in range(1000):
+            visits.append(await door.ask("POST", listen(n)))
+        await wait_all_tasks_blocked()
+        stage.server.changed("tools")
+        await trio.sleep(16)
+        assert all(len(visit.response.messages) == 2 and visit.response.comments == 1 for visit in visits)
+        assert door.endpoint.clients == 1000
+        for visit in visits:
+            visit.leave()
+        assert door.endpoint.clients == 0
+        assert door.run.statistics().listeners == 0
+
+
+@req("http-39")
+async def test_a_slow_reader_of_changes_has_them_merged(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(outgoing=2))
+    async with at(stage.server) as door:
+        subscribed = await door.post(listen())
+        subscribed.response.hold()
+        for _ in range(100):
+            stage.server.changed("tools")
+            await trio.sleep(1)
+        subscribed.response.go_on()
+        await trio.sleep(1)
+        assert len(subscribed.response.messages) <= 1 + 1 + 2 + 1
+        subscribed.leave()
