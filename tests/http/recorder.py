@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import attrs
@@ -27,7 +27,24 @@ from trio_mcp.core.sse import EventReader, SseEvent
 from trio_mcp.endpoint import Endpoint, send_reply
 from trio_mcp.running import Run
 
-__all__ = ["Door", "Recorder", "Visit", "at"]
+__all__ = ["Door", "Recorder", "Visit", "at", "by_the_rules"]
+
+
+_broken: list[str] = []
+
+
+def _rule(kept: bool, otherwise: str) -> None:
+    if not kept:
+        _broken.append(otherwise)
+        raise AssertionError(otherwise)
+
+
+@contextlib.contextmanager
+def by_the_rules() -> Iterator[None]:
+    """Fails at its end if a response was used as it must not be, whoever has caught what that raised."""
+    _broken.clear()
+    yield
+    assert not _broken
 
 
 class Recorder:
@@ -52,23 +69,23 @@ class Recorder:
         self._free.set()
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
-        assert not self._begun, "a response begins once"
+        _rule(not self._begun, "a response begins once")
         self._begun = True
         async with self._write(more):
             self.status, self.headers = status, dict(fields)
             self.writes.append(body)
 
     async def send(self, data: bytes, *, more: bool) -> None:
-        assert self._begun, "a response begins with its head"
-        assert data or not more, "a write that says nothing"
+        _rule(self._begun, "a response begins with its head")
+        _rule(bool(data) or not more, "a write that says nothing")
         async with self._write(more):
             self.writes.append(data)
 
     @contextlib.asynccontextmanager
     async def _write(self, more: bool) -> AsyncIterator[None]:
-        assert not self.writing, "two write at the same time"
-        assert not self.ended, "something after the end"
-        assert not self.dropped, "something after it was dropped"
+        _rule(not self.writing, "two write at the same time")
+        _rule(not self.ended, "something after the end")
+        _rule(not self.dropped, "something after it was dropped")
         self.writing = True
         try:
             await trio.lowlevel.checkpoint()
@@ -219,6 +236,13 @@ def _nothing() -> None:
 @contextlib.asynccontextmanager
 async def at(server: Server, **options: Any) -> AsyncIterator[Door]:
     """The endpoint of a server that runs for as long as the block."""
+    with by_the_rules():
+        async with _at(server, options) as door:
+            yield door
+
+
+@contextlib.asynccontextmanager
+async def _at(server: Server, options: Any) -> AsyncIterator[Door]:
     async with server.running() as run, trio.open_nursery() as nursery:
         endpoint = Endpoint(run, **options)
         nursery.start_soon(endpoint.run)

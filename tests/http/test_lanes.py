@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.http.recorder import Recorder
+from tests.http.recorder import Recorder, by_the_rules
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from trio_mcp.core.http import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
@@ -178,10 +178,11 @@ async def scene(
     limit: int = 256,
     **way: Any,
 ) -> AsyncIterator[Scene]:
-    async with trio.open_nursery() as nursery:
-        events = MemoryEventLog() if log is True else None if log is False else log
-        yield Scene(nursery, Way(answer, revision, events, **way), ids, limit)
-        # Whatever a test does, nobody who writes is left behind.
+    events = MemoryEventLog() if log is True else None if log is False else log
+    with by_the_rules():
+        async with trio.open_nursery() as nursery:
+            yield Scene(nursery, Way(answer, revision, events, **way), ids, limit)
+            # Whatever a test does, nobody who writes is left behind.
 
 
 # Undecided.
