@@ -22,15 +22,16 @@ back to a stream.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias, Unpack
 
 import attrs
 import trio
 
 from trio_mcp.conversation import Conversation
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
 from trio_mcp.core.headers import Fields, reply_headers
 from trio_mcp.core.http import (
     Deliver,
@@ -60,6 +61,9 @@ from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
 __all__ = ["Admitted", "Endpoint", "HttpOptions", "send_reply"]
+
+_log = logging.getLogger("trio_mcp")
+_refusals = logging.getLogger("trio_mcp.http")
 
 Gone = Callable[[], None]
 _Good: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
@@ -155,6 +159,12 @@ class Endpoint:
 
     async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | Admitted:
         """Judge what needs no body; a reply is final.  `peer` is the client's address, if it has one."""
+        admitted = await self._admit(request, peer)
+        if isinstance(admitted, Reply):
+            _tell(request, admitted)
+        return admitted
+
+    async def _admit(self, request: HttpRequest, peer: str | None) -> Reply | Admitted:
         head = screen(self.policy, request)
         if isinstance(head, Reply):
             return head
@@ -166,7 +176,11 @@ class Endpoint:
     async def _authenticated(self, request: HttpRequest, peer: str | None, cors: Fields) -> Reply | str | None:
         """Who asks, None where nobody is asked; or why the request is not served."""
         authenticate = self._authenticate
-        principal = None if authenticate is None else stable_name(await authenticate(request))
+        try:
+            principal = None if authenticate is None else await _identified(authenticate, request)
+        except Exception:  # noqa: BLE001  # an author's function may raise anything, and that costs this request only
+            _log.exception("authenticate has failed")
+            return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
         if wait := self._rates.wait(f"address {peer}" if principal is None else f"principal {principal}"):
             why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
             return _busy(429, why, cors, math.ceil(wait))
@@ -192,6 +206,7 @@ class Endpoint:
         )  # fmt: skip
         refused = verdict if isinstance(verdict, Reply) else self._refused(verdict)
         if refused is not None:
+            _tell(request, refused)
             await send_reply(response, refused)
             return _nothing
         if isinstance(verdict, Serve):
@@ -328,6 +343,20 @@ class Endpoint:
             conversation.stop()
         for lane in tuple(self._carried):  # of sessions that had ended already
             lane.close()
+
+
+async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
+    answer = authenticate(request)
+    if not isinstance(answer, Awaitable):
+        raise LocalProtocolError(f"authenticate is an async def; this one returned {type(answer).__name__}")
+    return stable_name(await answer)
+
+
+def _tell(request: HttpRequest, reply: Reply) -> None:
+    """Tell whoever runs the server what it refuses; without the query, where HTTP+SSE clients have their session."""
+    if reply.error is not None:
+        path = shown(request.target.partition("?")[0])
+        _refusals.info("%s %s: %d, %s", shown(request.method), path, reply.status, reply.error.message)
 
 
 async def _begin(lane: Lane, gone: Gone) -> Gone:

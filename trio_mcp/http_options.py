@@ -53,6 +53,12 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     """Raises `LocalProtocolError` for options that cannot be."""
     if unknown := options.keys() - HttpOptions.__annotations__.keys():
         raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(HttpOptions.__annotations__)}")
+    for name in ("sessions", "json_only"):
+        if not isinstance(options.get(name, True), bool):
+            raise LocalProtocolError(f"{name} is True or False; not {options.get(name)!r}")
+    for name in ("authenticate", "event_log"):
+        if name in options and not callable(options.get(name)):
+            raise LocalProtocolError(f"{name} is a function, not {type(options.get(name)).__name__}")
     hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
     public = public_url_of(options)
     if public is not None and not isinstance(hosts, str):
@@ -72,7 +78,7 @@ def public_url_of(options: HttpOptions) -> str | None:
     url = options.get("public_url")
     if url is None:
         return None
-    scheme, mark, rest = url.partition("://")
+    scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if scheme not in ("http", "https") or not mark or not rest.partition("/")[0] or set("?# ") & set(rest):
         raise LocalProtocolError(
             f"public_url is like 'https://example.com' or 'https://example.com/tools'; not {url!r}"

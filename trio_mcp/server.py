@@ -398,11 +398,13 @@ class Server:
         of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143) after SIGTERM, which gives the calls
         that run `grace` seconds.
         """
+        if options:
+            _check_http_options(options)
         if http is not None:
             self._run_http(http, grace, options)
             return
         if options:
-            raise TypeError(f"{min(options)} is an option for http=..., and standard input and output have none")
+            raise TypeError(f'{min(options)} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
         from trio_mcp.stdio import run
 
         run(self, grace=grace)
@@ -413,6 +415,17 @@ class Server:
 
         host, port = place(http)
         live(self, lambda: serve_http(self, host, port, task_status=_Announced(self), **options), grace=grace)
+
+
+def _check_http_options(options: HttpOptions) -> None:
+    from trio_mcp.http_options import HttpOptions
+
+    known = HttpOptions.__annotations__
+    if unknown := options.keys() - known:
+        raise TypeError(
+            f"run has no option {min(unknown)!r}; it serves standard input and output, or HTTP at an address, "
+            f'run(http="127.0.0.1:3000"), with the options {", ".join(known)}'
+        )
 
 
 class _Announced:

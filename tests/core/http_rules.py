@@ -447,6 +447,23 @@ CONTENT = [
         headers={"Accept": "text/event-stream"},
         policy={"json_only": True},
     ),
+    Rule(
+        "a request of no session, under a version that there is not",
+        400,
+        -32600,
+        says=("'2030-01-01'",),
+        id=1,
+        headers={"MCP-Protocol-Version": "2030-01-01"},
+        body=request("tools/list"),
+    ),
+    Rule(
+        "a request of no session hears of both ways",
+        400,
+        -32600,
+        says=("initialize", E),
+        id=1,
+        body=request("tools/list"),
+    ),
     in_session("a GET that takes no stream", 406, code=-32600, method="GET", headers={"Accept": "application/json"}),
     Rule(
         "a body that says it is too long",

@@ -85,12 +85,12 @@ def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
 
 
 def test_options_for_http_are_none_for_stdio() -> None:
-    with pytest.raises(TypeError, match="json_only is an option for http="):
+    with pytest.raises(TypeError, match="json_only is an option for HTTP, which is served by run"):
         Server("stdio").run(json_only=True)
 
 
 def test_an_option_that_does_not_exist_is_told() -> None:
-    with pytest.raises(TypeError, match="there is no option 'jason_only'"):
+    with pytest.raises(TypeError, match="run has no option 'jason_only'"):
         Server("mistaken").run(http="127.0.0.1:0", jason_only=True)  # type: ignore[call-arg]
 
 

@@ -685,7 +685,13 @@ def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
 def _session(case: _Case) -> tuple[str, SessionFacts]:
     session = case.request.headers.get(SESSION_ID)
     if session is None:  # http-56
-        raise _Refusal(400, f"the {SESSION_ID} header is missing; initialize opens a session and gives its id")
+        if case.version is not None and case.version not in REVISIONS:
+            raise _unsupported(case, case.version, errors.INVALID_REQUEST)  # what its sender should hear of first
+        why = f"the {SESSION_ID} header is missing; initialize opens a session and gives its id"
+        modern = [each.name for each in case.policy.revisions if not each.handshake]
+        if modern and case.request.method == "POST":
+            why += f", or send {PROTOCOL_VERSION}: {max(modern)} and the _meta that goes with it"
+        raise _Refusal(400, why)
     return session, _facts(case, session, legacy_stream=False)
 
 

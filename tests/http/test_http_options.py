@@ -1,0 +1,87 @@
+"""Options that cannot be are told at the start, and what is refused later is told to whoever runs the server."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.http.served import bearer, by_token, served
+from tests.http.stage import OLD, E, Stage
+from trio_mcp import HttpRequest, LocalProtocolError, Server
+from trio_mcp.endpoint import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sessions": "no"}, "sessions is True or False; not 'no'"),
+        ({"json_only": 1}, "json_only is True or False; not 1"),
+        ({"authenticate": "token"}, "authenticate is a function, not str"),
+        ({"event_log": object()}, "event_log is a function, not object"),
+        ({"public_url": 8}, "public_url is like"),
+        ({"public_url": "example.com"}, "public_url is like"),
+        ({"keep_alive": 0}, "keep_alive is a number of seconds"),
+        ({"allowed_hosts": "example.com"}, "allowed_hosts is a list"),
+    ],
+)
+async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, Any], said: str) -> None:
+    async with Server("test").running() as run:
+        with pytest.raises(LocalProtocolError, match=said):
+            Endpoint(run, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"transport": "http"}, r"run has no option 'transport'; .* run\(http="),
+        ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
+        ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
+        ({"http": "127.0.0.1:0", "ssl_context": None}, "run has no option 'ssl_context'"),
+    ],
+)
+def test_run_says_which_options_there_are(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Server("test").run(**options)
+
+
+async def raises(request: HttpRequest) -> str | None:
+    raise RuntimeError("no database")
+
+
+@pytest.mark.parametrize(
+    ("authenticate", "said"),
+    [(raises, "no database"), (lambda request: "ada", "authenticate is an async def; this one returned str")],
+)
+async def test_an_authenticate_that_fails_costs_its_request_only(
+    authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with served(Stage().server, authenticate=authenticate, allowed_origins=["https://app.example"]) as web:
+        for _ in range(2):
+            answer = await web.call("server/discover", headers={"Origin": "https://app.example"})
+            assert (answer.status, answer.code) == (500, -32603)
+            assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+            assert said not in answer.body.decode()
+    first = caplog.records[0]
+    assert first.message == "authenticate has failed"
+    assert said in str(first.exc_info)
+
+
+async def test_what_is_refused_is_told_without_secrets(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
+    async with served(Stage().server, authenticate=by_token, **OLD) as web:
+        await web.call("server/discover", headers={"Authorization": "Basic secret"})
+        await web.call("server/discover", headers={"Host": "evil.example"})
+        fields = {**web.headers_for(None, E, None), **bearer("ada"), "Content-Type": "application/json"}
+        await web.send("POST", "/messages?session=secret", fields, b"{}")
+        await trio.testing.wait_all_tasks_blocked()
+    assert [record.message for record in caplog.records] == [
+        "'POST' '/mcp': 401, who asks is not known; send credentials in the Authorization header",
+        "'POST' '/mcp': 421, the host 'evil.example' is not served here; add it to allowed_hosts to serve it",
+        "'POST' '/messages': 404, this session is unknown or has ended; open a new one by initialize",
+    ]
