@@ -97,6 +97,21 @@ async def test_a_session_with_an_open_stream_is_in_use(revision: str, autojump_c
 
 
 @in_sessions
+async def test_a_call_that_runs_keeps_its_session(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(session_idle_seconds=100))
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        stream = await web.open(plays("progress", "sleep 1000"), session=session)
+        await stream.message()
+        await stream.aclose()
+        await trio.sleep(1050)
+        async with web.stream(session=session, after=stream.last_event_id) as rest:
+            assert text_of(await rest.response()) == "done"
+        await trio.sleep(250)
+        assert (await web.call("ping", session=session)).status == 404
+
+
+@in_sessions
 async def test_a_session_is_used_by_whatever_is_posted(revision: str, autojump_clock: MockClock) -> None:
     async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:
         session = await web.initialize(revision)
