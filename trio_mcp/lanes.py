@@ -176,11 +176,10 @@ class Lane:
         A response that carried the lane before is dropped: its client is the one that has come back.  Returns what is
         to be called when the client leaves this response before it ends.
         """
+        missed = b"" if replay is None else b"".join([encode_message(event.data, event.id) for event in replay.events])
         self._drop()
-        if replay is not None:
-            self._missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         gone = partial(self._gone, response)
-        self._response, self._cors, self._begun = response, cors, False
+        self._response, self._cors, self._begun, self._missed = response, cors, False, missed
         limit, nursery = self._traffic.limit, self._traffic.nursery
         self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
         self._traffic.carried.hear(self)
@@ -392,27 +391,27 @@ class Lane:
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
 
-    def _priming(self, retry: float | None = None) -> bytes:
-        id = self._logged(b"")
-        assert id is not None  # who primes has a log
-        return priming_event(id, None if retry is None else round(retry * 1000))
-
     def _event(self, message: Spoken) -> bytes:
-        text = self._encoded(message)
-        return encode_message(text, self._logged(text))
+        return self._logged(self._encoded(message))
+
+    def _priming(self, retry: float | None = None) -> bytes:
+        return self._logged(b"", retry)
 
     def _encoded(self, message: Spoken) -> bytes:
         return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
 
-    def _logged(self, data: bytes) -> str | None:
-        """The id of an event that is about to be sent; None where there is no log."""
+    def _logged(self, text: bytes, retry: float | None = None) -> bytes:
+        """An event with this text, or a priming one, which is in the log now, if there is one."""
         log = self._way.log
         if log is None:
-            return None
+            return encode_message(text)
         try:
             if self.name is None:
                 self.name = log.open()
-            return log.append(self.name, data)
+            id = log.append(self.name, text)
+            return (
+                encode_message(text, id) if text else priming_event(id, None if retry is None else round(retry * 1000))
+            )
         except Exception:
             self._spoilt = True  # to go on without this event would be to lose it unseen
             raise

@@ -421,6 +421,22 @@ async def test_with_a_session_everything_ends_that_it_had(how: str, revision: st
     assert made[0].cleared == 1
 
 
+async def test_what_waits_its_turn_is_refused_when_its_session_ends(autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(calls=1))
+    async with at(stage.server) as door:
+        session, other = await door.initialize(D), await door.initialize(D)
+        first = await door.post(plays("wait never", id=1), session)
+        second = await door.post(plays("wait never", id=2), session)
+        elsewhere = await door.post(plays("say x", id=1), other)
+        await close(door, session)
+        for visit in (first, second):
+            assert visit.response.json["error"] == {"code": -32603, "message": "the client has ended the session"}
+        assert stage.cancelled == [""]
+        assert stage.began == ["", ""]
+        assert elsewhere.response.json["result"]
+        assert door.run.statistics().waiting == 0
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_session_that_ends_while_somebody_writes_keeps_its_log_until_then(
     leaves: bool, autojump_clock: MockClock

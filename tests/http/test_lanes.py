@@ -18,9 +18,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.recorder import Recorder, by_the_rules
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.http import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
-from trio_mcp.core.replay import MemoryEventLog, Replay
+from trio_mcp.core.replay import LoggedEvent, MemoryEventLog, Replay
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
 from trio_mcp.silence import Silence
@@ -761,6 +762,42 @@ async def test_a_log_that_fails_ends_the_stream_and_nothing_else(
         await it.answer()
         assert it.voice.unsent == [7, 8]
         assert it.voice.told.count("ended") == 1
+
+
+async def test_an_id_that_cannot_be_sent_is_a_log_that_fails(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(MemoryEventLog):
+        odd = False
+
+        def append(self, stream: str, data: bytes) -> str:
+            return super().append(stream, data) + "\n" * self.odd
+
+    log = Odd()
+    for away in (False, True):
+        async with scene(log=log) as it:
+            log.odd = False
+            response = await it.carry()
+            await it.say(1)
+            if away:
+                await it.leave()
+            log.odd = True
+            await it.say(2)
+            assert "an event id is" in caplog.text
+            assert response.dropped is not away
+            assert it.voice.told[-1] == "ended"
+            caplog.clear()
+
+
+async def test_who_cannot_be_told_what_it_missed_takes_nothing_over(autojump_clock: MockClock) -> None:
+    async with scene() as it:
+        response = await it.carry()
+        await it.say(1)
+        with pytest.raises(LocalProtocolError):
+            it.lane.carry(Recorder(), (), Replay("1", (LoggedEvent("x\n", b"{}"),), finished=False))
+        assert not response.dropped
+        await it.answer()
+        assert it.got == [1, "answer"]
 
 
 async def test_what_waits_is_not_logged_twice_when_the_log_fails_between(
