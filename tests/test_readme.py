@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import socket
 import subprocess
@@ -17,9 +18,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.http.asgi_servers import hypercorn_of
-from tests.http.client import Web
+from tests.http.client import Web, request
+from tests.peers.installed import needs, tool
 from tests.server.wire import LATEST, Object, connected, everywhere, speaking
-from trio_mcp import HttpOptions, Server, serve_http
+from trio_mcp import Context, HttpOptions, Server, serve_http
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,7 +31,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another."""
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -83,6 +85,45 @@ async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.Monk
         await tools_of(web, await web.initialize("2025-11-25"))
         await web.aclose()
         nursery.cancel_scope.cancel()
+
+
+async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
+    needs("curl", lambda: tool("curl"))
+    (line,) = re.findall(r"^<!-- curl -->\n```sh\n(.*?)\n```", README, re.MULTILINE | re.DOTALL)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, said["server"])
+        assert line.count("http://127.0.0.1:3000/mcp") == 1
+        line = line.replace("http://127.0.0.1:3000/mcp", address.url)
+        shown = await trio.run_process(["sh", "-c", line], capture_stdout=True, capture_stderr=True)
+        assert shown.stderr == b""
+        result = json.loads(shown.stdout.splitlines()[-1])["result"]
+        assert result["structuredContent"] == {"city": "Oslo", "degrees": [4.0, 5.0, 6.0]}
+        nursery.cancel_scope.cancel()
+
+
+async def test_messages_are_exchanged_over_a_websocket(said: dict[str, Any]) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, said["server"])
+        reply = await said["exchange"](address.websocket_url, json.dumps(request("tools/list")).encode())
+        assert [each["name"] for each in json.loads(reply)["result"]["tools"]] == ["forecast", "order"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]) -> None:
+    server, done = said["busy"], trio.Event()
+
+    async def work() -> None:
+        done.set()
+        await trio.sleep_forever()  # until the server ends
+
+    async def begin(ctx: Context) -> str:
+        ctx.lifespan.start_soon(work)
+        return "begun"
+
+    server.tool(begin)
+    async with connected(server, LATEST) as wire:
+        assert (await wire.call("tools/call", {"name": "begin"}))["content"][0]["text"] == "begun"
+        await done.wait()
 
 
 async def test_the_application_serves(said: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 import trio
 
 from tests.http.client import Web
+from tests.http.served import bearer
 from tests.http.ws import Socket
 from tests.server.wire import (
     LATEST,
@@ -37,6 +39,7 @@ from tests.server.wire import (
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Object = dict[str, Any]
+Headers = dict[str, str | None]
 
 
 @asynccontextmanager
@@ -67,9 +70,13 @@ async def client_of(example: str, revision: str, *arguments: object, **options: 
 
 async def first_line(process: trio.Process) -> str:
     assert process.stdout is not None
+    return await line_of(process.stdout)
+
+
+async def line_of(output: trio.abc.ReceiveStream) -> str:
     line = b""
     while not line.endswith(b"\n"):
-        byte = bytes(await process.stdout.receive_some(1))
+        byte = bytes(await output.receive_some(1))
         assert byte, "it has ended"
         line += byte
     return line.decode()
@@ -488,6 +495,70 @@ async def test_each_beat_is_told_over_http() -> None:
                 said = await stream.message()
             assert said["method"] == "notifications/resources/updated"
         process.send_signal(signal.SIGTERM)
+
+
+@asynccontextmanager
+async def web_with_tokens(**tokens: str) -> AsyncIterator[Web]:
+    """A client of `bearer.py`, which listens until SIGTERM."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "bearer.py"), "127.0.0.1:0"]
+    known = {f"{user.upper()}_TOKEN": token for user, token in tokens.items()}
+    process = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE, env={**os.environ, **known})
+    try:
+        assert process.stderr is not None
+        line = await line_of(process.stderr)
+        authority = line.removeprefix("notes listens at http://").removesuffix("/mcp\n")
+        host, _, port = authority.partition(":")
+        web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority)
+        try:
+            yield web
+        finally:
+            await web.aclose()
+        process.send_signal(signal.SIGTERM)
+        complaints = b"".join([bytes(data) async for data in process.stderr])
+        assert (await process.wait(), complaints) == (143, b"")
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
+async def test_who_has_a_token_is_known_by_it_and_sees_his_own(revision: str) -> None:
+    async with web_with_tokens(alice="sesame", bob="open") as web:
+        alice, bob = (bearer(token) for token in ("sesame", "open"))
+        sessions: dict[str, str | None] = {"alice": None, "bob": None}
+        for user, headers in (("alice", alice), ("bob", bob)):
+            if revision != LATEST:
+                sessions[user] = await web.initialize(revision, headers=headers)
+
+            async def ask(tool: str, user: str = user, headers: Headers = headers, **arguments: str) -> str:
+                params = {"name": tool, "arguments": arguments}
+                how: Any = {"session": sessions[user], "revision": revision, "headers": headers}
+                return text_in((await web.call("tools/call", params, **how)).result)
+
+            assert await ask("who_am_i") == f"You are {user}."
+            assert json.loads(await ask("note", text=f"{user} was here")) == [f"{user} was here"]
+        if revision != LATEST:
+            other = await web.call("tools/list", session=sessions["alice"], revision=revision, headers=bob)
+            assert other.status == 403
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Basic sesame"}, {"Authorization": "Bearer"}, *map(bearer, ("sesam", "sesame2"))]
+)
+async def test_who_has_no_token_is_not_served(headers: Headers) -> None:
+    async with web_with_tokens(alice="sesame", bob="open") as web:
+        refused = await web.call("tools/list", headers=headers)
+        assert refused.status == 401
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_user_without_a_token_is_a_mistake_that_is_noticed_at_the_start() -> None:
+    known = {**os.environ, "ALICE_TOKEN": "sesame", "BOB_TOKEN": ""}
+    command = [sys.executable, str(EXAMPLES / "bearer.py"), "127.0.0.1:0"]
+    ended = subprocess.run(command, env=known, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "BOB_TOKEN=..." in ended.stderr
 
 
 @pytest.mark.parametrize("example", ["over_http.py", "asgi_starlette.py"])
