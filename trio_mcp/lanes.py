@@ -369,7 +369,7 @@ class Lane:
         self._queue.clear()
         if self._retry is not None and not (done and self._ids):  # else the answer is there already
             parts.append(self._priming(self._retry))
-        elif self._silent and not done and not any(parts):
+        elif self._silent and not any(parts):
             parts.append(KEEP_ALIVE)
         self._missed, self._silent = b"", False
         return b"".join(parts)

@@ -365,6 +365,10 @@ async def test_there_are_no_more_streams_than_the_limit(revision: str, autojump_
         second.leave()
         assert (await door.get(session, away.response.last_id)).response.status == 200
         first.leave()
+        # Those that have ended take no place either.
+        for n in range(3):
+            ended = await door.post(plays("progress", id=f"more {n}", revision=revision), session)
+            assert ended.response.messages[-1]["id"] == f"more {n}"
 
 
 @req("http-42")

@@ -191,9 +191,12 @@ async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock
         assert methods(stream.response.messages) == ["notifications/elicitation/complete"]  # once is enough
         wire = ctx.link._wire
         assert (wire.mark, wire.answers_only, wire.full, wire.hang_up(1)) == (0, False, False, False)
+        ctx.link.session.notify(TOOLS)
         for wait in (wire.flush, wire.room, lambda: wire.written(5)):
             with trio.testing.assert_checkpoints():
                 await wait()
+        await wait_all_tasks_blocked()
+        assert methods(stream.response.messages)[1:] == [TOOLS]
 
 
 # Calls.
@@ -414,6 +417,7 @@ async def test_with_a_session_everything_ends_that_it_had(how: str, revision: st
         for visit in (standing, undecided, away, lost, asking):
             visit.gone()
         assert door.endpoint.clients == 0
+        assert door.run.statistics().listeners == 0
         if how in ("DELETE", "expiry"):
             assert (await door.get(session, "1-0")).response.status == 404
             assert (await door.post(request("ping", id=9, revision=revision), session)).response.status == 404

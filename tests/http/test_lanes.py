@@ -907,6 +907,19 @@ async def test_those_who_wait_go_on_when_the_client_leaves_or_another_comes(auto
             assert it.got == [1, 2, 3, 4, "answer"]
 
 
+async def test_a_lane_is_full_with_as_much_as_its_limit(autojump_clock: MockClock) -> None:
+    async with scene(limit=2) as it:
+        response = await it.carry()
+        await it.say(0)
+        response.hold()
+        await it.say(1)
+        for waiting in range(3):
+            assert (it.lane.waiting, it.lane.full, it.lane.crowded) == (waiting, waiting == 2, waiting == 2)
+            it.voice.said.append(note(2 + waiting))
+        response.go_on()
+        await it.answer()
+
+
 async def test_those_who_wait_go_on_when_the_server_stops(autojump_clock: MockClock) -> None:
     async with scene(limit=1) as it:
         response = await it.carry()
