@@ -159,9 +159,9 @@ class _Streamable(_Gateway):
             stream = Stream(link, head, checks)
             while True:
                 await self._forward(stream)
-                if not checks.open or session is None or not stream.last_event_id:
+                if not checks.open or session is None or stream.retry is None:
                     return
-                await trio.sleep((stream.retry or 0) / 1000)  # closed early: come back for the rest
+                await trio.sleep(stream.retry / 1000)  # closed early: come back for the rest
                 stream = await self.web.open(session=session, after=stream.last_event_id)
         answer = await self.web._whole(link, head)
         if answer.status >= 400 and "id" not in answer.json:

@@ -37,10 +37,6 @@ def _alone(transport: str, revision: str) -> bool:
     return transport in ("http", "http, streams only") and revision == LATEST
 
 
-def _over_http(transport: str, revision: str) -> bool:
-    return transport != "websocket"
-
-
 # What is true of byte streams only, and why.
 _NOT_HERE: dict[str, tuple[_Where, str]] = {
     "a_call_whose_answer_waits_for_the_wire_keeps_its_place": (_anywhere, "the gateway reads what the client does not"),
@@ -61,7 +57,7 @@ _NOT_HERE: dict[str, tuple[_Where, str]] = {
     "one_server_may_be_mounted_twice": (_anywhere, "as before"),
     "without_a_shared_run_each_connection_has_its_own": (_anywhere, "as before"),
     "connections_end_with_the_run_that_they_share": (_anywhere, "nobody listens any more"),
-    "when_the_client_goes_its_handlers_hear_why": (_over_http, "they hear another reason"),
+    "when_the_client_goes_its_handlers_hear_why": (_anywhere, "they hear other reasons"),
     "cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sent_after_it": (
         _alone,
         "who closes a response gives no reason",
