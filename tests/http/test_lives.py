@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h11
 import pytest
 import trio
 from trio.testing import MockClock
@@ -295,6 +296,37 @@ async def test_a_server_that_drains_waits_until_its_answers_were_read(revision: 
             await trio.sleep(5)
             await link.head()
             assert text.encode() in await link.body()
+
+
+@streamable
+async def test_a_request_whose_body_was_still_coming_is_refused_for_now(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        session = await session_on(web, revision)
+        message = plays(revision=revision)
+        body = json.dumps(message).encode()
+        link = await web.link()
+        fields = {**web.headers, **web.headers_for(message, revision, session), "Content-Length": str(len(body))}
+        head = [f"{name}: {value}" for name, value in fields.items() if value is not None]
+        await link.stream.send_all("\r\n".join(["POST /mcp HTTP/1.1", *head, "", ""]).encode() + body[:20])
+        await quiet()
+        link.h11.send(h11.Request(method="POST", target="/", headers=[("Host", "x")]))
+        link.h11.send(h11.EndOfMessage())
+        async with stage.server.draining(10):
+            await quiet()
+            await link.stream.send_all(body[20:])
+            refused = await link.head()
+            told = dict(refused.headers)
+            assert told[b"connection"] == b"close"
+            if revision == E:
+                assert refused.status_code == 503
+                assert int(told[b"retry-after"]) > 0
+                assert b"shutting down" in await link.body()
+            else:
+                assert refused.status_code == 404  # its session has ended, so it opens another, elsewhere
+    assert stage.began == []
 
 
 async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClock) -> None:
