@@ -72,7 +72,7 @@ async def test_questions_of_several_calls_keep_apart(revision: str, autojump_clo
             assert text_of(await stream.response()) == "done"
 
 
-@req("http-48", "http-125")
+@req("http-125")
 @in_sessions
 async def test_a_question_that_was_lost_with_its_connection_is_replayed_and_answered(
     revision: str, autojump_clock: MockClock

@@ -44,7 +44,7 @@ async def test_session_ids_cannot_be_guessed_and_can_stand_in_a_header(autojump_
         assert not any(id[:8] == other[:8] for id in ids for other in ids if id != other)
 
 
-@req("http-56", "http-57", "http-59", "http-60")
+@req("http-56", "http-57")
 @in_sessions
 async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
@@ -72,7 +72,7 @@ async def test_a_session_that_was_ended_is_gone_with_all_it_had(revision: str, a
         assert text_of(await kept.response()) == "done"
 
 
-@req("http-57", "http-51")
+@req("http-57")
 @in_sessions
 async def test_a_session_that_nobody_uses_ends(revision: str, autojump_clock: MockClock) -> None:
     async with served(Stage(limits=Limits(session_idle_seconds=100)).server) as web:

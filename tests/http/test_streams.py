@@ -270,7 +270,7 @@ async def the_whole_story(web: Web, session: str, message: Any) -> list[tuple[st
     return [(event.id, event.data) for event in answer.events]
 
 
-@req("http-30", "http-41", "http-42", "http-43", "http-44", "http-45", "http-48")
+@req("http-30", "http-42", "http-43", "http-45")
 @in_sessions
 @pytest.mark.parametrize("waits", [False, True], ids=["which has ended meanwhile", "which goes on"])
 @pytest.mark.parametrize("after", range(5))
@@ -308,7 +308,7 @@ async def test_a_stream_is_carried_on_after_every_event(
     assert text_of(messages[-1]) == "the end"
 
 
-@req("http-42", "http-48")
+@req("http-42")
 @in_sessions
 async def test_a_stream_is_carried_on_again_and_again(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
