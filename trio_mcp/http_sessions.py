@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -23,8 +23,8 @@ import trio
 
 from trio_mcp.conversation import Conversation
 from trio_mcp.core.http import Answer, SessionFacts, session_id
-from trio_mcp.core.jsonrpc import Id
-from trio_mcp.core.listen import Kind
+from trio_mcp.core.jsonrpc import Id, Notification, encode
+from trio_mcp.core.listen import Kind, change_of
 from trio_mcp.core.replay import EventLog
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.state import Link
@@ -80,9 +80,11 @@ class HttpSession(Owner):
         self._lanes: set[Lane] = set()
         self._streams: set[Lane] = set()  # those whose response is a stream
         self._standing: list[Lane] = []  # those that stand alone, the newest last
-        self._kept: deque[Spoken] = deque()  # until there is a stream that it can go out on
-        # One notice of each change there can be finds room beside what makes it full; so what is dropped is never one.
-        self._most = traffic.limit + run.limits.listener_changes + len(Kind)
+        # Until there is a stream that it can go out on; by what it says, for to say it once is enough.
+        self._kept: OrderedDict[bytes, Spoken] = OrderedDict()
+        self._most = (
+            traffic.limit + run.limits.listener_changes + len(Kind)
+        )  # with a notice of each change there can be
         self._over = False
 
     @property
@@ -138,21 +140,15 @@ class HttpSession(Owner):
         self._streams.discard(lane)
         if lane.session_id is not None:
             self._sessions.end(self._id, "its client has not read which session it is")
-        elif lane.name is None:
-            self._discard(lane)  # nobody can come back to it, though its requests go on (http-28)
 
     def ended(self, lane: Lane) -> None:
         self._sessions.touch(self._id)
         self._streams.discard(lane)
-        self._discard(lane)
-
-    def _discard(self, lane: Lane) -> None:
-        if lane in self._lanes:
-            self._lanes.remove(lane)
-            if lane in self._standing:
-                self._standing.remove(lane)
-            if self._over and not self._lanes:
-                self._clear()
+        self._lanes.remove(lane)
+        if lane in self._standing:
+            self._standing.remove(lane)
+        if self._over and not self._lanes:
+            self._clear()
 
     # The wire.
 
@@ -163,24 +159,25 @@ class HttpSession(Owner):
     def pull(self, lane: Lane | None = None) -> None:
         session = self.conversation.session
         woken: set[Lane] = set()
-        while True:
-            for message, wire in session.outgoing() if session.queued else ():
-                if isinstance(wire, Lane):
-                    wire.put(message)
-                    woken.add(wire)
-                elif len(self._kept) < self._most and message not in self._kept:  # once is enough for any notice
-                    self._kept.append(message)
-            if self._kept and (newest := self._newest) is not None:
-                woken.add(newest)
-                while self._kept and not newest.crowded:
-                    newest.put(self._kept.popleft())
-            if not self.full:
-                self.conversation.release()
-            if not session.queued:
-                break
+        for message, wire in session.outgoing() if session.queued else ():
+            if isinstance(wire, Lane):
+                wire.put(message)
+                woken.add(wire)
+            else:
+                self._keep(message)
+        if self._kept and (newest := self._newest) is not None:
+            woken.add(newest)
+            while self._kept and not newest.crowded:
+                newest.put(self._kept.popitem(last=False)[1])
         for each in woken:
             if each is not lane:
                 each.wake()
+
+    def _keep(self, message: Spoken) -> None:
+        # The rest (that a question is taken back, that a page was visited) is worth less the older it is.
+        change = isinstance(message, Notification) and change_of(message) is not None
+        if len(self._kept) < (self._most if change else self._traffic.limit):
+            self._kept[encode(message)] = message
 
     def wake(self) -> None:
         self.pull()
@@ -199,10 +196,10 @@ class HttpSession(Owner):
 
     @property
     def full(self) -> bool:
-        return len(self._kept) >= self._traffic.limit
+        """There may be no stream for as long as the session lasts, so nothing waits for one but what is kept."""
+        return False
 
     async def room(self) -> None:
-        """There may be no stream for as long as the session lasts, so nobody waits for one."""
         await trio.lowlevel.checkpoint()
 
     @property
@@ -272,15 +269,11 @@ class LegacyStream(Owner):
     def left(self, lane: Lane) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
 
-    def ended(self, lane: Lane) -> None:
-        self._sessions.end(self._id, "its stream has ended")
-
     def wake(self) -> None:
         self.lane.wake()
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.conversation.dismiss(why)
-        self.pull(self.lane)
+        self.pull(self.lane)  # what was said already is said
         self.conversation.lost(why)
         self.lane.finish()
 

@@ -224,6 +224,7 @@ async def test_a_legacy_request_without_a_session_runs_to_its_end_and_is_forgott
     async with at(stage.server, sessions=False) as door:
         opening = await door.initialize_alone(revision)
         assert "Mcp-Session-Id" not in opening.response.headers
+        assert (door.endpoint.clients, door.run.statistics().listeners) == (0, 0)
         visit = await door.post(plays("progress", "wait go", "progress", revision=revision), revision=revision)
         assert [event.id for event in visit.response.events] == [None]
         visit.leave()

@@ -22,6 +22,7 @@ from tests.requirements import req
 from tests.server.wire import CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.http import SessionFacts
+from trio_mcp.core.listen import Kind
 from trio_mcp.core.replay import MemoryEventLog
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.http_sessions import Sessions
@@ -145,23 +146,48 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
         for n in range(6):
             subscribe = request("resources/subscribe", {"uri": f"r://{n}"}, n, revision=revision)
             assert (await door.post(subscribe, session)).response.json["result"] == {}
+        # Notices of no change: each of these has asked something, and takes its question back.
+        for n in range(9):
+            call = await door.post(plays("roots", id=f"call {n}", revision=revision), session)
+            call.leave()
+            await cancelled(door, session, f"call {n}")
         for _ in range(5):
             for n in range(6):
                 stage.server.updated(f"r://{n}")
             await changed(stage)
-        # Notices that are none of changes: each of these has asked something, and takes its question back.
-        for n in range(100):
-            call = await door.post(plays("roots", id=f"call {n}", revision=revision), session)
-            call.leave()
-            await cancelled(door, session, f"call {n}")
         stream = await door.get(session)
-        await trio.sleep(1)
-        told = methods(stream.response.messages)
-        assert told.count(TOOLS) in (1, 2)  # what waits, and what was held back
+        assert methods(stream.response.messages) == [CANCELLED] * 2 + [UPDATED] * 6 + [TOOLS]
         uris = [each["params"]["uri"] for each in stream.response.messages if each["method"] == UPDATED]
-        assert {f"r://{n}" for n in range(6)} == set(uris)
-        assert len(uris) <= 2 * 6
-        assert 0 < told.count(CANCELLED) <= 2 + 9 + 4
+        assert uris == [f"r://{n}" for n in range(6)]
+        # And likewise for a stream that is not read.
+        stream.response.hold()
+        for _ in range(9):
+            await changed(stage)
+        stream.response.go_on()
+        await trio.sleep(1)
+        assert len(methods(stream.response.messages)) <= 9 + 1 + 2 + 1
+        # What it no longer listens for is no more than there is room for, either.
+        stream.leave()
+        for n in range(100, 130):
+            for method in ("resources/subscribe", "resources/unsubscribe"):
+                await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
+                stage.server.updated(f"r://{n}")
+                await trio.sleep(1)
+        assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(Kind)
+
+
+@in_sessions
+async def test_streams_that_are_over_leave_nothing(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        for n in range(5):
+            (await door.get(session)).leave()
+            (await door.post(plays("sleep 1", id=n, revision=revision), session)).leave()
+            await door.post(plays("progress", id=f"again {n}", revision=revision), session)
+        await trio.sleep(2)
+        held = door.endpoint._sessions.get(session)
+        assert [len(held._lanes), len(held._standing), held.streams] == [1, 1, 0]
 
 
 async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock) -> None:
@@ -239,6 +265,17 @@ async def test_a_call_that_nobody_comes_back_for_ends_with_its_session(
         assert stage.cancelled == [""]
         assert trio.current_time() - began == pytest.approx(TIMEOUT + 11)
         assert (await door.get(session, call.response.last_id)).response.status == 404
+
+
+@in_sessions
+async def test_a_session_does_not_expire_while_a_handler_is_at_work(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(revision)
+        (await door.post(plays("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).leave()
+        await trio.sleep(TIMEOUT * 3)
+        assert stage.ended == [""]
+        assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
 
 
 @pytest.mark.parametrize("how", ["undecided", "json", "stream", "own stream"])
@@ -354,6 +391,30 @@ async def test_of_a_batch_of_which_some_is_cancelled_the_rest_is_answered(autoju
             assert [each["id"] for each in answers] == [1]
             assert visit.response.ended
             stage.go.clear()
+
+
+async def test_a_batch_does_not_wait_for_what_is_winding_down(autojump_clock: MockClock) -> None:
+    server = Server("stubborn")
+
+    @server.tool
+    async def stubborn(seconds: int) -> str:
+        try:
+            await trio.sleep(1)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(seconds)
+        return "done"
+
+    async with at(server) as door:
+        session = await door.initialize(B)
+        message = [
+            request("tools/call", {"name": "stubborn", "arguments": {"seconds": n}}, n, revision=B) for n in (0, 100)
+        ]
+        visit = await door.post(message, session)
+        await trio.sleep(2)
+        await cancelled(door, session, 100)
+        assert [each["id"] for each in visit.response.json] == [0]
+        assert visit.response.ended
 
 
 async def test_of_a_batch_of_which_all_is_cancelled_nothing_is_said(autojump_clock: MockClock) -> None:
@@ -621,6 +682,22 @@ async def test_an_old_stream_ends_with_the_server(how: str, autojump_clock: Mock
             assert stream.response.dropped
             assert stage.cancelled == [""]
         assert door.endpoint.clients == 0
+        assert door.run.statistics().listeners == 0
+
+
+async def test_what_was_said_on_an_old_stream_is_sent_before_it_ends(autojump_clock: MockClock) -> None:
+    async with at(Stage().server, **OLD) as door:
+        stream, uri = await old_stream(door)
+        await door.post(opening(), path=uri)
+        stream.response.hold()
+        for n in range(1, 4):
+            await door.post(request("ping", id=n, revision="2024-11-05"), path=uri)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(door.run.drain)
+            await trio.sleep(1)
+            stream.response.go_on()
+        assert [each["id"] for each in said(stream)] == [0, 1, 2, 3]
+        assert stream.response.ended
 
 
 async def test_an_old_stream_is_no_place_for_modern_questions_only(autojump_clock: MockClock) -> None:
