@@ -21,6 +21,7 @@ What surprises:
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
@@ -37,6 +38,7 @@ from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply
 from trio_mcp.groups import open_nursery, sole
+from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run, check_seconds
 
 if TYPE_CHECKING:
@@ -312,18 +314,28 @@ class _Outgoing:
         self._send = send
         self._patience = limits.write_seconds
         self._scope = trio.CancelScope()  # of the event at hand
+        self._deadline = math.inf  # of all events, once everything ends
         self.closed = False
 
     async def put(self, event: Event) -> None:
         if self.closed:
             raise trio.BrokenResourceError("the client has gone")
         try:
-            with trio.move_on_after(self._patience) as self._scope:
+            until = min(trio.current_time() + self._patience, self._deadline)
+            with trio.move_on_at(until) as self._scope:
                 await self._send(event)
         except OSError as error:  # so ASGI has it since 2.4; before that, nothing was raised
             raise trio.BrokenResourceError("the client has gone") from error
         if self._scope.cancelled_caught:
             raise trio.BrokenResourceError("the client has gone, or takes nothing any more (Limits.write_seconds)")
+
+    async def hurry(self) -> None:
+        """When this is cancelled, what is being sent may go on for a moment.  Who sends it cannot see that."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._deadline = trio.current_time() + CLOSING
+            self._scope.deadline = min(self._scope.deadline, self._deadline)
 
     def close(self) -> None:
         self.closed = True
@@ -375,19 +387,20 @@ class _Response:
     async def follow(self, receive: Receive, serving: Awaitable[Callable[[], None]]) -> None:
         """Serve, and stay until the response has ended, or the client has left it."""
         gone = None
-        try:
-            with suppress(trio.BrokenResourceError):
-                gone = await serving
-                if not self._over.is_set():
-                    async with open_nursery() as nursery:
+        with suppress(trio.BrokenResourceError):
+            async with open_nursery() as nursery:
+                nursery.start_soon(self._outgoing.hurry, name="the end of a request")
+                try:
+                    gone = await serving
+                    if not self._over.is_set():
                         nursery.start_soon(self._watch, receive)
                         await self._over.wait()
-        finally:
-            # Also where the server has cancelled this.
-            if not self._ending:
-                self.drop()
-                if gone is not None:
-                    gone()
+                finally:
+                    # Also where the server has cancelled this.
+                    if not self._ending:
+                        self.drop()
+                        if gone is not None:
+                            gone()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

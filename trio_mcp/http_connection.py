@@ -6,6 +6,8 @@ far as the head of one may be long, and beyond that nothing is read.
 
 The response is written by whichever task has something for it, through a `Response`.  A write is never cut short by a
 cancellation, and it is given up when nothing of it gets on for `Limits.write_seconds`: then the client has gone, too.
+The task that has the connection may itself be writing when everything is cancelled, and cannot know it before it has
+done so: who serves many tells them by `hurry`.
 
 | What is waited for | How long | Then |
 |---|---|---|
@@ -136,7 +138,7 @@ class HttpConnection:
         try:
             with self._scope:
                 if turned_away is not None:
-                    self._deadline = trio.current_time() + CLOSING
+                    self.hurry()
                     await self._refuse(turned_away)
                 else:
                     await self._begin()
@@ -157,6 +159,12 @@ class HttpConnection:
         self._last = True
         if not self._busy:
             self._hang_up()
+
+    def hurry(self) -> None:
+        """Everything ends: what is being written, and whatever follows it, must have gone in a moment."""
+        self._deadline = min(self._deadline, trio.current_time() + CLOSING)
+        if self._writing is not None:
+            self._writing.deadline = min(self._writing.deadline, self._deadline)
 
     # Reading.
 
@@ -407,7 +415,7 @@ class HttpConnection:
         if self._gone is not None and self._response is not None and not self._response.over:
             self._gone()
         # What is being written is for somebody who may still read it, for a moment; then the stream is closed under it.
-        self._deadline = trio.current_time() + CLOSING
+        self.hurry()
         if self._writing is not None:
             with trio.CancelScope(shield=True, deadline=self._deadline):
                 while self._writing is not None:

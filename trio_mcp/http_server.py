@@ -173,9 +173,18 @@ class _Web:
             with self._scope:
                 async with open_nursery() as nursery:
                     nursery.start_soon(self.endpoint.run, name="HTTP: signs of life")
+                    nursery.start_soon(self._hurry, name="HTTP: the end")
                     await work(nursery)
         finally:
             self._run.connections.discard(self)
+
+    async def _hurry(self) -> None:
+        """Tell every connection when all of this is cancelled, which one that is writing cannot see."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            for connection in self._connections:
+                connection.hurry()
 
     # Connections.
 

@@ -870,7 +870,8 @@ async def test_a_preflight_is_answered_without_a_word_about_its_length(autojump_
 async def test_one_client_may_not_ask_more_often_than_it_may(autojump_clock: MockClock) -> None:
     app = AsgiApp(Watched(limits=Limits(request_rate=1)).server)
     clients = [("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.2", 1), None, None]
-    assert [(await ask(app, client=client)).status for client in clients] == [200, 429, 200, 200, 200]
+    statuses = [(await ask(app, client=client)).status for client in clients]
+    assert statuses == [200, 429, 200, 200, 429]  # who has no address is one client
 
 
 async def test_the_head_of_a_stream_is_sent_before_there_is_anything_to_say(autojump_clock: MockClock) -> None:
@@ -1067,6 +1068,45 @@ async def test_a_request_that_is_cancelled_as_its_handler_begins_is_one_as_well(
         assert cancelling.cancelled_caught
         await watched.saw("cancelled")
     assert events.said == []
+
+
+# What is answered at once is written by the task of the request itself, and what was begun may go on for a second.
+TAKES_NOTHING = {
+    "a refusal": (request("no/such"), 1),
+    "the head of a stream": (request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}), 1),
+    "the answer of a handler": (request("tools/call", echo()), 0),
+    "no answer": (note("notifications/initialized"), 0),
+}
+
+
+@pytest.mark.parametrize(("message", "seconds"), TAKES_NOTHING.values(), ids=TAKES_NOTHING)
+async def test_a_client_that_takes_nothing_holds_up_who_cancels_its_request_for_a_second_at_most(
+    message: Any, seconds: float, autojump_clock: MockClock
+) -> None:
+    async def send(event: Event) -> None:
+        await trio.sleep_forever()
+
+    app = AsgiApp(Watched().server)
+    scope, events = posted(message)
+    events.before = send
+    async with app.running():
+        began = trio.current_time()
+        with trio.move_on_after(10):
+            await app(scope, events.receive, events.send)
+        assert trio.current_time() - began == 10 + seconds
+
+
+async def test_what_is_on_its_way_when_a_request_is_cancelled_may_get_there(autojump_clock: MockClock) -> None:
+    async def send(event: Event) -> None:
+        await trio.sleep(0.4)
+
+    app = AsgiApp(Watched().server)
+    scope, events = posted(request("no/such"))
+    events.before = send
+    async with app.running():
+        with trio.move_on_after(0.1):
+            await app(scope, events.receive, events.send)
+    assert json.loads(events.body)["error"]["code"] == -32601
 
 
 async def test_a_client_whose_stream_is_carried_on_elsewhere_is_let_go(autojump_clock: MockClock) -> None:

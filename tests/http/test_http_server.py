@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ from tests.http.test_http_connection import answers, get, why
 from tests.http.test_http_wire import SMUGGLED
 from tests.http.ws import HANDSHAKE
 from tests.requirements import req
-from tests.server.checkpoints import narrow, unwrapped
+from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
 from tests.server.wire import LATEST
 from trio_mcp import Context, Limits, LocalProtocolError, Server
 from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
 
+D = "2025-11-25"
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}
 
 
@@ -746,6 +748,93 @@ async def test_a_server_ends_with_the_run_that_it_shares(autojump_clock: MockClo
         await wait_all_tasks_blocked()
         assert nursery.child_tasks == set()
     assert stage.log == ["begun", "begun", "cancelled", "cancelled"]
+
+
+def unread() -> Pair:
+    """What the client says gets there at once, and of what it is told hardly a line before it reads."""
+    there, back = _Pipe(math.inf), _Pipe(50)
+    return PipeEnd(there, back), PipeEnd(back, there)
+
+
+async def refused(web: Web, stage: Stage) -> bytes:
+    return get("/nowhere")
+
+
+async def answered(web: Web, stage: Stage) -> bytes:
+    return sent(web, "POST", request("tools/list"), LATEST)
+
+
+async def answered_by_a_handler(web: Web, stage: Stage) -> bytes:
+    return sent(web, "POST", request("tools/call", ECHO), LATEST)
+
+
+async def resumed(web: Web, stage: Stage) -> bytes:
+    """A request for the rest of a stream, of which all has been said."""
+    stage.go.set()
+    session = await web.initialize(D)
+    call = await web.open(request("tools/call", {"name": "wait"}, revision=D, progress=1), revision=D, session=session)
+    seen = (await call.event()).id
+    await call.rest()
+    return sent(web, "GET", None, D, {"Last-Event-ID": seen}, session)
+
+
+def sent(
+    web: Web,
+    method: str,
+    message: Any,
+    revision: str,
+    more: Mapping[str, Any] | None = None,
+    session: str | None = None,
+) -> bytes:
+    """A request as its client sends it."""
+    body = b"" if message is None else json.dumps(message).encode()
+    fields = {**web.headers_for(message, revision, session), **(more or {}), "Content-Length": len(body)}
+    return get("/mcp", *(f"{name}: {value}" for name, value in fields.items() if value), method=method) + body
+
+
+@pytest.mark.parametrize("asks", [refused, answered, answered_by_a_handler, resumed])
+@pytest.mark.parametrize("how", ["cancelled", "drained", "one stream"])
+async def test_a_client_that_reads_nothing_holds_up_the_end_for_a_moment(
+    asks: Callable[[Web, Stage], Awaitable[bytes]], how: str, autojump_clock: MockClock
+) -> None:
+    stage, listener = Stage(), MemoryListener(unread)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, stage.server, listeners=[listener])
+        web = Web(listener.connect)
+        data = await asks(web, stage)
+        await web.aclose()
+        ours: trio.abc.Stream
+        ours, theirs = unread()
+        if how == "one stream":
+            nursery.start_soon(serve_http_stream, stage.server, theirs)
+        else:
+            ours = await listener.connect()
+        await ours.send_all(data)
+        await trio.sleep(7)
+        began = trio.current_time()
+        if how == "drained":
+            async with stage.server.draining(0):
+                pass
+        else:
+            nursery.cancel_scope.cancel()
+    assert trio.current_time() - began == 1
+
+
+async def test_what_is_read_in_that_moment_has_come_whole(autojump_clock: MockClock) -> None:
+    stage, listener = Stage(), MemoryListener(unread)
+    async with trio.open_nursery() as nursery:
+        await start(nursery, stage.server, listeners=[listener])
+        client = await listener.connect()
+        await client.send_all(get("/nowhere"))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        raw = bytearray()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.9)
+            while data := await client.receive_some():
+                raw += data
+    ((status, _, _),) = answers(bytes(raw))
+    assert status == 404
 
 
 async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockClock) -> None:
