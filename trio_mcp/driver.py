@@ -186,6 +186,7 @@ class _Driver:
         finally:
             with trio.CancelScope(shield=True):
                 await self._outbox.idle()  # a handler may be the one that writes
+            self._outbox.close()  # what is said from here on is said by this task, and no writer beside it
             try:
                 try:
                     await self._part()

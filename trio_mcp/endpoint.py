@@ -60,7 +60,7 @@ from trio_mcp.rates import Rates
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
-__all__ = ["Admitted", "Endpoint", "HttpOptions", "send_reply"]
+__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -169,7 +169,7 @@ class Endpoint:
         if isinstance(head, Reply):
             return head
         if head.websocket and self._run.draining:
-            return _busy(503, _SHUTTING_DOWN, head.cors)
+            return busy(503, _SHUTTING_DOWN, head.cors)
         principal = await self._authenticated(request, peer, head.cors)
         return principal if isinstance(principal, Reply) else Admitted(head, principal)
 
@@ -183,7 +183,7 @@ class Endpoint:
             return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
         if wait := self._rates.wait(f"address {peer}" if principal is None else f"principal {principal}"):
             why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
-            return _busy(429, why, cors, math.ceil(wait))
+            return busy(429, why, cors, math.ceil(wait))
         if authenticate is not None and principal is None:
             why = "who asks is not known; send credentials in the Authorization header"
             return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
@@ -226,20 +226,20 @@ class Endpoint:
     def _refused(self, verdict: _Good) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
         if self._run.draining and _is_new_work(verdict):
-            return _busy(503, _SHUTTING_DOWN, verdict.cors)
+            return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"{self._limits.sessions} sessions are in use (Limits.sessions)"
-            return None if self._sessions.make_room() else _busy(503, why, verdict.cors)
+            return None if self._sessions.make_room() else busy(503, why, verdict.cors)
         session = self._sessions.get(verdict.session or "")
         opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
             return self._too_many_streams(verdict.cors)
         if isinstance(verdict, Deliver) and session is not None and session.overrun:
-            return _busy(429, "too much waits to be read on this session's stream (Limits.outgoing)", verdict.cors)
+            return busy(429, "too much waits to be read on this session's stream (Limits.outgoing)", verdict.cors)
         return None
 
     def _too_many_streams(self, cors: Fields) -> Reply:
-        return _busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
+        return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
     async def _serve(self, verdict: Serve, case: _Case) -> Gone:
         """Answer the requests in a message."""
@@ -384,7 +384,8 @@ def _ids(message: Message) -> tuple[Id, ...]:
     return tuple(item.id for item in message.items if isinstance(item, Request))
 
 
-def _busy(status: int, why: str, cors: Fields, wait: int = _BUSY) -> Reply:
+def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
+    """What is said where a request cannot be taken on now, and may be later."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 

@@ -16,6 +16,7 @@ done so: who serves many tells them by `hurry`.
 | the rest of a body | `body_seconds`, and a second for each `body_rate` bytes that came | 408, closed |
 | a response, by its client | for ever, as long as the client is there | |
 | the next request | `idle_seconds` | closed |
+| a response, by a client that sends as much as a head may have meanwhile | | closed |
 | the client, to take 16 KiB of what is written | `write_seconds` | dropped |
 
 After a refusal the client may still be sending.  What it would send up to 64 KiB is read and forgotten, and the
@@ -143,7 +144,8 @@ class HttpConnection:
                 else:
                     await self._begin()
                     await self._converse()
-            if self._scope.cancelled_caught and not self._ending and self._late:
+            begun = self._response is not None and self._response.begun  # one request has one response
+            if self._scope.cancelled_caught and not self._ending and self._late and not begun:
                 await self._refuse(refused(408, self._late))
             if (self._unread or self._reader.waiting) and not self._over:
                 await self._linger()
@@ -202,9 +204,11 @@ class HttpConnection:
     def _rest(self) -> None:
         """The next request is waited for."""
         self._busy, self._late = False, ""
+        self._response = self._gone = None  # a connection that idles keeps nothing of its last request
         self._scope.deadline = trio.current_time() + self._limits.idle_seconds
 
     async def _head(self) -> Head | None:
+        self._bodiless, self._chunks = False, True  # until it is known better: a head may be refused
         reader = self._reader
         while (head := reader.head()) is None:
             if reader.waiting and not self._busy:
@@ -309,8 +313,13 @@ class HttpConnection:
                     # The end of the response does not wake us: what comes then is the next request.
                     data = await self._receive(_RECEIVE)
                 else:
+                    most = self._limits.header_bytes - reader.waiting
+                    if most <= 0:
+                        # Whether such a client leaves could not be noticed without reading on.
+                        self._over = True
+                        return
                     with trio.CancelScope() as self._nap:
-                        data = await self._receive_or_wait(self._limits.header_bytes - reader.waiting)
+                        data = await self._receive(most)
                     if self._nap.cancelled_caught:
                         continue
                 if not data:
@@ -318,11 +327,6 @@ class HttpConnection:
                 reader.feed(data)
         finally:
             self._attending, self._nap = False, None
-
-    async def _receive_or_wait(self, most: int) -> bytes:
-        if most <= 0:
-            await trio.sleep_forever()
-        return await self._receive(most)
 
     async def _receive(self, most: int) -> bytes:
         try:

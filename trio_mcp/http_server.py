@@ -20,6 +20,7 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
@@ -30,15 +31,12 @@ import trio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.http import HttpRequest
 from trio_mcp.driver import Tap
-from trio_mcp.endpoint import Endpoint, HttpOptions
+from trio_mcp.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_connection import HttpConnection, Shared
-from trio_mcp.http_wire import refused
 from trio_mcp.running import Run
 
 if TYPE_CHECKING:
-    import ssl
-
     from trio_mcp.server import Server
 
 __all__ = ["HttpAddress", "serve_http", "serve_http_stream"]
@@ -88,11 +86,14 @@ async def serve_http(
     address; a file of a dead server at `unix` is replaced.  With `ssl_context` each connection speaks TLS.  `options`
     are those of `HttpOptions`.  Inside `async with server.running()` this is part of that run.
 
-    Returns when the run has ended or was drained (`server.draining`): then nobody is listened to, connections without a
-    request are closed, and the others after their response.  Raises LocalProtocolError, before anybody is served, for
+    Returns when the run has ended or was drained (`server.draining`).  While it is, new requests are answered by 503;
+    when no call is left that may wait for an answer of its client, nobody is listened to any more, connections without
+    a request are closed, and the others after their response.  Raises LocalProtocolError, before anybody is served, for
     what cannot be served or would not be safe; never because of a client.  When cancelled, it closes everything; what
     is just being written may go on for a second.
     """
+    if not isinstance(ssl_context, ssl.SSLContext | None):
+        raise LocalProtocolError(f"ssl_context is an ssl.SSLContext, not {type(ssl_context).__name__}")
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
         raise LocalProtocolError("a server listens at a host and port, at a unix socket, or at listeners; give one")
@@ -227,6 +228,10 @@ class _Web:
     async def _serve(self, connection: HttpConnection) -> None:
         try:
             await connection.serve()
+        except Exception:
+            if self._tap is not None:
+                raise  # who taps hears of it
+            _log.exception("a connection has failed, which costs the others nothing")
         finally:
             self._connections.discard(connection)
             self._changed.unpark_all()
@@ -235,7 +240,7 @@ class _Web:
         most = self._run.limits.connections
         try:
             await HttpConnection(self._shared, stream).serve(
-                refused(503, f"{most} connections are open; try again later (Limits.connections)")
+                busy(503, f"{most} connections are open; try again later (Limits.connections)")
             )
         finally:
             self._turned_away -= 1
@@ -248,6 +253,8 @@ class _Web:
     # As a connection of the run.
 
     async def drain(self) -> None:
+        # Until then nothing new is served, but calls that run may wait for what their clients have yet to bring.
+        await self.endpoint.drain()
         self._hang_up()
         await self._all_gone()
 

@@ -5,7 +5,7 @@ How it ends:
 | what happens | running calls | exit status |
 |---|---|---|
 | there is nothing more to serve, such as after the end of input | cancelled at once | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and a second later left | 143 |
+| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and two seconds later left | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
 | Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
 | Ctrl-C once more | the system ends the process | killed by SIGINT |
@@ -30,6 +30,7 @@ import trio
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.groups import open_nursery
+from trio_mcp.outbox import CLOSING
 from trio_mcp.running import check_seconds
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["live", "place"]
 
-_LAST = 1.0  # seconds that handlers have for their cleaning up, when they are cancelled after SIGTERM's grace
+# Seconds for cleaning up, when what runs is cancelled after SIGTERM's grace: connections have `CLOSING` of them.
+_LAST = CLOSING + 1.0
 
 _replaced: list[TextIO] = []
 

@@ -338,9 +338,28 @@ async def test_a_server_that_drains_takes_no_new_request(autojump_clock: MockClo
         call = await web.open(plays("progress", "sleep 3", revision=E), revision=E)
         async with stage.server.draining(10):
             await quiet()
-            with pytest.raises((Cut, OSError)):
-                await web.call("server/discover")
+            refused = await web.call("server/discover")
+            assert (refused.status, refused.code) == (503, -32603)
+            assert int(refused.headers["Retry-After"]) > 0
             assert text_of(await call.response()) == "done"
+        with pytest.raises((Cut, OSError)):
+            await web.call("server/discover")
+
+
+@in_sessions
+async def test_a_call_that_asks_while_its_server_drains_gets_its_answer(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        session = await web.initialize(revision, {"roots": {}})
+        call = await web.open(plays("sleep 1", "roots", id=5), session=session)
+        async with stage.server.draining(10):
+            asked = await call.message()
+            assert asked["method"] == "roots/list"
+            await web.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}, session=session)
+            assert text_of(await call.response()) == "done"
+        assert trio.current_time() < 5
 
 
 # Without sessions.

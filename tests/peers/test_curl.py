@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 
-from tests.http.client import note, request
+from tests.http.client import Web, note, request
 from tests.http.served import listening
 from tests.peers.installed import needs, tool
 from tests.requirements import req
@@ -24,7 +24,7 @@ from trio_mcp.core.headers import Headers
 from trio_mcp.core.sse import EventReader, SseEvent
 
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
-STREAM, EITHER = "text/event-stream", "application/json, text/event-stream"
+STREAM = "text/event-stream"
 
 
 @attrs.frozen
@@ -68,17 +68,17 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> Said:
     while rest.startswith(b"HTTP/"):
         head, _, rest = rest.partition(b"\r\n\r\n")
         heads.append(head)
-    figures = json.loads(done.stderr.rpartition(b"\n{")[2].join((b"{", b"")) if b"\n{" in done.stderr else done.stderr)
-    return Said(tuple(heads), rest, done.returncode, figures)
+    return Said(tuple(heads), rest, done.returncode, json.loads(done.stderr.splitlines()[-1]))
 
 
 class Site:
     """A server, and curl to visit it with."""
 
-    def __init__(self, server: Server, url: str) -> None:
-        self.server = server
-        self.url = url
-        self.cancelled = trio.Event()
+    def __init__(self, web: Web) -> None:
+        self.host = web.headers["Host"]
+        self.url = f"http://{self.host}/mcp"
+        self.headers_for = web.headers_for
+        self.cancelled = trio.Event()  # a call of `stay` was
         self.program = needs("curl", lambda: tool("curl"))
 
     async def curl(self, *arguments: str, body: bytes | None = None, url: str | None = None) -> Said:
@@ -94,18 +94,18 @@ class Site:
         )
         return _said(done)
 
-    async def post(self, message: Any, *arguments: str, headers: Mapping[str, str] | None = None, **how: Any) -> Said:
-        fields = {"Accept": EITHER, "Content-Type": "application/json", **_mirrored(message), **(headers or {})}
+    async def post(
+        self,
+        message: Any,
+        *arguments: str,
+        revision: str = MODERN,
+        session: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        url: str | None = None,
+    ) -> Said:
+        fields = {**self.headers_for(message, revision, session), **(headers or {})}
         options = [part for name, value in fields.items() for part in ("-H", f"{name}: {value}")]
-        return await self.curl(*options, *arguments, body=json.dumps(message).encode(), **how)
-
-
-def _mirrored(message: Any) -> dict[str, str]:
-    """The headers that a modern message is repeated in."""
-    if "_meta" not in message.get("params", {}):
-        return {}
-    named = {"Mcp-Name": message["params"]["name"]} if "name" in message["params"] else {}
-    return {"MCP-Protocol-Version": MODERN, "Mcp-Method": message["method"], **named}
+        return await self.curl(*options, *arguments, body=json.dumps(message).encode(), url=url)
 
 
 def called(name: str, progress: Any = None, **arguments: Any) -> Any:
@@ -138,7 +138,7 @@ async def visited_by_curl(**options: Any) -> AsyncIterator[Site]:
 
     with trio.fail_after(60):
         async with listening(server, **options) as web:
-            site = Site(server, f"http://{web.headers['Host']}/mcp")
+            site = Site(web)
             yield site
 
 
@@ -250,14 +250,13 @@ async def test_a_client_that_gives_up_in_the_middle_of_a_stream_cancels_its_call
 
 async def test_requests_that_come_all_at_once_are_answered_in_their_order() -> None:
     async with visited_by_curl() as site:
-        host = site.url.split("/")[2]
-        name, _, port = host.partition(":")
+        name, _, port = site.host.partition(":")
         data = b""
         for number in range(5):
             message = called("echo", text=f"number {number}")
             body = json.dumps(message).encode()
-            fields = {"Host": host, "Accept": EITHER, "Content-Type": "application/json", **_mirrored(message)}
-            fields |= {"Content-Length": str(len(body)), "Connection": "close" if number == 4 else "keep-alive"}
+            fields = {"Host": site.host, **site.headers_for(message, MODERN, None), "Content-Length": str(len(body))}
+            fields["Connection"] = "close" if number == 4 else "keep-alive"
             data += b"POST /mcp HTTP/1.1\r\n"
             data += "".join(f"{key}: {value}\r\n" for key, value in fields.items()).encode() + b"\r\n" + body
         stream = await trio.open_tcp_stream(name, int(port))
@@ -333,14 +332,14 @@ async def test_a_target_in_absolute_form_counts_as_its_host(host: str, status: i
 async def test_a_session_from_its_beginning_to_its_end() -> None:
     async with visited_by_curl() as site:
         terms = {"protocolVersion": LEGACY, "capabilities": CAPABILITIES[LEGACY], "clientInfo": CLIENT_INFO}
-        opened = await site.post(request("initialize", terms, revision=LEGACY))
-        session = {"Mcp-Session-Id": opened.headers["Mcp-Session-Id"]}
-        assert (await site.post(note("notifications/initialized"), headers=session)).status == 202
+        opened = await site.post(request("initialize", terms, revision=LEGACY), revision=LEGACY)
+        session = opened.headers["Mcp-Session-Id"]
+        done = await site.post(note("notifications/initialized"), revision=LEGACY, session=session)
+        assert (done.status, done.body) == (202, b"")
         call = request("tools/call", {"name": "echo", "arguments": {"text": "hello"}}, revision=LEGACY)
-        assert (await site.post(call, headers=session)).text == "hello"
-        option = f"Mcp-Session-Id: {session['Mcp-Session-Id']}"
-        assert (await site.curl("-X", "DELETE", "-H", option)).status == 204
-        assert (await site.post(call, headers=session)).status == 404
+        assert (await site.post(call, revision=LEGACY, session=session)).text == "hello"
+        assert (await site.curl("-X", "DELETE", "-H", f"Mcp-Session-Id: {session}")).status == 204
+        assert (await site.post(call, revision=LEGACY, session=session)).status == 404
 
 
 async def test_a_server_on_a_unix_socket() -> None:

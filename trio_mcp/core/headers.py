@@ -66,12 +66,15 @@ class Headers(Mapping[str, str]):
 
     def __init__(self, fields: RawFields = ()) -> None:
         values: dict[str, str] = {}
+        repeated: dict[str, list[str]] = {}
         pairs: Any = fields.items() if isinstance(fields, Mapping) else fields
         for raw_name, raw_value in pairs:
             name = _text(raw_name).lower()
             value = _text(raw_value).strip(" \t")
-            held = values.get(name)
-            values[name] = value if held is None or held == value else f"{held}, {value}"
+            if values.setdefault(name, value) != value:
+                repeated.setdefault(name, [values[name]]).append(value)
+        for name, several in repeated.items():
+            values[name] = ", ".join(several)
         self._values = values
 
     def __getitem__(self, name: str) -> str:
@@ -115,6 +118,9 @@ def is_json(content_type: str | None) -> bool:
     return essence == JSON and parameters.get("charset", "utf-8") in ("utf-8", "utf8")
 
 
+_RANGES = 64  # of one Accept that are looked at; browsers send a handful
+
+
 def quality(accept: str | None, wanted: str) -> float:
     """How welcome the type is, from 0 (refused) to 1.  The most specific range decides (RFC 9110, 12.5.1).
 
@@ -125,7 +131,7 @@ def quality(accept: str | None, wanted: str) -> float:
     major = wanted.partition("/")[0]
     ranges = {wanted: 3, f"{major}/*": 2, "*/*": 1}
     best, welcome = 0, 0.0
-    for each in accept.split(","):
+    for each in accept.split(",", _RANGES)[:_RANGES]:
         essence, parameters = media_type(each)
         specific = ranges.get(essence, 0)
         if specific > best:
