@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.events import AcceptConnection, CloseConnection, Ping
 
-from tests.http.served import by_token, served
+from tests.http.served import by_token, listening, served
 from tests.http.ws import CLOSE, HANDSHAKE, PING, TEXT, Socket, close_frame, frame, opening, serve_here, websocket
 from tests.requirements import req
 from tests.server.checkpoints import PipeEnd, narrow, patiently, running_tasks, unwrapped, wide
@@ -781,3 +781,30 @@ async def test_a_drain_of_the_whole_server_lets_calls_end_and_then_says_1001(
             await gone(wire)
         assert socket.closed is not None
         assert (socket.closed.code, bench.ended, trio.current_time() < 1) == (1001, [], True)
+
+
+async def test_who_closes_while_a_large_answer_is_on_its_way_costs_the_others_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server("test")
+
+    @server.tool
+    def big() -> str:
+        return "x" * (8 * 1024 * 1024)
+
+    ask = json.dumps(Wire(wide()[0], LATEST).request("tools/call", call("big"))).encode()
+    async with listening(server) as web:
+        for _ in range(3):
+            stream = await web.connect()
+            await stream.send_all(opening(Host=web.headers["Host"]) + frame(Role.SERVER, TEXT, ask))
+            heard = b""
+            while not heard.endswith(b"x"):  # the answer is on its way, and is read no further
+                heard += await stream.receive_some(4096)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            await stream.send_all(close_frame(Role.SERVER, 1000))
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            while await stream.receive_some():
+                pass
+            await stream.aclose()
+            assert (await web.call("server/discover")).status == 200
+    assert not caplog.records
