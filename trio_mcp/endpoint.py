@@ -234,7 +234,7 @@ class Endpoint:
         opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
             return self._too_many_streams(verdict.cors)
-        if isinstance(verdict, Deliver) and session is not None and session.overrun:
+        if session is not None and session.overrun:
             return busy(429, "too much waits to be read on this session's stream (Limits.outgoing)", verdict.cors)
         return None
 
@@ -268,9 +268,9 @@ class Endpoint:
         return await _begin(lane, gone)
 
     def _deliver(self, verdict: Deliver, case: _Case) -> None:
-        session = None if verdict.session is None else self._sessions.get(verdict.session)
-        if verdict.session is not None and session is not None:
-            self._sessions.touch(verdict.session)
+        session = self._sessions.get(verdict.session or "")
+        if session is not None:  # else it stands alone, and is nothing to anybody
+            self._sessions.touch(verdict.session or "")
             self._hear(session.conversation, verdict.message, case, None)
             session.wake()
 

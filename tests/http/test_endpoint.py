@@ -21,9 +21,9 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
-from trio_mcp.core.http import HttpRequest
+from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.replay import MemoryEventLog
-from trio_mcp.endpoint import Endpoint
+from trio_mcp.endpoint import Admitted, Endpoint
 from trio_mcp.lanes import Lane
 
 LISTEN = "subscriptions/listen"
@@ -138,6 +138,52 @@ async def test_who_asks_is_asked_for_unless_the_head_is_refused(autojump_clock: 
         await door.post(request("server/discover"), Origin="http://evil.example")
         await door.ask("OPTIONS")
         assert asked == ["POST", "POST"]
+
+
+async def test_a_websocket_is_admitted_like_anything_else(autojump_clock: MockClock) -> None:
+    async with at(Stage().server) as door:
+        asking = HttpRequest("GET", "/ws", {"Host": "localhost"})
+        admitted = await door.endpoint.admit(asking)
+        assert isinstance(admitted, Admitted)
+        assert admitted.head.websocket
+        refused = await door.endpoint.admit(HttpRequest("GET", "/ws", {"Host": "evil.example"}))
+        assert isinstance(refused, Reply)
+        assert refused.status == 421
+
+
+async def test_whoever_runs_the_server_is_told_what_is_refused(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
+    async with at(Stage().server, **OLD) as door:
+        await door.post(request("ping"), path="/messages?session=nobodys")
+        await door.ask("PUT")
+        await door.post(request("server/discover"))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "404" in first
+    assert "/messages" in first
+    assert "nobodys" not in first
+    assert "405" in second
+
+
+@pytest.mark.parametrize("how", ["initialize", "sse"])
+async def test_there_are_no_more_sessions_in_use_than_the_limit(how: str, autojump_clock: MockClock) -> None:
+    async with at(Stage(limits=Limits(sessions=1)).server, **OLD) as door:
+        session = await door.initialize(D)
+        standing = await door.get(session)
+
+        async def another() -> Visit:
+            if how == "sse":
+                return await door.ask("GET", path="/sse", Accept="text/event-stream")
+            return await door.post(request("initialize", OPENING, 0, revision=D), revision=D)
+
+        refused = (await another()).response
+        assert refused.status == 503
+        assert "Limits.sessions" in refused.json["error"]["message"]
+        assert refused.headers["Retry-After"]
+        standing.leave()
+        assert (await another()).response.status == 200
+        assert (await door.post(request("ping", revision=D), session)).response.status == 404
 
 
 async def test_a_principal_has_a_stable_name(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -563,7 +609,7 @@ async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_n
         over.append(trio.current_time())
 
     async with at(stage.server, **OLD) as door, trio.open_nursery() as nursery:
-        session, idle = await door.initialize(D), await door.initialize(D)
+        session, idle, older = [await door.initialize(each) for each in (D, D, B)]
         call = await door.post(plays("progress", "roots", "sleep 5", "say all"), session)
         doomed = await door.post(plays("wait never", id=2, name="doomed"), session)
         parked = await door.post(plays("ask", "say parked", revision=E))
@@ -573,6 +619,7 @@ async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_n
         for new in (
             await door.post(plays(revision=E)),
             await door.post(request("ping", id=9, revision=D), idle),
+            await door.post([request("ping", id=9, revision=B)], older),
             await door.post(request("initialize", OPENING, 0, revision=D), revision=D),
             await door.get(idle),
             await door.ask("GET", path="/sse", Accept="text/event-stream"),
