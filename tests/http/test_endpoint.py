@@ -18,7 +18,7 @@ from tests.http.served import bearer, by_token
 from tests.http.stage import OLD, A, B, D, E, Stage, in_sessions, methods, play, plays, streamable
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS
+from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
 from trio_mcp.core.http import HttpRequest, Reply
@@ -588,17 +588,19 @@ async def test_where_nobody_would_come_back_nothing_is_hung_up(
         assert told == [False]
 
 
+@everywhere
+async def test_on_one_stream_for_everything_nothing_is_hung_up(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("polled")
+
+    @server.tool
+    async def poll(ctx: Context) -> str:
+        return str(await ctx.hang_up())
+
+    async with connected(server, revision) as wire:
+        assert (await wire.call("tools/call", {"name": "poll"}))["content"][0]["text"] == "False"
+
+
 # Draining.
-
-
-@pytest.fixture
-def draining() -> Callable[[Door], Any]:
-    async def drained(door: Door, over: list[float], task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        await door.run.drain()
-        over.append(trio.current_time())
-
-    return drained
 
 
 async def test_new_work_is_refused_while_the_server_drains_and_what_goes_on_is_not(autojump_clock: MockClock) -> None:
