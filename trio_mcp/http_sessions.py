@@ -82,9 +82,8 @@ class HttpSession(Owner):
         self._standing: list[Lane] = []  # those that stand alone, the newest last
         # Until there is a stream that it can go out on; by what it says, for to say it once is enough.
         self._kept: OrderedDict[bytes, Spoken] = OrderedDict()
-        self._most = (
-            traffic.limit + run.limits.listener_changes + len(Kind)
-        )  # with a notice of each change there can be
+        # With a notice of each change that there can be.
+        self._most = traffic.limit + run.limits.listener_changes + len(Kind)
         self._over = False
 
     @property
