@@ -152,21 +152,25 @@ class AsgiApp:
             await _reply(_Response(send, Limits()), _NOT_RUNNING)
             return
         response = _Response(send, served.limits)
+        cors: Fields = ()
         try:
-            await self._answer(served, scope, receive, response)
-        except Exception:  # noqa: BLE001  # what `authenticate` raises, for one
+            request, admitted = await served.admit(scope)
+            if isinstance(admitted, Reply):
+                await _reply(response, admitted)
+                return
+            cors = admitted.head.cors
+            body = await _body(receive, served.limits, cors)
+            if isinstance(body, Reply):
+                await _reply(response, body)
+            elif body is not None:
+                request = attrs.evolve(request, body=body)
+                await response.follow(receive, served.endpoint.serve(admitted, request, response, _prefix(scope)))
+        except Exception:  # noqa: BLE001  # what an author's event log raises, for one
             _log.exception("a request failed in the server itself, and not in a handler")
-            if not response.begun:
-                await _reply(response, _FAILED)
-
-    async def _answer(self, served: _Served, scope: Event, receive: Receive, response: _Response) -> None:
-        request, admitted = await served.admit(scope)
-        body = admitted if isinstance(admitted, Reply) else await _body(receive, served.limits, admitted.head.cors)
-        if isinstance(admitted, Admitted) and isinstance(body, bytes):
-            request = attrs.evolve(request, body=body)
-            await response.follow(receive, served.endpoint.serve(admitted, request, response, _prefix(scope)))
-        elif isinstance(body, Reply):
-            await _reply(response, body)
+            if not response.begun:  # and it was dropped
+                await _reply(
+                    _Response(send, served.limits), refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
+                )
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
         await receive()  # that it connects
@@ -262,7 +266,6 @@ def _report(error: BaseException) -> None:
 
 _WHY_NOT = "the server is shutting down, or could not begin; its log says which"
 _NOT_RUNNING = refusal(503, Error(None, INTERNAL_ERROR, _WHY_NOT))
-_FAILED = refusal(500, Error(None, INTERNAL_ERROR, "internal error"))
 
 
 # What a request says.

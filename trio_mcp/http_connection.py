@@ -2,7 +2,11 @@
 
 One task has the connection, and goes on reading while a response is under way: only so is it noticed that the client
 has gone, which in the modern era cancels what it asked for.  What comes meanwhile is the next request; it is kept, as
-far as the head of one may be long, and beyond that nothing is read.
+far as the head of one may be long, and who sends more is dropped: nobody could see any more whether it is still there.
+
+A client that closes its half has gone as well.  It might be waiting for its answer (RFC 9112, 9.6, lets it), but a
+client that has closed everything looks just the same until something is written, and a call may have nothing to write
+for hours.  Closing is how a modern client cancels, and that is to be noticed at once (cancel-14).
 
 The response is written by whichever task has something for it, through a `Response`.  A write is never cut short by a
 cancellation, and it is given up when nothing of it gets on for `Limits.write_seconds`: then the client has gone, too.
@@ -15,8 +19,8 @@ done so: who serves many tells them by `hurry`.
 | the rest of a head | `head_seconds` from its first byte | 408, closed |
 | the rest of a body | `body_seconds`, and a second for each `body_rate` bytes that came | 408, closed |
 | a response, by its client | for ever, as long as the client is there | |
+| the end of a response, by a client that goes on sending | until that is `header_bytes` | dropped |
 | the next request | `idle_seconds` | closed |
-| a response, by a client that sends as much as a head may have meanwhile | | closed |
 | the client, to take 16 KiB of what is written | `write_seconds` | dropped |
 
 After a refusal the client may still be sending.  What it would send up to 64 KiB is read and forgotten, and the
@@ -39,7 +43,7 @@ from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
-from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, head_bytes, refused
+from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
@@ -56,8 +60,6 @@ _RECEIVE = 64 * 1024  # bytes that are read at once
 _PIECE = 16 * 1024
 _FORGOTTEN = 64 * 1024  # bytes of a body that are read for nothing, so as to keep the connection
 _LINGER = 2.0  # seconds for which the client may read our last words before the connection is closed
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class Upgraded(Protocol):
@@ -85,17 +87,16 @@ class Shared:
         self.tap = tap
         self.websocket_path = websocket_path
         self.upgraded = upgraded
+        self.draining = False
+        """Every response is the last of its connection, so that clients look for another server by themselves."""
         self._date = ""
         self._dated = -math.inf
 
     def date(self) -> str:
-        """The time of day as HTTP has it (RFC 9110, 5.6.7); a second old at most, which is all that it says."""
+        """The time of day; a second old at most, which is all that it says."""
         now = trio.current_time()
         if now - self._dated >= 1:
-            year, month, day, hour, minute, second, weekday, *_ = time.gmtime()
-            self._date = (
-                f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
-            )
+            self._date = date(*time.gmtime()[:7])
             self._dated = now
         return self._date
 
@@ -120,6 +121,7 @@ class HttpConnection:
         # Of the request at hand.
         self._chunks = False
         self._bodiless = False
+        self._cors: Fields = ()  # so that a page may read why it is refused
         self._response: _Response | None = None
         self._gone: Callable[[], None] | None = None
         self._attending = False
@@ -208,7 +210,7 @@ class HttpConnection:
         self._scope.deadline = trio.current_time() + self._limits.idle_seconds
 
     async def _head(self) -> Head | None:
-        self._bodiless, self._chunks = False, True  # until it is known better: a head may be refused
+        self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
         reader = self._reader
         while (head := reader.head()) is None:
             if reader.waiting and not self._busy:
@@ -235,7 +237,7 @@ class HttpConnection:
         if head.method != "GET" or path is None or not head.chunks or head.has_body:
             return False
         wanted = head.headers.get("Upgrade", "").lower().split(",")
-        return "websocket" in map(str.strip, wanted) and head.target.partition("?")[0].rstrip("/") == path
+        return "websocket" in map(str.strip, wanted) and head.path.rstrip("/") == path
 
     async def _answer(self, head: Head, response: _Response) -> Callable[[], None] | None:
         """Have the request answered; gives what is to be called if the client goes before it was."""
@@ -246,6 +248,7 @@ class HttpConnection:
             if isinstance(admitted, Reply):
                 await self._turn_down(head, response, admitted)
                 return None
+            self._cors = admitted.head.cors
             if head.has_body:
                 body = await self._body(head)
                 if body is None:
@@ -313,13 +316,8 @@ class HttpConnection:
                     # The end of the response does not wake us: what comes then is the next request.
                     data = await self._receive(_RECEIVE)
                 else:
-                    most = self._limits.header_bytes - reader.waiting
-                    if most <= 0:
-                        # Whether such a client leaves could not be noticed without reading on.
-                        self._over = True
-                        return
                     with trio.CancelScope() as self._nap:
-                        data = await self._receive(most)
+                        data = await self._receive_or_wait(self._limits.header_bytes - reader.waiting, response)
                     if self._nap.cancelled_caught:
                         continue
                 if not data:
@@ -327,6 +325,13 @@ class HttpConnection:
                 reader.feed(data)
         finally:
             self._attending, self._nap = False, None
+
+    async def _receive_or_wait(self, most: int, response: _Response) -> bytes:
+        if most <= 0 and not response.ending:
+            return b""  # as good as gone
+        if most <= 0:  # the client may have all of its answer, before we know it, and be in its next request
+            await trio.sleep_forever()
+        return await self._receive(most)
 
     async def _receive(self, most: int) -> bytes:
         try:
@@ -345,7 +350,7 @@ class HttpConnection:
     async def _refuse(self, reply: Reply) -> None:
         """Say why this is the end."""
         self._last = self._unread = True
-        await _Response(self).begin(reply.status, reply.headers, reply.body, more=False)
+        await _Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 
     async def write(self, data: bytes) -> None:
         """Send; raises BrokenResourceError where that is not possible any more, and nothing else cuts it short."""
@@ -418,6 +423,7 @@ class HttpConnection:
         self._over = True
         if self._gone is not None and self._response is not None and not self._response.over:
             self._gone()
+        self._response = self._gone = None  # or each would keep the other
         # What is being written is for somebody who may still read it, for a moment; then the stream is closed under it.
         self.hurry()
         if self._writing is not None:
@@ -432,13 +438,14 @@ class HttpConnection:
 class _Response:
     """The response to the request at hand, as `lanes` wants it."""
 
-    __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "over")
+    __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "ending", "over")
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._chunked = False
         self._bodiless = connection._bodiless
         self.begun = False
+        self.ending = False  # the last of it is on its way, or has been sent
         self.over = False
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
@@ -467,6 +474,8 @@ class _Response:
             self._chunked = True
         else:
             connection._last = True  # the end of the connection is the end of the body
+        if connection._shared.draining:
+            connection._last = True
         if connection._last:
             framing.append("Connection: close")
         elif not connection._chunks:
@@ -480,6 +489,7 @@ class _Response:
             data = b""
         elif self._chunked:
             data = chunk(data, last=not more)
+        self.ending = not more
         try:
             if head or data:
                 await self._connection.write(head + data)

@@ -164,7 +164,10 @@ class _Web:
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         async def serve(_nursery: trio.Nursery) -> None:
-            await self._serve(self._new(stream))
+            connection = self._new(stream)
+            if self._run.draining:
+                connection.drain()
+            await self._serve(connection)
 
         await self._take_part(serve)
 
@@ -254,6 +257,7 @@ class _Web:
 
     async def drain(self) -> None:
         # Until then nothing new is served, but calls that run may wait for what their clients have yet to bring.
+        self._shared.draining = True
         await self.endpoint.drain()
         self._hang_up()
         await self._all_gone()

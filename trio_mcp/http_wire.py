@@ -38,7 +38,7 @@ from trio_mcp.core.headers import Fields, Headers
 from trio_mcp.core.http import Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
 
-__all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "head_bytes", "refused"]
+__all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "date", "head_bytes", "refused"]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -72,6 +72,13 @@ class Head:
     @property
     def has_body(self) -> bool:
         return self.length != 0
+
+    @property
+    def path(self) -> str:
+        """The path of the target, which may have a scheme and a host in front of it (RFC 9112, 3.2.2)."""
+        path = self.target.partition("?")[0]
+        scheme, mark, rest = path.partition("://")
+        return "/" + rest.partition("/")[2] if mark and "/" not in scheme else path
 
 
 class Reader:
@@ -124,9 +131,14 @@ class Reader:
         self._seen = 0
         if end > self._limits.header_bytes:
             raise Refused(self._too_long())
-        raw = bytes(buffer[:end])
-        del buffer[:end]
-        return self._parse(raw)
+        return self._parse(self._give(end))
+
+    def _give(self, size: int) -> bytes:
+        """Take so much out of the buffer; a slice of it would be one copy more."""
+        with memoryview(self._buffer) as view:
+            data = bytes(view[:size])
+        del self._buffer[:size]
+        return data
 
     def _unfinished(self, buffer: bytearray) -> None:
         """Refuse what cannot become a head any more, instead of waiting for its end."""
@@ -187,14 +199,9 @@ class Reader:
         """The body of the request whose head was given last, once all of it is there; only once."""
         if self._chunks is not None:
             return self._body_in_chunks(self._chunks)
-        buffer = self._buffer
         if self._length > self._limits.message_bytes:
             raise Refused(_too_large(f"the body has {self._length} bytes", self._limits.message_bytes))
-        if len(buffer) < self._length:
-            return None
-        body = bytes(buffer[: self._length])
-        del buffer[: self._length]
-        return body
+        return None if len(self._buffer) < self._length else self._give(self._length)
 
     def _body_in_chunks(self, parser: h11.Connection) -> bytes | None:
         most = self._limits.message_bytes
@@ -294,6 +301,15 @@ def _in_our_words(error: h11.RemoteProtocolError) -> Reply:
 # What goes back.
 
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\nDate: " for each in HTTPStatus}
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def date(year: int, month: int, day: int, hour: int, minute: int, second: int, weekday: int) -> str:
+    """A time of day as HTTP has it (RFC 9110, 5.6.7), in whatever language the system is."""
+    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
 
 
 def head_bytes(status: int, fields: Fields, date: str, *framing: str) -> bytes:

@@ -1134,6 +1134,22 @@ async def test_what_fails_outside_of_handlers_is_an_internal_error(
     assert "LookupError: no such table" in caplog.text
 
 
+async def test_a_page_may_read_that_its_request_has_failed(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    def event_log(session: str) -> Any:
+        raise LookupError("no such table")
+
+    app = AsgiApp(Watched().server, event_log=event_log, allowed_origins=["https://app.example"])
+    params = {"protocolVersion": SESSIONS[-1], "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    async with hosted(app) as web:
+        fields = {"Origin": "https://app.example"}
+        answer = await web.call("initialize", params, revision=SESSIONS[-1], headers=fields)
+    assert (answer.status, answer.json["error"]["message"]) == (500, "internal error")
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    assert "LookupError: no such table" in caplog.text
+
+
 # Other event loops.
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
+import math
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -15,7 +19,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.server.checkpoints import Attempt, Pair, PipeEnd, anything, cancel_everywhere, narrow, pipe_pair, wide
+from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
@@ -24,6 +28,7 @@ from trio_mcp.http_wire import refused
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)
+ADMITTED = SimpleNamespace(head=SimpleNamespace(cors=(("Access-Control-Allow-Origin", "https://app.example"),)))
 
 
 class Script:
@@ -38,17 +43,18 @@ class Script:
         self.arrived = trio.Event()
         self.reply = refusal(403, Error(None, -32600, "no"))
         self.failure: Exception | None = None
+        self.left: weakref.ref[Any] | None = None  # to what is to be called when the last client has gone
 
-    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | str:
+    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | SimpleNamespace:
         await trio.lowlevel.checkpoint()
         self.log.append(f"head {request.target}")
         assert request.body == b""
         if request.target == "/broken":
             raise ValueError("secret")
-        return self.reply if request.target.startswith("/refuse") else "admitted"
+        return self.reply if request.target.startswith("/refuse") else ADMITTED
 
-    async def serve(self, admitted: str, request: HttpRequest, response: Any, prefix: str = "") -> Callable[[], None]:
-        assert admitted == "admitted"
+    async def serve(self, admitted: Any, request: HttpRequest, response: Any, prefix: str = "") -> Callable[[], None]:
+        assert admitted is ADMITTED
         self.log.append(f"body {request.target}")
         self.requests.append(request)
         self.bodies.append(request.body)
@@ -57,13 +63,17 @@ class Script:
             await response.begin(200, TEXT, request.body, more=False)
         elif request.target == "/stream":
             await response.begin(200, TEXT, b"", more=True)
+        elif request.target == "/fail":
+            raise ValueError("secret")
         elif request.target == "/break":
             await response.begin(200, TEXT, b"half", more=True)
             raise ValueError("secret")
         await trio.lowlevel.checkpoint()
         if not request.target.startswith("/echo"):
             self.arrived.set()
-        return partial(self.log.append, f"gone {request.target}")
+        gone = partial(self.log.append, f"gone {request.target}")
+        self.left = weakref.ref(gone)
+        return gone
 
     async def response(self) -> Any:
         """The response to the next request that was not answered at once."""
@@ -268,6 +278,25 @@ async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(auto
         assert 1000 <= sent <= 1200
         await wait_all_tasks_blocked()
         assert peer.script.log[-1] == "gone /wait"  # who reads no further cannot see its client leave
+
+
+@pytest.mark.parametrize("size", [500, 999, 1000, 5000])
+async def test_a_client_is_in_its_next_request_before_we_know_that_it_has_the_answer(
+    size: int, autojump_clock: MockClock
+) -> None:
+    there, back = _Pipe(math.inf), _Pipe(10)
+    ours, theirs = PipeEnd(there, back), PipeEnd(back, there)
+    async with connected(limits=Limits(header_bytes=1000), streams=lambda: (ours, theirs)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(response.begin, 200, TEXT, b"the answer", more=False))
+            await wait_all_tasks_blocked()  # it is on its way
+            await peer.send(post(b"x" * size))
+            await trio.sleep(10)
+            await peer.read()
+        await peer.read()
+        assert [body for _, _, body in answers(bytes(peer.raw))] == [b"the answer", b"x" * size]
 
 
 # The client goes.
@@ -633,16 +662,18 @@ UPGRADE = ("Connection: Upgrade", "Upgrade: websocket")
 async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(autojump_clock: MockClock) -> None:
     seen = []
 
+    targets = ("/ws", "/ws/?x=1", "http://localhost/ws", "HTTP://localhost/ws/?x=http://a/b")
+
     async def upgraded(stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
         seen.append((request.target, request.headers["upgrade"], trailing, peer))
         await stream.send_all(b"another protocol")
 
-    for target in ("/ws", "/ws/?x=1"):
+    for target in targets:
         async with connected(websocket_path="/ws", upgraded=upgraded) as peer:
             await peer.send(get(target, *UPGRADE) + b"frame")
             assert await peer.end() == b"another protocol"
             assert peer.script.log == []
-    assert seen == [(target, "websocket", b"frame", "10.0.0.1") for target in ("/ws", "/ws/?x=1")]
+    assert seen == [(target, "websocket", b"frame", "10.0.0.1") for target in targets]
 
 
 @pytest.mark.parametrize(
@@ -654,8 +685,9 @@ async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(au
         get("/echo/ws", *UPGRADE, version="1.0"),
         get("/echo/ws", *UPGRADE, method="POST"),
         get("/echo/ws", *UPGRADE, "Content-Length: 0") + b"",
+        get("/echo?x=http://localhost/echo/ws", *UPGRADE),
     ],
-    ids=["another path", "another protocol", "none", "HTTP/1.0", "POST", "an empty body"],
+    ids=["another path", "another protocol", "none", "HTTP/1.0", "POST", "an empty body", "another path with a query"],
 )
 async def test_any_other_request_stays_http(data: bytes, autojump_clock: MockClock) -> None:
     handed = []
@@ -760,6 +792,37 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_either(autojump_cloc
         await peer.send(get("/refuse", "Content-Length: 10", method="POST"))
         await peer.read()
         assert await seconds(peer) < 40
+        ((status, fields, _),) = answers(bytes(peer.raw))  # and no second one for the same request
+        assert (status, "connection" in fields) == (403, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (get("/echo", "Content-Length: 10", method="POST"), 408),
+        (get("/echo", "Content-Length: 1001", method="POST"), 413),
+        (get("/echo", CHUNKED, method="POST") + b"3e9\r\n" + b"x" * 1001, 413),
+        (get("/echo", CHUNKED, method="POST") + b"what\r\n", 400),
+        (post(b"", "/fail"), 500),
+    ],
+)
+async def test_a_page_may_read_why_the_body_of_its_request_was_refused(
+    data: bytes, status: int, autojump_clock: MockClock
+) -> None:
+    async with connected(limits=Limits(message_bytes=1000)) as peer:
+        await peer.send(get("/refuse/it") + data)  # of the one before nothing is kept
+        first, second = answers(await peer.end())
+        assert "access-control-allow-origin" not in first[1]
+        assert second[0] == status
+        assert second[1]["access-control-allow-origin"] == "https://app.example"
+
+
+async def test_what_is_refused_for_its_head_has_nothing_of_the_request_before(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"good") + b"bad\r\n\r\n")
+        good, bad = answers(await peer.end())
+        assert (good[0], bad[0]) == (200, 400)
+        assert "access-control-allow-origin" not in bad[1]
 
 
 async def test_a_response_may_take_for_ever_if_its_client_waits(autojump_clock: MockClock) -> None:
@@ -939,6 +1002,20 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
 
     for streams in (wide, narrow):
         assert cancel_everywhere(attempt_with(streams), watch=anything) > 10
+
+
+async def test_a_connection_keeps_nothing_that_is_over(autojump_clock: MockClock) -> None:
+    for kept in (True, False):
+        async with connected() as peer:
+            await peer.send(get("/wait", *([] if kept else ["Connection: close"])))
+            response = await peer.script.response()
+            await response.begin(200, TEXT, b"x" * 100, more=False)
+            await (peer.read if kept else peer.end)()
+            await wait_all_tasks_blocked()
+            assert peer.script.left is not None
+            assert peer.script.left() is None
+            holders = gc.get_referrers(response)
+            assert not any(each is peer.connection or each is vars(peer.connection) for each in holders)
 
 
 # What goes wrong on our side.

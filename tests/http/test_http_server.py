@@ -540,6 +540,8 @@ async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(auto
         assert (refused[0], refused[1]["connection"]) == (503, "close")
         assert "2 connections are open" in why(refused)
         assert "Limits.connections" in why(refused)
+        assert json.loads(refused[2])["error"]["code"] == -32603
+        assert int(refused[1]["retry-after"]) > 0
         await links[0].aclose()
         await wait_all_tasks_blocked()
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
@@ -687,7 +689,8 @@ async def test_a_server_that_drains_finishes_what_runs_and_returns(autojump_cloc
         began = trio.current_time()
         async with stage.server.draining(30):
             await trio.sleep(10)
-            assert (await Web(listener.connect).call("server/discover")).status == 503  # what runs may need its client
+            late = await Web(listener.connect).call("server/discover")  # what runs may need its client
+            assert (late.status, late.headers["Connection"]) == (503, "close")
             assert not ended.is_set()
             stage.go.set()
         assert await idle.stream.receive_some() == b""
@@ -725,6 +728,14 @@ async def test_a_server_that_begins_while_it_drains_serves_nobody(autojump_clock
             await wait_all_tasks_blocked()
             with pytest.raises(OSError):
                 await listener.connect()
+
+
+async def test_a_connection_that_begins_while_its_server_drains_is_closed(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with stage.server.running(), stage.server.draining(5):
+        await wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            await serve_http_stream(stage.server, narrow()[1])
 
 
 async def test_a_server_that_nobody_uses_drains_at_once(autojump_clock: MockClock) -> None:

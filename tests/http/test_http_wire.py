@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from itertools import combinations, pairwise
 
 import pytest
@@ -373,6 +374,21 @@ def test_a_long_body_costs_what_its_length_says() -> None:
     body = reader.body()
     assert body is not None
     assert len(body) == 0x80000
+
+
+def test_a_body_is_copied_only_once() -> None:
+    size = 4_000_000
+    reader = Reader(Limits())
+    reader.feed(POST + b"Content-Length: %d\r\n\r\n" % size)
+    assert reader.head() is not None
+    reader.feed(bytes(size))
+    tracemalloc.start()
+    try:
+        body = reader.body()
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
+    assert body == bytes(size)
 
 
 # What goes back.

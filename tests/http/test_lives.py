@@ -362,6 +362,28 @@ async def test_a_call_that_asks_while_its_server_drains_gets_its_answer(
         assert trio.current_time() < 5
 
 
+@pytest.mark.parametrize("anew", [False, True])
+async def test_who_was_asked_may_answer_while_its_server_drains(anew: bool, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        asks = plays("roots", revision=E, capabilities={"roots": {}})
+        asked = (await web.post(asks, revision=E)).result
+        assert asked["resultType"] == "input_required"
+        other = await web.open(plays("progress", "wait go", revision=E), revision=E)
+        await other.message()
+        async with stage.server.draining(10):
+            await quiet()
+            back = Web(web.connect) if anew else web
+            (key,) = asked["inputRequests"]
+            more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
+            answer = await back.post({**asks, "id": 2, "params": {**asks["params"], **more}}, revision=E)
+            assert text_of(answer.message) == "done"
+            assert answer.headers["Connection"] == "close"
+            stage.go["go"].set()
+        assert trio.current_time() < 5
+        await back.aclose()
+
+
 # Without sessions.
 
 
