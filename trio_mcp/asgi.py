@@ -168,9 +168,8 @@ class AsgiApp:
         except Exception:  # noqa: BLE001  # what an author's event log raises, for one
             _log.exception("a request failed in the server itself, and not in a handler")
             if not response.begun:  # and it was dropped
-                await _reply(
-                    _Response(send, served.limits), refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-                )
+                failed = refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
+                await _reply(_Response(send, served.limits), failed)
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
         await receive()  # that it connects
