@@ -357,7 +357,9 @@ async def test_a_call_that_asks_while_its_server_drains_gets_its_answer(
         async with stage.server.draining(10):
             asked = await call.message()
             assert asked["method"] == "roots/list"
+            links = len(web.links)
             await web.post({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}, session=session)
+            assert len(web.links) == links + 1  # nobody has to keep a connection for it
             assert text_of(await call.response()) == "done"
         assert trio.current_time() < 5
 
