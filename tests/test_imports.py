@@ -66,8 +66,8 @@ catalog
 admission groups
 parking publishing
 dispatch
-running
 outbox
+running
 conversation
 driver
 process

@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Inquiry
 
-__all__ = ["Conversation"]
+__all__ = ["UNFINISHED", "Conversation"]
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
 _SHUTTING_DOWN = "the server is shutting down"
+UNFINISHED = "the server has shut down before this call had finished"
+"""What is said for a call that draining has given no more time."""
 _JSON_ALONE = (
     "this response is JSON alone, which carries none: "
     "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
@@ -143,15 +145,17 @@ class Conversation:
         self._run.publisher.listeners.forget(Key(self, None))
 
     def dismiss(self, why: str) -> None:
-        """What runs and what waits is ended, and the client, which is here, is told so; `lost` is to follow."""
+        """What runs and what waits is ended, and the client, which is here, is told so."""
         error = RequestError(INTERNAL_ERROR, why)
-        for id in (*self._waiting, *self._contexts):
+        wires = self._waiting | {id: ctx.wire for id, ctx in self._contexts.items()}
+        for id in wires:
             self.session.refuse(id, error)
-        for ctx in self._contexts.values():
-            ctx.cancel(why)
-        for id in self._waiting:
             self._share.withdraw(id)
         self._waiting.clear()
+        for ctx in self._contexts.values():
+            ctx.cancel(why)
+        for wire in wires.values():
+            wire.wake()
 
     @property
     def at_work(self) -> bool:

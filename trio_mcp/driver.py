@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import trio
 
-from trio_mcp.conversation import Conversation
+from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.jsonrpc import Limits, LineFramer, Message, decode, encode
 from trio_mcp.core.terms import NOTHING
 from trio_mcp.groups import open_nursery
@@ -282,6 +282,9 @@ class _Driver:
         await self._conversation.drain()
         await self._outbox.empty()
         self._open.cancel()
+
+    def dismiss(self) -> None:
+        self._conversation.dismiss(UNFINISHED)
 
     def stop(self) -> None:
         self._conversation.stop()

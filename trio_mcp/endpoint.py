@@ -30,7 +30,7 @@ from typing import TypeAlias, Unpack
 import attrs
 import trio
 
-from trio_mcp.conversation import Conversation
+from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
 from trio_mcp.core.headers import Fields, reply_headers
 from trio_mcp.core.http import (
@@ -336,6 +336,10 @@ class Endpoint:
                 nursery.start_soon(conversation.drain)
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
         await self._carried.empty()
+
+    def dismiss(self) -> None:
+        for conversation in (*self._alone, *self._sessions.conversations):
+            conversation.dismiss(UNFINISHED)
 
     def stop(self) -> None:
         """The run is over: nobody is served any more."""

@@ -55,6 +55,8 @@ __all__ = ["HttpConnection", "Shared", "Upgraded"]
 _log = logging.getLogger("trio_mcp")
 
 _RECEIVE = 64 * 1024  # bytes that are read at once
+# Of a body in chunks: they may hold a byte each, and nobody else is served while those that were read are looked at.
+_RECEIVE_CHUNKS = 8 * 1024
 # Bytes that count as progress.  A stream does not tell how much of a write it has got rid of, so a longer one is cut
 # into pieces, and who takes 300 bytes a second is still a reader.
 _PIECE = 16 * 1024
@@ -275,6 +277,7 @@ class HttpConnection:
         if head.expects and not reader.came:
             await self.write(CONTINUE)
         began = trio.current_time()
+        most = _RECEIVE_CHUNKS if head.length is None else _RECEIVE
         self._late = (
             "the body did not come in time: it has "
             f"{limits.body_seconds:g} seconds and one more for each {limits.body_rate:g} bytes "
@@ -282,7 +285,7 @@ class HttpConnection:
         )
         while body is None:
             self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
-            data = await self._receive(_RECEIVE)
+            data = await self._receive(most)
             if not data:
                 self._over = True
                 return None

@@ -65,6 +65,8 @@ class HttpAddress:
     websocket_url: str | None
     sse_url: str | None
     """Of the old HTTP+SSE transport, where it is served."""
+    local_url: str
+    """`url` without `public_url`: where this machine listens."""
     listeners: tuple[Listener, ...] = attrs.field(repr=False)
 
 
@@ -262,6 +264,9 @@ class _Web:
         self._hang_up()
         await self._all_gone()
 
+    def dismiss(self) -> None:
+        """What runs is its endpoint's."""
+
     def stop(self) -> None:
         self._scope.cancel(reason="the server has stopped")
 
@@ -391,17 +396,18 @@ def _check_exposure(bound: Sequence[Listener], options: HttpOptions) -> None:
 
 
 def _address(endpoint: Endpoint, accepting: Sequence[Listener], host: str | None) -> HttpAddress:
-    policy, base = endpoint.policy, endpoint.public_url
-    if base is None:
-        name = _name(accepting[0]) if accepting else None
-        scheme = "https" if accepting and isinstance(accepting[0], trio.SSLListener) else "http"
-        at = f"{_bracketed(host or name[0])}:{name[1]}" if isinstance(name, tuple) else "localhost"
-        base = f"{scheme}://{at}"
-
+    policy = endpoint.policy
+    name = _name(accepting[0]) if accepting else None
+    scheme = "https" if accepting and isinstance(accepting[0], trio.SSLListener) else "http"
+    at = f"{_bracketed(host or name[0])}:{name[1]}" if isinstance(name, tuple) else "localhost"
+    local = f"{scheme}://{at}"
+    base = local if endpoint.public_url is None else endpoint.public_url
+    path = policy.path or "/"
     return HttpAddress(
-        base + (policy.path or "/"),
+        base + path,
         None if policy.websocket_path is None else "ws" + base.removeprefix("http") + (policy.websocket_path or "/"),
         None if policy.sse_path is None else base + (policy.sse_path or "/"),
+        local + path,
         tuple(each.transport_listener if isinstance(each, trio.SSLListener) else each for each in accepting),
     )
 

@@ -155,6 +155,8 @@ class Reader:
         return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
 
     def _parse(self, raw: bytes) -> Head:
+        if raw.count(b"\n") > _FIELDS + 2:
+            raise Refused(refused(431, f"the request has more than {_FIELDS} headers"))
         length = _look(raw)
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         parser.receive_data(raw)
@@ -235,6 +237,8 @@ class Reader:
 
 
 _WRAPPING = 16  # bytes around one byte of content: a chunk for each needs 5
+
+_FIELDS = 256  # headers of one request: each costs many times what its bytes do, and no client has half as many
 
 _LINES = "a line of the head does not end with CRLF, or goes on in the next one; each field is one line"
 _LENGTH = b"\r\ncontent-length:"

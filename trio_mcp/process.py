@@ -5,7 +5,7 @@ How it ends:
 | what happens | running calls | exit status |
 |---|---|---|
 | there is nothing more to serve, such as after the end of input | cancelled at once | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then cancelled, and two seconds later left | 143 |
+| SIGTERM | finish within `grace` seconds, new ones are refused; then an error, and three seconds later left | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
 | Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
 | Ctrl-C once more | the system ends the process | killed by SIGINT |
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["live", "place"]
 
-# Seconds for cleaning up, when what runs is cancelled after SIGTERM's grace: connections have `CLOSING` of them.
-_LAST = CLOSING + 1.0
+# Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
+# as many again for what is being written when they are cut off.
+_LAST = 2 * CLOSING + 1.0
 
 _replaced: list[TextIO] = []
 
@@ -113,8 +114,8 @@ class _Life:
 
     async def _drain(self) -> None:
         await self.terminated.wait()
-        # With the grace ends everything, also what no run has to do with yet, such as a lifespan that is beginning.
-        self.everything.deadline = trio.current_time() + self.grace
+        # Then everything ends, also what no run has to do with yet, such as a lifespan that is beginning.
+        self.everything.deadline = trio.current_time() + self.grace + CLOSING
         async with self.server.draining(self.grace):
             pass
 

@@ -20,6 +20,7 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.groups import open_nursery
+from trio_mcp.outbox import CLOSING
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
 
@@ -49,6 +50,9 @@ class Connection(Protocol):
 
     async def drain(self) -> None:
         """Take nothing new, let what runs finish, end in good order, and return then.  May be called again."""
+
+    def dismiss(self) -> None:
+        """Answer what has not finished in its time with an error, and have it end; whoever drains goes on with that."""
 
     def stop(self) -> None:
         """The run is over: nobody is served any more."""
@@ -114,6 +118,12 @@ class Run:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
 
+    def dismiss(self) -> None:
+        """The time of what runs is over, and there is a moment left to say so."""
+        for connection in tuple(self.connections):
+            connection.dismiss()
+        self.parking.stop()
+
     def stop(self) -> None:
         """End all connections, before that ends on which their handlers stand."""
         for connection in tuple(self.connections):
@@ -151,6 +161,10 @@ class Runs:
             run.draining = True
         return tuple(self._runs)
 
+    def dismiss(self) -> None:
+        for run in self._runs:
+            run.dismiss()
+
     def stop(self) -> None:
         """The end of what `begin_to_drain` began; what runs from now on is served."""
         self._drains -= 1
@@ -187,9 +201,14 @@ class Draining:
     async def _wait(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            with trio.move_on_at(self._deadline):
-                await self._gone.wait()
+        if error is not None:
+            return
+        with trio.move_on_at(self._deadline):
+            await self._gone.wait()
+            return
+        self._runs.dismiss()
+        with trio.move_on_after(CLOSING):
+            await self._gone.wait()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -370,8 +370,9 @@ class Server:
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """The server ends in good order.  From the beginning of the block no new request is taken, nor a connection
         served that begins; what runs goes on, and each connection ends when it has nothing left.  The end of the block
-        waits for all of them, until `seconds` after its beginning (`math.inf`: as long as it takes); what is left then
-        is stopped, and at once if the block is cancelled or raises.
+        waits for all of them, until `seconds` after its beginning (`math.inf`: as long as it takes).  What is left then
+        is cancelled, and answered with an error for which there is a second; it is stopped without one if the block is
+        cancelled or raises.
 
         A server that was drained may run again; `running` blocks that it left behind serve nobody any more.
         """
@@ -436,7 +437,8 @@ class _Announced:
 
     def started(self, value: HttpAddress | None = None) -> None:
         assert value is not None
-        print(f"{self._name} listens at {value.url}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
+        where = value.local_url + (f", for {value.url}" if value.url != value.local_url else "")
+        print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 
 class _Running:

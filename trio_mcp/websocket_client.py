@@ -309,9 +309,12 @@ class WebSocketLink(trio.abc.AsyncResource):
         return None
 
     async def _reply(self) -> None:
-        """Send what the frames have to say, unless somebody is sending, who does it then."""
+        """Send what the frames have to say, unless somebody is sending, who does it then.
+
+        Nothing is read meanwhile, so a server that pings and does not read is given up as a silent one is.
+        """
         if not self._sending.locked():
-            with suppress(SessionClosed):
+            with suppress(SessionClosed), trio.move_on_after(self._heartbeat):
                 async with self._sending:
                     await self._settle()
 
@@ -334,7 +337,7 @@ class WebSocketLink(trio.abc.AsyncResource):
             raise SessionClosed(self.why) from error
         finally:
             if not whole:
-                self._end("a message could not be sent whole", lost=True)
+                self._end("the server did not take all of what was sent", lost=True)
                 await trio.aclose_forcefully(self._stream)
 
 

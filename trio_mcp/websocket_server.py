@@ -28,6 +28,9 @@ __all__ = ["serve_upgrade"]
 
 _log = logging.getLogger("trio_mcp")
 _INTERNAL = 1011
+# Bytes that are read at once: they may be a thousand frames without content, and nobody else is served while those are
+# looked at.
+_RECEIVE = 8 * 1024
 _PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`
 
 
@@ -115,7 +118,7 @@ class _Link(trio.abc.Stream):
             data, self._trailing = self._trailing[:size], self._trailing[size:]
             return data
         try:
-            received = await self._stream.receive_some(max_bytes)
+            received = await self._stream.receive_some(max_bytes or _RECEIVE)
         except GONE:
             self._gone = True
             raise

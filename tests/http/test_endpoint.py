@@ -25,6 +25,7 @@ from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.replay import MemoryEventLog
 from trio_mcp.endpoint import Admitted, Endpoint
 from trio_mcp.lanes import Lane
+from trio_mcp.outbox import CLOSING
 
 LISTEN = "subscriptions/listen"
 OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
@@ -695,7 +696,7 @@ async def test_a_drain_waits_for_who_reads_slowly_and_not_for_ever(revision: str
             assert not over
             if revision == B:
                 call.response.go_on()
-        assert over == [began + (30 if revision == B else 60)]
+        assert over == [began + (30 if revision == B else 60 + CLOSING)]
         assert (call.response.ended, call.response.dropped) == (revision == B, revision != B)
 
 

@@ -264,6 +264,12 @@ def test_a_head_may_be_as_long_as_its_limit_and_not_a_byte_longer(pieces: int) -
             assert "500 bytes (Limits.header_bytes)" in why
 
 
+def test_a_head_has_no_more_headers_than_anybody_needs() -> None:
+    assert read(POST + b"X: x\r\n" * 250 + b"\r\n")[0][0] == "POST"
+    status, why = refusal(POST + b"X: x\r\n" * 257 + b"\r\n")
+    assert (status, why) == (431, "the request has more than 256 headers")
+
+
 def test_a_head_without_an_end_is_refused_at_its_limit() -> None:
     assert refusal(POST + b"X: " + b"x" * 500, limits=Limits(header_bytes=500))[0] == 431
 

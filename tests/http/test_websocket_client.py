@@ -471,6 +471,14 @@ async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockCl
         assert heard_by(server) == [(PING, b"")]
 
 
+async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow, heartbeat=20) as (link, server), trio.open_nursery() as nursery:
+        nursery.start_soon(server.send_all, to_client(PING, b"!" * 125))
+        assert await link.receive() is None
+        assert trio.current_time() == 20 + CLOSING
+        assert link.why == "the server did not take all of what was sent"
+
+
 @pytest.mark.parametrize("after", [10, 30])
 async def test_closing_ends_the_wait_for_a_sign_of_life(after: float, autojump_clock: MockClock) -> None:
     async with linked(heartbeat=20) as (link, server), trio.open_nursery() as nursery:
@@ -564,7 +572,7 @@ async def test_half_a_frame_ends_who_receives_too(autojump_clock: MockClock) -> 
         with trio.move_on_after(5):
             await link.send(b"x" * 100)
         await wait_all_tasks_blocked()
-        assert (ends, link.why) == ([None], "a message could not be sent whole")
+        assert (ends, link.why) == ([None], "the server did not take all of what was sent")
 
 
 async def test_half_a_frame_is_the_end(autojump_clock: MockClock) -> None:
@@ -573,10 +581,10 @@ async def test_half_a_frame_is_the_end(autojump_clock: MockClock) -> None:
             await link.send(b"x" * 100)
         assert scope.cancelled_caught
         assert trio.current_time() == 5 + CLOSING
-        with pytest.raises(SessionClosed, match="could not be sent whole"):
+        with pytest.raises(SessionClosed, match="did not take all"):
             await link.send(b"y")
         assert await link.receive() is None
-        assert link.why == "a message could not be sent whole"
+        assert link.why == "the server did not take all of what was sent"
         sent = server.heard
         await link.aclose()
         assert server.heard == sent

@@ -69,7 +69,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
 
 @pytest.mark.parametrize("inside", [0, 3, 20])
 @everywhere
-async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_stopped(
+async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped(
     revision: str, inside: int, autojump_clock: MockClock
 ) -> None:
     server = working()
@@ -83,7 +83,8 @@ async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_stopped(
         assert trio.current_time() == start + max(inside, 10)
         await wire.ended.wait()
         assert trio.current_time() == start + max(inside, 10)
-        assert not wire.answered(id)
+        error = (await wire.response(id))["error"]
+        assert (error["code"], error["message"]) == (-32603, "the server has shut down before this call had finished")
         await wait_all_tasks_blocked()
         now = server.statistics()
         assert (now.connections, now.running) == (0, 0)

@@ -39,7 +39,7 @@ def wait_for(path: str) -> str:
 def echo() -> str:
     return "echo"
 
-server.run(http="127.0.0.1:0", grace=float("inf"), path="/there")
+server.run(http="127.0.0.1:0", grace=float("inf"), path="/there", public_url="https://example.com/deep")
 """
 
 
@@ -117,7 +117,9 @@ class Process:
         self.popen = popen
         self.stderr: IO[str] = popen.stderr
         said = self.stderr.readline()
-        found = re.fullmatch(r"processing listens at http://127\.0\.0\.1:(\d+)/there\n", said)
+        found = re.fullmatch(
+            r"processing listens at http://127\.0\.0\.1:(\d+)/there, for https://example\.com/deep/there\n", said
+        )
         assert found, said
         self.port = int(found[1])
 

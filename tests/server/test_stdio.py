@@ -798,11 +798,12 @@ def test_sigterm_lets_running_calls_finish_and_refuses_new_ones(launch: Launch, 
 
 
 @pytest.mark.parametrize("tool", RUNNING)
-def test_when_the_grace_is_over_so_is_everything(launch: Launch, tool: str) -> None:
+def test_when_the_grace_is_over_so_is_everything_and_the_client_is_told(launch: Launch, tool: str) -> None:
     host = launch("0.05")
-    host.begin(tool)
+    id = host.begin(tool)
     host.signal(signal.SIGTERM)
-    assert host.ends() == (143, [])
+    status, [message] = host.ends()
+    assert (status, message["id"], message["error"]["code"]) == (143, id, -32603)
     assert "Traceback" not in host.stderr
 
 
@@ -812,7 +813,8 @@ def test_what_does_not_end_after_sigterm_is_left(launch: Launch, tool: str) -> N
     host = launch("0.05")
     host.begin(tool)
     host.signal(signal.SIGTERM)
-    assert host.ends() == (143, [])
+    status, messages = host.ends()
+    assert (status, ["error" in message for message in messages]) == (143, [True] if tool == "hold" else [])
     assert "a handler did not end after SIGTERM; the process does" in host.stderr
 
 
