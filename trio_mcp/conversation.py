@@ -376,6 +376,8 @@ class Conversation:
             why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
             _log.warning("%s", why)
             raise RequestError(INTERNAL_ERROR, why)
+        if not self.session.opened:
+            raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)

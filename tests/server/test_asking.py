@@ -22,6 +22,8 @@ from tests.http.served import bearer, by_token, served
 from tests.requirements import req
 from tests.server.wire import (
     CANCELLED,
+    CAPABILITIES,
+    CLIENT_INFO,
     MESSAGE,
     PROGRESS,
     REVISION_NAMES,
@@ -375,6 +377,21 @@ async def test_a_model_is_asked_only_what_its_client_declared(
             assert ("six" in said) is (full or lacking is None)
             assert ("six" in said) or said == f"sampling.{lacking}"
             assert len(wire.asked) == ("six" in said)
+
+
+@legacy
+async def test_before_the_handshake_has_ended_a_client_is_asked_nothing_and_told_why(
+    revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = {"roots/list": lambda _: {"roots": []}}
+    async with connected(asking(), revision, opened=False, answers=answers) as wire:
+        who = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
+        await wire.call("initialize", who)
+        said = await told(wire, "tools/call", PLACES["tools/call"]("roots"))
+        assert said.endswith("nothing can be asked before the client has sent notifications/initialized")
+        assert not caplog.text
+        await wire.notify("notifications/initialized")
+        assert not (await wire.call("tools/call", PLACES["tools/call"]("roots"))).get("isError")
 
 
 @modern
