@@ -67,6 +67,7 @@ admission groups
 parking publishing
 dispatch
 outbox
+duplex
 running
 conversation
 driver

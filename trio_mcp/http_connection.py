@@ -47,7 +47,7 @@ from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, hea
 from trio_mcp.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
-    from trio_mcp.driver import Tap
+    from trio_mcp.duplex import Tap
     from trio_mcp.endpoint import Endpoint
 
 __all__ = ["HttpConnection", "Shared", "Upgraded"]

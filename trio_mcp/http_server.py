@@ -30,7 +30,7 @@ import trio
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.http import HttpRequest
-from trio_mcp.driver import Tap
+from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_connection import HttpConnection, Shared

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.driver import Tap, serve_stream
+from trio_mcp.driver import serve_stream
+from trio_mcp.duplex import Tap
 from trio_mcp.process import live
 
 if sys.platform != "win32":

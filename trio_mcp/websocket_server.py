@@ -16,7 +16,8 @@ from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error
 from trio_mcp.core.revisions import Role
-from trio_mcp.driver import Tap, converse
+from trio_mcp.driver import converse
+from trio_mcp.duplex import Tap
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.running import Run
 from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade

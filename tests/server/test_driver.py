@@ -466,7 +466,7 @@ async def test_handlers_that_report_wait_for_a_client_that_does_not_read(
 def queued(server: Server) -> int:
     """How many messages wait for the wires of a server."""
     [run] = server._runs
-    return sum(connection._queued() for connection in run.connections)  # type: ignore[attr-defined]
+    return sum(connection._duplex._queued() for connection in run.connections)  # type: ignore[attr-defined]
 
 
 @everywhere

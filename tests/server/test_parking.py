@@ -46,7 +46,8 @@ from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import NOTHING, Terms
-from trio_mcp.driver import _Driver, _Lines
+from trio_mcp.driver import converse
+from trio_mcp.duplex import Lines
 from trio_mcp.parking import Parking, Place
 from trio_mcp.questions import Inquiry
 
@@ -381,14 +382,7 @@ class _As:
 
     async def __call__(self, server: Server, stream: trio.abc.Stream) -> None:
         async with server.joined() as run:
-            driver = _Driver(run, stream, _Lines(run.limits), None, NOTHING, None)
-            hear = driver._conversation.hear
-
-            def heard(message: Any, now: float, **_: Any) -> None:
-                hear(message, now, principal=self.principal, headers=self.headers)
-
-            driver._conversation.hear = heard  # type: ignore[method-assign]
-            await driver.serve(None)
+            await converse(run, stream, Lines(run.limits), principal=self.principal, headers=self.headers)
 
 
 def tampered(state: str) -> Iterator[str]:

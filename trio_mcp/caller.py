@@ -1,0 +1,338 @@
+"""One server, whatever carries its messages: what is asked of it, and what it asks.
+
+The client's half of a `Conversation`.  Messages go in by `hear`; what is to be sent waits in the session until the
+`Carrier` takes it out.  Whoever calls `request` waits in its own task, and everything that concerns the call happens
+there: reports of progress, the result, and whatever went wrong.  So a caller's cancel scope is its timeout, and what a
+callback raises reaches whoever gave it.
+
+| The session reports | What happens |
+|---|---|
+| an outcome of a request of ours | whoever asked goes on |
+| progress | whoever asked hears of it, in order and before the outcome |
+| Call | it is answered in a task of its own, with a scope that the server's cancellation reaches |
+| Notice | it is handed on at once |
+| Opened, OpeningFailed | whoever opens goes on |
+
+How a call ends that has no answer:
+
+| What happened | What is raised |
+|---|---|
+| the server answered with an error | `RequestError` |
+| what it answered cannot be read | `RemoteProtocolError` |
+| the link was lost, or the call could not be sent | what its carrier says: a `SessionClosed`, mostly |
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import trio
+
+from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
+    LocalProtocolError,
+    McpError,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
+)
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message
+from trio_mcp.core.opening import ClientSession, Negotiation, OpeningFailed
+from trio_mcp.core.peer import (
+    Answered,
+    Complained,
+    Garbled,
+    Outcome,
+    PeerMistake,
+    ProgressReported,
+    Refused,
+    RequestCancelled,
+    TornDown,
+)
+from trio_mcp.core.session import Call, Notice, Opened
+
+__all__ = ["Caller", "Carrier", "Failure", "OnProgress", "OpeningError", "Talk"]
+
+_log = logging.getLogger("trio_mcp")
+
+OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
+"""Called with progress, total and message, as far as they were told.  What it returns is awaited if it can be."""
+
+Failure: TypeAlias = Callable[[], McpError]
+"""Makes the error for one call that has no answer; each has its own, with its own traceback."""
+
+_REPORTS = 1000  # of progress that wait for a slow callback; then the oldest are left out, for the last says it all
+
+
+class OpeningError(McpError):
+    """The server and this client have found no way to speak with each other, or the link broke before they had.
+
+    `negotiation` is what was tried, what came back, and why it ended; the cause, where there is one, is chained.
+    """
+
+    def __init__(self, negotiation: Negotiation, error: RequestError | None = None) -> None:
+        super().__init__(negotiation.why)
+        self.negotiation = negotiation
+        self.error = error
+
+    def __str__(self) -> str:
+        tried = "; ".join(f"{each.tried}: {each.answered}" for each in self.negotiation.attempts)
+        return f"the connection could not be opened: {self.negotiation.why}" + (f" (tried {tried})" if tried else "")
+
+
+class Carrier(Protocol):
+    """What carries the messages of one session."""
+
+    def wake(self) -> None:
+        """There is something to send."""
+
+    def forget(self, id: Id) -> None:
+        """Nobody waits for the answer to this request of ours any more; what is to be told the server is queued."""
+
+
+class Talk(Protocol):
+    """What the owner of a caller does with what the server says of itself."""
+
+    async def answer(self, call: Call) -> JsonObject:
+        """The result of a request of the server; a `RequestError` is the answer, too."""
+
+    def notice(self, notice: Notice) -> None:
+        """The server has told something that belongs to no request."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A request that was made by `begin` has its outcome."""
+
+    def mistake(self, why: str) -> None:
+        """The server did something off the protocol that cost nothing."""
+
+
+@attrs.define(eq=False, repr=False)
+class _Asked:
+    """A request of ours, as whoever made it waits for it."""
+
+    headers: Fields
+    news: trio.Event = attrs.field(factory=trio.Event)
+    reports: list[ProgressReported] = attrs.field(factory=list)
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+
+    def reported(self, report: ProgressReported) -> None:
+        self.reports.append(report)
+        del self.reports[:-_REPORTS]
+        self.news.set()
+
+    async def result(self, on_progress: OnProgress | None) -> JsonObject:
+        while self.outcome is None or self.reports:
+            await self.news.wait()
+            self.news = trio.Event()
+            reports, self.reports = self.reports, []
+            for each in reports:
+                assert on_progress is not None  # or none would have been asked for
+                said = on_progress(each.progress, each.total, each.message)
+                if inspect.isawaitable(said):
+                    await said
+        if isinstance(self.outcome, Answered):
+            return self.outcome.result
+        raise self._error(self.outcome)
+
+    def _error(self, outcome: Outcome) -> McpError:
+        if isinstance(outcome, Refused):
+            error = outcome.error
+            return RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+        if isinstance(outcome, Garbled):
+            return RemoteProtocolError(f"the server's answer to {outcome.method} is none: {outcome.why}")
+        if self.failure is not None:
+            return self.failure()
+        why = outcome.reason if isinstance(outcome, TornDown) else getattr(outcome, "why", "no answer in time")
+        return SessionClosed(f"{outcome.method} has no answer: {why}")
+
+
+class Caller:
+    """One session with a server; see the head of this file.
+
+    `nursery` is where requests of the server are answered; it must outlast the link.  The carrier is given by `carry`.
+    """
+
+    def __init__(self, session: ClientSession, talk: Talk, *, nursery: trio.Nursery) -> None:
+        self.session = session
+        self._talk = talk
+        self._nursery = nursery
+        self._carrier: Carrier | None = None
+        self._asked: dict[Id, _Asked] = {}
+        self._serving: dict[Id, trio.CancelScope] = {}
+        self._settled = trio.Event()  # the opening has ended, well or not
+        self._failed: OpeningFailed | None = None
+        self._failure: Failure | None = None  # why the link was lost
+
+    # For the carrier.
+
+    def carry(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+
+    def hear(self, message: Message, now: float, *, about: Id | None = None) -> None:
+        """Take in what came; `about` is the request of ours in whose reply it came, where there is one."""
+        self.act(self.session.receive(message, now, about=about))
+
+    def release(self) -> None:
+        """Nobody here waits for room."""
+
+    def lost(self, failure: Failure) -> None:
+        """The link is gone: every call that waits ends with such an error, and so does every later one."""
+        if self._failure is None:
+            self._failure = failure
+            self.act(self.session.lost(why=str(failure())))
+
+    def fail(self, id: Id, failure: Failure) -> None:
+        """This request can never be answered; the link goes on."""
+        asked = self._asked.get(id)
+        if asked is not None:
+            asked.failure = failure
+        self.act(self.session.fail(id, str(failure())))
+
+    def headers_of(self, id: Id) -> Fields:
+        """What the caller wants to be sent along with this request, on a link that has headers."""
+        asked = self._asked.get(id)
+        return () if asked is None else asked.headers
+
+    def act(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._act(event)
+        if self.session.queued:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._carrier is not None:
+            self._carrier.wake()
+
+    def _act(self, event: Event) -> None:
+        if isinstance(event, Outcome):
+            self._over(event)
+        elif isinstance(event, ProgressReported):
+            if (asked := self._asked.get(event.id)) is not None:
+                asked.reported(event)
+        elif isinstance(event, Call):
+            scope = self._serving[event.request.id] = trio.CancelScope()  # it may be cancelled before it begins
+            self._nursery.start_soon(self._serve, event, scope, name=f"the server asks: {event.request.method}")
+        elif isinstance(event, RequestCancelled):
+            self._serving[event.id].cancel(reason=event.reason or "the server cancelled its request")
+        elif isinstance(event, Notice):
+            self._talk.notice(event)
+        elif isinstance(event, Opened | OpeningFailed):
+            self._failed = event if isinstance(event, OpeningFailed) else None
+            self._settled.set()
+        elif isinstance(event, PeerMistake):
+            self._talk.mistake(event.why)
+        elif isinstance(event, Complained):
+            self._talk.mistake(f"the server could not read something: {event.error.message!r} ({event.error.code})")
+
+    def _over(self, outcome: Outcome) -> None:
+        asked = self._asked.pop(outcome.id, None)
+        if asked is None:
+            self._talk.ended(outcome)
+            return
+        if asked.failure is None:
+            asked.failure = self._failure
+        asked.outcome = outcome
+        asked.news.set()
+
+    # Opening.
+
+    async def open(self, *, probe: float | None = None) -> None:
+        """Find out what the server speaks.  One that does not answer for `probe` seconds is taken for a legacy one.
+
+        Raises `OpeningError`.
+        """
+        self.session.open(probe_until=None if probe is None else trio.current_time() + probe)
+        self._wake()
+        while not self._settled.is_set():
+            deadline = self.session.next_deadline()
+            with trio.move_on_at(trio.current_time() + 3600 if deadline is None else deadline):
+                await self._settled.wait()
+            self.act(self.session.tick(trio.current_time()))
+        if self._failed is not None:
+            error = OpeningError(self._failed.negotiation, self._failed.error)
+            raise error from (None if self._failure is None else self._failure())
+
+    def fall_back(self, why: str) -> None:
+        """The carrier has seen that the server which is being probed is not modern."""
+        self.act(self.session.fall_back(why))
+
+    # Calls.
+
+    async def request(
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        headers: Fields = (),
+    ) -> JsonObject:
+        """The result of a request.  Raises as the table at the head of this file has it, and as `Session.request`.
+
+        When it is cancelled the server is told, as link and revision want it, and a late answer is forgotten.
+        """
+        id = self.begin(method, params, progress=on_progress is not None)
+        asked = self._asked[id] = _Asked(headers)
+        self._wake()
+        try:
+            return await asked.result(on_progress)
+        finally:
+            if self._asked.pop(id, None) is not None:
+                self.give_up(id)
+
+    def begin(self, method: str, params: JsonObject | None = None, *, progress: bool = False) -> int:
+        """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`."""
+        if self._failure is not None:
+            raise self._failure()
+        return self.session.request(method, params, progress=progress)
+
+    def give_up(self, id: Id) -> None:
+        """Nobody waits for this request any more."""
+        if self.session.cancel(id):
+            if self._carrier is not None:
+                self._carrier.forget(id)
+            self._wake()
+
+    def notify(self, method: str, params: JsonObject | None = None) -> bool:
+        """Tell the server; False if it cannot hear it any more."""
+        told = self.session.notify(method, params)
+        self._wake()
+        return told
+
+    # Requests of the server.
+
+    async def _serve(self, call: Call, scope: trio.CancelScope) -> None:
+        id = call.request.id
+        outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
+        try:
+            with scope:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                outcome = await _outcome(self._talk.answer, call)
+        finally:
+            del self._serving[id]
+        try:
+            self._say(id, outcome)
+        except LocalProtocolError as error:
+            _log.error("the answer to %s cannot be written: %s", call.request.method, error)
+            self._say(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
+        self._wake()
+
+    def _say(self, id: Id, outcome: JsonObject | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            self.session.refuse(id, outcome)
+        else:
+            self.session.answer(id, outcome)
+
+async def _outcome(answer: Callable[[Call], Awaitable[JsonObject]], call: Call) -> Any:
+    try:
+        return await answer(call)
+    except RequestError as error:
+        return error
+    except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
+        _log.exception("the callback for %s has failed", call.request.method)
+        return RequestError(INTERNAL_ERROR, f"the client's callback for {call.request.method} has failed")

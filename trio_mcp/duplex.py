@@ -1,0 +1,246 @@
+"""One end of a link that is one stream for everything: read, feed, act; wait, drain, write.
+
+One task reads; who writes is the business of `outbox`.  How messages lie in the bytes is that of a `Framing`: lines
+here, WebSocket messages elsewhere.  What the messages mean is that of a `Talk`, the same for both roles.
+
+What waits for the wire is bounded by whoever queues it; and when the other side neither reads nor stops sending, it is
+not read any more either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+import trio
+
+from trio_mcp.core.jsonrpc import Limits, LineFramer, Message, decode, encode
+from trio_mcp.core.session import Session
+from trio_mcp.groups import open_nursery
+from trio_mcp.outbox import GONE, Outbox
+
+__all__ = ["Duplex", "Framing", "Lines", "Talk", "Tap", "close"]
+
+Tap: TypeAlias = Callable[[str, bytes], object]
+"""Called with "in" or "out" and the bytes that were read or are about to be written."""
+
+_CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
+
+
+class Framing(Protocol):
+    """How messages lie in the bytes of a stream; of one connection, and without I/O."""
+
+    @property
+    def ended(self) -> bool:
+        """The other side said that it ends, or broke the framing: nothing is read, and no message sent, any more."""
+
+    @property
+    def why(self) -> str:
+        """What is to be said of the end, to whoever waits for an answer."""
+
+    def feed(self, data: bytes) -> Iterable[Message]:
+        """The messages that are whole now; also takes in control frames."""
+
+    def frame(self, texts: Sequence[bytes]) -> bytes:
+        """These messages, each as JSON, as they go out."""
+
+    def pending(self) -> bytes:
+        """What the framing itself has to say now, such as a pong; once."""
+
+    def ping(self) -> None:
+        """Ask the other side for a sign of life; the question is `pending`.  Only called where a heartbeat is."""
+
+    def farewell(self) -> bytes:
+        """What is said before an end of ours, if anything is; then the other side may say that it ends too."""
+
+
+class Lines:
+    """One message a line."""
+
+    ended = False
+    why = "the connection has ended"
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._framer = LineFramer(limits.message_bytes)
+
+    def feed(self, data: bytes) -> Iterable[Message]:
+        for line in self._framer.feed(data):
+            yield decode(line, self._limits) if isinstance(line, bytes) else line
+
+    def frame(self, texts: Sequence[bytes]) -> bytes:
+        return b"\n".join((*texts, b""))
+
+    def pending(self) -> bytes:
+        return b""
+
+    def ping(self) -> None:
+        """There is none."""
+
+    def farewell(self) -> bytes:
+        return b""
+
+
+class Talk(Protocol):
+    """Who speaks by the link."""
+
+    @property
+    def session(self) -> Session:
+        """What waits to be sent is in here."""
+
+    def hear(self, message: Message, now: float) -> None:
+        """A message has come."""
+
+    def release(self) -> None:
+        """What waits is taken out now, so there is room again."""
+
+    def lost(self, why: str) -> None:
+        """Nothing more will be heard."""
+
+
+async def close(stream: trio.abc.Stream, deadline: float) -> None:
+    # Streams do close when they are cancelled at it, only less politely.
+    with suppress(*GONE), trio.CancelScope(shield=True, deadline=deadline):
+        await stream.aclose()
+
+
+class StreamWire(Outbox[bytes]):
+    """Everything goes on a stream of its own."""
+
+    answers_only = False
+
+    def hang_up(self, retry: float) -> bool:
+        return False
+
+
+class Duplex:
+    """One connection, from its first byte to its last.
+
+    `nursery` is where the writer runs when nobody else does its work; it must outlast whoever speaks.
+    """
+
+    def __init__(
+        self,
+        talk: Talk,
+        stream: trio.abc.Stream,
+        framing: Framing,
+        limits: Limits,
+        *,
+        nursery: trio.Nursery,
+        tap: Tap | None = None,
+    ) -> None:
+        self._talk = talk
+        self._stream = stream
+        self._framing = framing
+        self._limits = limits
+        self._tap = tap
+        self._open = trio.CancelScope()  # cancelled when this is to end
+        limit, gone = limits.outgoing, self._open.cancel
+        self.wire = StreamWire(stream.send_all, self._take, self._queued, limit, gone, spawn=nursery)
+        self._control = b""  # what the framing has to say
+        self._heard = trio.current_time()
+        self._gone = False  # the other side has, so there is nobody to say farewell to
+
+    async def run(self, heartbeat: float | None = None) -> None:
+        """Carry messages until the other side, or this one, ends the link; the stream is closed then.
+
+        After `heartbeat` seconds without a byte the other side is asked for a sign of life, and after as many more it
+        is given up.  What `tap` or the stream raise, other than that it has gone, is `wire.failure`.
+        """
+        try:
+            with self._open:
+                async with open_nursery() as nursery:
+                    if heartbeat is not None:
+                        nursery.start_soon(self._watch, heartbeat)
+                    try:
+                        await self._read()
+                    finally:
+                        # What was not begun is dropped: who closed the stream reads nothing more, and some peers
+                        # stumble over it.
+                        self._talk.lost(self._framing.why)
+                        self.wire.finish()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.wire.idle()  # a handler may be the one that writes
+            self.wire.close()  # what is said from here on is said by this task, and no writer beside it
+            try:
+                await self._part()
+            finally:
+                await close(self._stream, self.wire.deadline)
+
+    async def end(self) -> None:
+        """End the link as soon as everything has been written."""
+        await self.wire.empty()
+        self._open.cancel()
+
+    async def _read(self) -> None:
+        # Beyond this only what answers the other side's own pings and mistakes can pile up, so it is its doing.
+        most = self._limits.calls + self._limits.outgoing
+        while not self._framing.ended:
+            try:
+                data = bytes(await self._stream.receive_some())
+            except GONE:
+                data = b""
+            if not data:
+                self._gone = True
+                return
+            self._heard = trio.current_time()
+            if self._tap is not None:
+                self._tap("in", data)
+            for message in self._framing.feed(data):
+                self._talk.hear(message, self._heard)
+                if self._queued() > most:
+                    await self.wire.room(most)
+            self._control += self._framing.pending()
+            if self._queued():
+                self.wire.wake()
+                await self.wire.room(most)  # also so that it is on its way before an end of the stream is seen
+
+    def _queued(self) -> int:
+        return self._talk.session.queued + -(-len(self._control) // _CONTROL)
+
+    def _take(self) -> bytes | None:
+        session = self._talk.session
+        null_id = session.unreadable_id_is_null
+        messages = session.outgoing()
+        self._talk.release()
+        messages = messages or session.outgoing()  # if all that there was has been cancelled
+        texts = [encode(message, null_id=null_id) for message, _ in messages]
+        data = self._framing.frame(texts) if texts and not self._framing.ended else b""
+        data, self._control = data + self._control, b""
+        if not data:
+            return None
+        if self._tap is not None:
+            self._tap("out", data)
+        return data
+
+    async def _part(self) -> None:
+        """Say farewell, where the framing has one, and give the other side a moment to say it too."""
+        if self._gone or self.wire.broken:
+            return  # a framing that was asked for its farewell would believe that it has been said
+        data = self._control + self._framing.farewell()
+        if not data:
+            return
+        if self._tap is not None:
+            self._tap("out", data)
+        with suppress(*GONE), trio.CancelScope(shield=True, deadline=self.wire.deadline):
+            await self._stream.send_all(data)
+            while not self._framing.ended and (received := bytes(await self._stream.receive_some())):
+                for _ in self._framing.feed(received):
+                    pass  # it comes too late
+
+    async def _watch(self, heartbeat: float) -> None:
+        """Give the other side up when it is silent for too long, or does not read what would have to be sent first."""
+        while True:
+            heard = self._heard
+            await trio.sleep_until(heard + heartbeat)
+            if self._heard == heard:
+                self._framing.ping()
+                self._control += self._framing.pending()
+                self.wire.wake()
+                await trio.sleep(heartbeat)
+            if self._heard == heard:
+                self._gone = True
+                self._open.cancel(reason="the other side was silent for too long")
+                return
