@@ -110,6 +110,9 @@ class Talk(Protocol):
     def mistake(self, why: str) -> None:
         """The server did something off the protocol that cost nothing."""
 
+    def lost(self, failure: Failure) -> None:
+        """The link is gone; called once, after everybody who waited has been told."""
+
 
 @attrs.define(eq=False, repr=False)
 class _Asked:
@@ -186,6 +189,12 @@ class Caller:
         if self._failure is None:
             self._failure = failure
             self.act(self.session.lost(why=str(failure())))
+            self._talk.lost(failure)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the link is gone, once it is."""
+        return self._failure
 
     def fail(self, id: Id, failure: Failure) -> None:
         """This request can never be answered; the link goes on."""
