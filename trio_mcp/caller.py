@@ -70,9 +70,9 @@ _REPORTS = 1000  # of progress that wait for a slow callback; then the oldest ar
 
 
 class OpeningError(McpError):
-    """The server and this client have found no way to speak with each other, or the link broke before they had.
+    """The server and this client have found no way to speak with each other.
 
-    `negotiation` is what was tried, what came back, and why it ended; the cause, where there is one, is chained.
+    `negotiation` is what was tried, what came back, and why it ended; `error` what the server refused with, if it did.
     """
 
     def __init__(self, negotiation: Negotiation, error: RequestError | None = None) -> None:
@@ -181,9 +181,6 @@ class Caller:
         """Take in what came; `about` is the request of ours in whose reply it came, where there is one."""
         self.act(self.session.receive(message, now, about=about))
 
-    def release(self) -> None:
-        """Nobody here waits for room."""
-
     def lost(self, failure: Failure) -> None:
         """The link is gone: every call that waits ends with such an error, and so does every later one."""
         if self._failure is None:
@@ -254,7 +251,7 @@ class Caller:
     async def open(self, *, probe: float | None = None) -> None:
         """Find out what the server speaks.  One that does not answer for `probe` seconds is taken for a legacy one.
 
-        Raises `OpeningError`.
+        Raises `OpeningError` if that is nothing we speak; if the link was lost, what its carrier says of it.
         """
         self.session.open(probe_until=None if probe is None else trio.current_time() + probe)
         self._wake()
@@ -263,9 +260,12 @@ class Caller:
             with trio.move_on_at(trio.current_time() + 3600 if deadline is None else deadline):
                 await self._settled.wait()
             self.act(self.session.tick(trio.current_time()))
-        if self._failed is not None:
-            error = OpeningError(self._failed.negotiation, self._failed.error)
-            raise error from (None if self._failure is None else self._failure())
+        if self._failed is None:
+            return
+        negotiation = OpeningError(self._failed.negotiation, self._failed.error)
+        error = negotiation if self._failure is None else self._failure()
+        error.__cause__ = error.__cause__ or (None if error is negotiation else negotiation)
+        raise error
 
     def fall_back(self, why: str) -> None:
         """The carrier has seen that the server which is being probed is not modern."""
@@ -336,6 +336,7 @@ class Caller:
             self.session.refuse(id, outcome)
         else:
             self.session.answer(id, outcome)
+
 
 async def _outcome(answer: Callable[[Call], Awaitable[JsonObject]], call: Call) -> Any:
     try:

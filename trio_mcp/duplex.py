@@ -117,7 +117,8 @@ class StreamWire(Outbox[bytes]):
 class Duplex:
     """One connection, from its first byte to its last.
 
-    `nursery` is where the writer runs when nobody else does its work; it must outlast whoever speaks.
+    `nursery` is where the writer runs when nobody else does its work; it must outlast whoever speaks.  `received` came
+    on the stream before, and is the first of what is read.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class Duplex:
         *,
         nursery: trio.Nursery,
         tap: Tap | None = None,
+        received: bytes = b"",
     ) -> None:
+        self._received = received
         self._talk = talk
         self._stream = stream
         self._framing = framing
@@ -179,7 +182,8 @@ class Duplex:
         most = self._limits.calls + self._limits.outgoing
         while not self._framing.ended:
             try:
-                data = bytes(await self._stream.receive_some())
+                data, self._received = self._received, b""
+                data = data or bytes(await self._stream.receive_some())
             except GONE:
                 data = b""
             if not data:

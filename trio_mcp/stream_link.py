@@ -1,17 +1,16 @@
 """A session with a server over one stream: a pipe to a child process, a socket, a WebSocket, memory.
 
-The stream's end is the end of every call.  A child process tells more than its pipe: how it ended, and what it wrote to
-standard error, which is most often the answer to why; so there calls end when that is known, a moment later.
+The stream's end is the end of every call that waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import trio
 
-from trio_mcp.caller import Caller, Failure
-from trio_mcp.core.errors import SessionClosed
+from trio_mcp.caller import Caller
+from trio_mcp.core.errors import McpError, SessionClosed
 from trio_mcp.core.jsonrpc import Id, Message
 from trio_mcp.core.session import Session
 from trio_mcp.duplex import Duplex, Framing, Tap
@@ -22,7 +21,7 @@ __all__ = ["StreamLink"]
 class StreamLink:
     """A `Carrier`, and the `duplex.Talk` of its stream.
 
-    `explain` finds out how the link came to its end, within a bound of its own; it is shielded from cancellation.
+    `explain` may know more of the end than the stream: how a child process has ended, and what it said last.
     """
 
     def __init__(
@@ -33,33 +32,23 @@ class StreamLink:
         *,
         nursery: trio.Nursery,
         tap: Tap | None = None,
-        explain: Callable[[], Awaitable[Failure | None]] | None = None,
+        explain: Callable[[], McpError | None] | None = None,
+        received: bytes = b"",
     ) -> None:
         self._caller = caller
         self._explain = explain
-        self._duplex = Duplex(self, stream, framing, caller.session.limits, nursery=nursery, tap=tap)
+        limits = caller.session.limits
+        self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
         caller.carry(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
-        """Carry the session until it ends; never raises because of the server, whom the stream is then closed to."""
-        try:
-            await self._duplex.run(heartbeat)
-        finally:
-            failure = None
-            if self._explain is not None:
-                with trio.CancelScope(shield=True):
-                    failure = await self._explain()
-            self._caller.lost(failure or self._closed)
+        """Carry the session until it ends; the stream is closed then.  Never raises because of the server."""
+        await self._duplex.run(heartbeat)
 
     async def end(self) -> None:
         """End the link as soon as everything has been written; `run` returns then."""
         await self._duplex.end()
-
-    def _closed(self) -> SessionClosed:
-        error = SessionClosed(self._why)
-        error.__cause__ = self._duplex.wire.failure
-        return error
 
     # As a carrier.
 
@@ -79,9 +68,16 @@ class StreamLink:
         self._caller.hear(message, now)
 
     def release(self) -> None:
-        self._caller.release()
+        """Nobody here waits for room."""
 
     def lost(self, why: str) -> None:
         self._why = why
-        if self._explain is None:
-            self._caller.lost(self._closed)
+        self._caller.lost(self._failure)
+
+    def _failure(self) -> McpError:
+        known = None if self._explain is None else self._explain()
+        if known is not None:
+            return known
+        error = SessionClosed(self._why)
+        error.__cause__ = self._duplex.wire.failure
+        return error

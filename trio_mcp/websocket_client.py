@@ -30,7 +30,7 @@ from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.websocket import SUBPROTOCOL, WebSocketFrames
 
-__all__ = ["HEARTBEAT", "UpgradeRefused", "WebSocketLink", "connect_websocket", "open_websocket"]
+__all__ = ["HEARTBEAT", "UpgradeRefused", "WebSocketLink", "connect_websocket", "dial_websocket", "open_websocket"]
 
 HEARTBEAT = 20.0
 """Seconds of silence after which the server is asked whether it is there, and after which again it is given up."""
@@ -66,12 +66,21 @@ async def connect_websocket(
     connection, `SessionClosed` if it ends in the handshake, `UpgradeRefused` if the server answers otherwise, and
     `RemoteProtocolError` if that is no answer at all.  There is no time limit but the caller's own.
     """
+    limits = limits or Limits()
+    stream, rest = await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=limits)
+    return WebSocketLink(stream, WebSocketFrames(Role.CLIENT, limits), rest, heartbeat)
+
+
+async def dial_websocket(
+    url: str, *, ssl_context: ssl.SSLContext | None, headers: Fields, limits: Limits
+) -> tuple[trio.abc.Stream, bytes]:
+    """The connection of a WebSocket, and what came on it after the server's consent.  Raises as `connect_websocket`."""
     place = _place(url)
     assert place.hostname is not None
     stream: trio.abc.Stream = await trio.open_tcp_stream(place.hostname, place.port or _PORTS[place.scheme])
     if place.scheme == "wss":
         stream = await _secured(stream, place.hostname, ssl_context or ssl.create_default_context())
-    return await open_websocket(stream, url, headers=headers, limits=limits, heartbeat=heartbeat)
+    return stream, await _agreed(stream, url, headers, limits)
 
 
 async def _secured(stream: trio.abc.Stream, host: str, context: ssl.SSLContext) -> trio.abc.Stream:
@@ -97,11 +106,7 @@ async def open_websocket(
 ) -> WebSocketLink:
     """As `connect_websocket`, over a connection that stands already; it is closed when this raises."""
     limits = limits or Limits()
-    try:
-        rest = await _handshake(stream, _place(url), headers, limits)
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
+    rest = await _agreed(stream, url, headers, limits)
     return WebSocketLink(stream, WebSocketFrames(Role.CLIENT, limits), rest, heartbeat)
 
 
@@ -116,6 +121,14 @@ def _place(url: str) -> SplitResult:
 
 
 # The handshake: RFC 6455, 4.1.
+
+
+async def _agreed(stream: trio.abc.Stream, url: str, headers: Fields, limits: Limits) -> bytes:
+    try:
+        return await _handshake(stream, _place(url), headers, limits)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
 
 
 async def _handshake(stream: trio.abc.Stream, place: SplitResult, headers: Fields, limits: Limits) -> bytes:

@@ -1,0 +1,360 @@
+"""A target, and how a session with it is opened: what the transport is, and what is tried in which order.
+
+| The target | How it is reached | What is tried |
+|---|---|---|
+| ``http://...``, ``https://...`` | Streamable HTTP | discover; initialize; then HTTP+SSE at the same URL (sse-12) |
+| ``ws://...``, ``wss://...`` | WebSocket | discover; initialize |
+| a list of words | a child process, by its standard input and output | the same |
+| a `Server` | memory, in this process | the same |
+| a stream | as it is, one message a line | the same |
+
+Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
+era is not probed again by this program for a while (ver-10); should that prove wrong, it is.
+
+A connection is held by one task, from before the first byte until after the last, so that whatever happens to whoever
+opened it, somebody is there to close it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+
+from trio_mcp.caller import Caller, OpeningError, Talk
+from trio_mcp.core.errors import LocalProtocolError, McpError
+from trio_mcp.core.headers import Fields, Mirror
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
+from trio_mcp.core.session import Offer
+from trio_mcp.core.state import Link
+from trio_mcp.duplex import Framing, Lines, Tap
+from trio_mcp.groups import open_nursery
+from trio_mcp.outbox import CLOSING
+from trio_mcp.stream_link import StreamLink
+
+if TYPE_CHECKING:
+    import ssl
+
+    from trio_mcp.http_pool import HttpPool
+    from trio_mcp.server import Server
+
+__all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
+
+Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | Server | trio.abc.Stream"
+Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
+
+PROBE = 5.0
+"""Seconds for which a server on a stream may think about `server/discover`; some of the legacy era say nothing."""
+HEARTBEAT = 20.0
+"""Seconds of silence on a WebSocket after which the server is asked whether it is there, and then given up."""
+
+_REMEMBERED = 600.0  # seconds for which an origin is known to be a legacy one
+_MOST_REMEMBERED = 1000
+
+
+@attrs.frozen(eq=False, repr=False)
+class Manner:
+    """How a client wants its sessions to be."""
+
+    offer: Offer
+    talk: Talk
+    limits: Limits
+    headers: Callable[[], Fields]
+    """What goes along with each HTTP request, asked for each time."""
+    mirrors: Callable[[str], Sequence[Mirror]]
+    """Which arguments of the tool of this name go into headers."""
+    tap: Tap | None = None
+    ending: trio.Event = attrs.field(factory=trio.Event)
+    """When this is set the session is to be closed in good order."""
+
+
+@attrs.frozen(eq=False, repr=False)
+class Connection:
+    """An open session."""
+
+    caller: Caller
+    negotiation: Negotiation
+
+
+def how_to_reach(
+    target: Target,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    probe: float = PROBE,
+    **child: Any,
+) -> Hold:
+    """What opens a session with `target`, and holds it; `child` are the options of `start_child`.
+
+    Raises LocalProtocolError for what is no target, and for options that it has no use for.
+    """
+    from trio_mcp.server import Server
+
+    if isinstance(target, Server | trio.abc.Stream) and (child or ssl_context is not None):
+        raise _useless(target, child or {"ssl_context": ssl_context})
+    if isinstance(target, Server):
+        return lambda manner, status: _hold_server(target, manner, probe, status)
+    if isinstance(target, trio.abc.Stream):
+        return lambda manner, status: _hold_given(target, manner, probe, status)
+    if isinstance(target, str):
+        return _by_url(target, ssl_context, probe, child)
+    if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
+        if ssl_context is not None:
+            raise _useless(target, {"ssl_context": ssl_context})
+        return lambda manner, status: _hold_child(target, child, manner, probe, status)
+    raise LocalProtocolError(
+        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; not {target!r}'
+    )
+
+
+def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
+    what = "a URL" if isinstance(target, str) else f"a {type(target).__name__}"
+    return LocalProtocolError(f"{', '.join(sorted(options))} means nothing to {what}")
+
+
+def _by_url(url: str, ssl_context: ssl.SSLContext | None, probe: float, child: Mapping[str, Any]) -> Hold:
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in ("http", "https", "ws", "wss"):
+        raise LocalProtocolError(
+            "a URL begins with http://, https://, ws:// or wss://; "
+            'a command is a list of words, such as ["python", "server.py"]'
+        )
+    if child:
+        raise _useless(url, child)
+    if scheme.startswith("ws"):
+        return lambda manner, status: _hold_websocket(url, ssl_context, manner, probe, status)
+    return lambda manner, status: _hold_url(url, ssl_context, manner, status)
+
+
+# One stream for everything.
+
+
+async def _hold_stream(
+    manner: Manner,
+    stream: trio.abc.Stream,
+    framing: Framing,
+    status: trio.TaskStatus[Connection],
+    *,
+    probe: float,
+    heartbeat: float | None = None,
+    received: bytes = b"",
+    explain: Callable[[], McpError | None] | None = None,
+) -> None:
+    async with open_nursery() as nursery:
+        caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        link = StreamLink(caller, stream, framing, nursery=nursery, tap=manner.tap, explain=explain, received=received)
+        carried = trio.Event()
+
+        async def carry() -> None:
+            await link.run(heartbeat)
+            carried.set()
+
+        nursery.start_soon(carry, name="the connection to the server")
+        await _use(manner, caller, status, probe=probe)
+        with trio.move_on_after(CLOSING):
+            await link.end()
+            await carried.wait()
+
+
+async def _use(
+    manner: Manner,
+    caller: Caller,
+    status: trio.TaskStatus[Connection],
+    *,
+    probe: float | None = None,
+    attempts: tuple[Attempt, ...] = (),
+) -> None:
+    """Open the session, and wait until it is to be closed."""
+    await caller.open(probe=probe)
+    negotiation = caller.session.negotiation
+    assert negotiation is not None
+    status.started(Connection(caller, attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))))
+    await manner.ending.wait()
+
+
+async def _hold_given(
+    stream: trio.abc.Stream, manner: Manner, probe: float, status: trio.TaskStatus[Connection]
+) -> None:
+    await _hold_stream(manner, stream, Lines(manner.limits), status, probe=probe)
+
+
+async def _hold_server(server: Server, manner: Manner, probe: float, status: trio.TaskStatus[Connection]) -> None:
+    from trio.testing import memory_stream_pair
+
+    from trio_mcp.driver import serve_stream
+
+    ours, theirs = memory_stream_pair()
+    async with open_nursery() as nursery:
+        served = trio.Event()
+
+        async def serve() -> None:
+            await serve_stream(server, theirs)
+            served.set()
+
+        nursery.start_soon(serve, name="the server of this client")
+        await _hold_stream(manner, ours, Lines(manner.limits), status, probe=probe)
+        with trio.move_on_after(CLOSING):
+            await served.wait()
+
+
+async def _hold_child(
+    command: Any, options: Mapping[str, Any], manner: Manner, probe: float, status: trio.TaskStatus[Connection]
+) -> None:
+    from trio_mcp.child import start_child
+
+    async with open_nursery() as nursery:
+        child = await start_child(nursery, command, **options)
+        async with child:
+            await _hold_stream(
+                manner, child.stream, Lines(manner.limits), status, probe=probe, explain=lambda: child.exit
+            )
+
+
+async def _hold_websocket(
+    url: str,
+    ssl_context: ssl.SSLContext | None,
+    manner: Manner,
+    probe: float,
+    status: trio.TaskStatus[Connection],
+) -> None:
+    from trio_mcp.core.revisions import Role
+    from trio_mcp.websocket import WebSocketFrames
+    from trio_mcp.websocket_client import dial_websocket
+
+    stream, received = await dial_websocket(
+        url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
+    )
+    frames = WebSocketFrames(Role.CLIENT, manner.limits)
+    await _hold_stream(manner, stream, frames, status, probe=probe, heartbeat=HEARTBEAT, received=received)
+
+
+# HTTP.
+
+_eras: trio.lowlevel.RunVar[OrderedDict[str, tuple[float, bool]]] = trio.lowlevel.RunVar("legacy MCP servers by URL")
+
+
+def _known(url: str) -> bool | None:
+    """Whether a server of the legacy era is known to be here, and then, whether it takes HTTP+SSE."""
+    found = _remembered().get(_place(url))
+    return found[1] if found is not None and trio.current_time() < found[0] else None
+
+
+def _remember(url: str, sse: bool | None) -> None:
+    known = _remembered()
+    known.pop(_place(url), None)
+    if sse is not None:
+        known[_place(url)] = trio.current_time() + _REMEMBERED, sse
+        if len(known) > _MOST_REMEMBERED:
+            known.popitem(last=False)
+
+
+def _remembered() -> OrderedDict[str, tuple[float, bool]]:
+    with suppress(LookupError):
+        return _eras.get()
+    eras: OrderedDict[str, tuple[float, bool]] = OrderedDict()
+    _eras.set(eras)
+    return eras
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+async def _hold_url(
+    url: str, ssl_context: ssl.SSLContext | None, manner: Manner, status: trio.TaskStatus[Connection]
+) -> None:
+    from trio_mcp.http_link import NeedsSse
+    from trio_mcp.http_pool import HttpPool
+
+    sse = _known(url)
+    attempts: tuple[Attempt, ...] = ()
+    legacy = _legacy_only(manner) if sse is not None else None
+    async with HttpPool(ssl_context=ssl_context, limits=manner.limits) as pool:
+        if legacy is not None:
+            try:
+                await (_hold_sse if sse else _hold_http)(pool, url, legacy, status, ())
+                return
+            except McpError as error:
+                _remember(url, None)
+                attempts = _attempts(error)  # it may have changed since
+        try:
+            await _hold_http(pool, url, manner, status, attempts)
+        except NeedsSse as error:
+            legacy = _legacy_only(manner)
+            if legacy is None:
+                raise
+            await _hold_sse(pool, url, legacy, status, (*attempts, *_attempts(error)))
+
+
+def _attempts(error: McpError) -> tuple[Attempt, ...]:
+    opening = error if isinstance(error, OpeningError) else error.__cause__
+    return opening.negotiation.attempts if isinstance(opening, OpeningError) else ()
+
+
+def _legacy_only(manner: Manner) -> Manner | None:
+    older = tuple(each for each in manner.offer.revisions if each.handshake)
+    return attrs.evolve(manner, offer=attrs.evolve(manner.offer, revisions=older)) if older else None
+
+
+async def _hold_http(
+    pool: HttpPool,
+    url: str,
+    manner: Manner,
+    status: trio.TaskStatus[Connection],
+    attempts: tuple[Attempt, ...],
+) -> None:
+    from trio_mcp.http_link import HttpLink
+
+    async with open_nursery() as nursery:
+        session = ClientSession(manner.offer, link=Link.SESSION, limits=manner.limits)
+        caller = Caller(session, manner.talk, nursery=nursery)
+        link = HttpLink(caller, pool, url, nursery=nursery, headers=manner.headers, mirrors=manner.mirrors)
+        opened = _Opened(status, lambda: _begun(url, caller, nursery, link))
+        await _use(manner, caller, opened, attempts=attempts)
+        await link.aclose()
+
+
+def _begun(url: str, caller: Caller, nursery: trio.Nursery, link: Any) -> None:
+    terms = caller.session.terms
+    legacy = terms is not None and terms.revision.handshake
+    _remember(url, False if legacy else None)
+    if legacy:
+        nursery.start_soon(link.stand, name="what the server says outside of requests")
+
+
+@attrs.frozen(eq=False)
+class _Opened:
+    """A task status that has something done first."""
+
+    _status: trio.TaskStatus[Connection]
+    _first: Callable[[], object]
+
+    def started(self, value: Connection | None = None) -> None:
+        assert value is not None
+        self._first()
+        self._status.started(value)
+
+
+async def _hold_sse(
+    pool: HttpPool,
+    url: str,
+    manner: Manner,
+    status: trio.TaskStatus[Connection],
+    attempts: tuple[Attempt, ...],
+) -> None:
+    from trio_mcp.http_link import SseLink
+
+    async with open_nursery() as nursery:
+        caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers)
+        await nursery.start(link.run)
+        tried = (*attempts, Attempt("HTTP+SSE at the same URL", "an endpoint event"))
+        await _use(manner, caller, _Opened(status, lambda: _remember(url, True)), attempts=tried)
+        await link.aclose()
