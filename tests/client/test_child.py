@@ -1,0 +1,645 @@
+"""A server process that is a child of ours: small programs, real signals, and each time a look at what is left.
+
+The clock is real, as the processes are.  What ends by itself is given a grace that no test waits for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, open_fds
+from trio_mcp.child import MINIMAL, Child, ServerExited, start_child
+from trio_mcp.core.errors import LocalProtocolError, SessionClosed
+from trio_mcp.groups import open_nursery
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
+
+LONG = 60.0
+"""A grace that is not to be needed."""
+
+SHORT = 0.05
+
+# What programs here begin with: `say` is heard on stdout, and the test goes on when it is.
+PRELUDE = """
+import os, signal, sys
+def say(text):
+    os.write(1, text.encode() + b"\\n")
+def stay():
+    while True:
+        signal.pause()
+def read():
+    while os.read(0, 65536):
+        pass
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+GRANDCHILD = """
+ready, told = os.pipe()
+if not os.fork():
+    {}
+    os.write(told, b"x")
+    stay()
+os.read(ready, 1)
+"""
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", PRELUDE + program]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No file descriptor, and no child, not even a dead one."""
+    fds = open_fds()
+    yield
+    assert open_fds() == fds
+    assert no_child_is_left()
+
+
+def no_child_is_left() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def group_of(pid: int) -> set[int]:
+    """Who is alive in the process group."""
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, group = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == pid and state not in "ZX":
+                found.add(int(name))
+    return found
+
+
+@asynccontextmanager
+async def running(program: str, *, until: bytes = b"", **options: Any) -> AsyncIterator[Child]:
+    """A child with this program, which has said `until`; closed afterwards, and then nobody of its group is there."""
+    async with open_nursery() as nursery:
+        child = await start_child(nursery, python(program), **{"grace": LONG, **options})
+        async with child:
+            if until:
+                assert await heard(child, len(until) + 1) == until + b"\n"
+            yield child
+    assert group_of(child.pid) == set()
+
+
+async def heard(child: Child, size: int | None = None) -> bytes:
+    """So many bytes, or all until the end."""
+    data = b""
+    while size is None or len(data) < size:
+        if not (more := await child.stream.receive_some(None if size is None else size - len(data))):
+            break
+        data += more
+    return data
+
+
+def exit_of(child: Child) -> ServerExited:
+    assert child.exit is not None
+    return child.exit
+
+
+# The wire.
+
+
+async def test_its_stdin_and_stdout_are_one_stream_that_can_be_half_closed() -> None:
+    async with running("while data := os.read(0, 9): os.write(1, data[::-1])\nsay('bye')") as child:
+        await child.stream.wait_send_all_might_not_block()
+        await child.stream.send_all(b"abc")
+        assert await heard(child, 3) == b"cba"
+        assert child.exit is None
+        await child.stream.send_eof()
+        assert await heard(child) == b"bye\n"
+        assert exit_of(child).status == 0
+        assert await child.stream.receive_some() == b""  # and it stays so
+        with pytest.raises(trio.ClosedResourceError):
+            await child.stream.send_all(b"more")
+
+
+async def test_a_child_that_reads_nothing_blocks_a_write_that_can_be_cancelled() -> None:
+    async with running("say('here'); stay()", until=b"here", grace=SHORT) as child:
+        with trio.move_on_after(SHORT) as scope:
+            await child.stream.send_all(bytes(10_000_000))
+        assert scope.cancelled_caught
+    assert exit_of(child).signal is signal.SIGTERM
+
+
+@req("stdio-10")
+async def test_a_child_that_closes_its_stdout_and_exits_is_a_clean_end() -> None:
+    async with running("say('last'); os.close(1); os._exit(0)") as child:
+        assert await heard(child) == b"last\n"
+        assert exit_of(child).status == 0
+
+
+async def test_a_child_that_closes_its_stdout_and_lives_on_is_an_end_too() -> None:
+    async with running("say('last'); os.close(1); read()") as child:
+        assert await heard(child) == b"last\n"
+        assert child.exit is None
+        await child.stream.send_all(b"it still listens")
+    assert exit_of(child).status == 0
+
+
+async def test_what_was_written_before_a_death_is_read_though_a_grandchild_holds_stdout_open() -> None:
+    program = GRANDCHILD.format("") + "os.write(1, b'x' * 50_000); say('last'); os.kill(os.getpid(), 9)"
+    async with running(program) as child:
+        await trio.testing.wait_all_tasks_blocked()
+        assert await heard(child) == b"x" * 50_000 + b"last\n"
+        assert exit_of(child).signal is signal.SIGKILL
+
+
+async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchild_holds_both_pipes() -> None:
+    outcomes: list[str] = []
+
+    async def write() -> None:
+        with pytest.raises(trio.BrokenResourceError):
+            await child.stream.send_all(bytes(10_000_000))
+        with pytest.raises(trio.BrokenResourceError):
+            await child.stream.wait_send_all_might_not_block()
+        outcomes.append("writer")
+
+    async def read() -> None:
+        assert await child.stream.receive_some() == b""
+        outcomes.append("reader")
+
+    async with running(GRANDCHILD.format("deaf()") + "say('here'); stay()", until=b"here", grace=SHORT) as child:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(child.pid, signal.SIGKILL)
+        assert sorted(outcomes) == ["reader", "writer"]
+
+
+async def test_a_stream_ends_though_somebody_who_has_left_the_group_holds_it_and_goes_on_writing() -> None:
+    program = """
+if not (left := os.fork()):
+    os.setsid()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    while True:
+        os.write(1, b"-" * 9999)
+say(f"<{left}>")
+"""
+    async with running(program) as child:
+        assert b"<" in await heard(child)
+        assert exit_of(child).status == 0
+
+
+async def test_only_one_task_receives_and_who_waits_is_told_when_the_stream_is_closed() -> None:
+    async def wait() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await child.stream.receive_some()
+
+    async with running("read()") as child, trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await child.stream.receive_some()
+        await child.stream.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await child.stream.receive_some()
+        with pytest.raises(trio.ClosedResourceError):
+            await child.stream.send_all(b"x")
+    assert exit_of(child).status == 0
+
+
+async def test_a_read_that_is_cancelled_loses_nothing() -> None:
+    async with running("read(); say('all of it')") as child:
+        with trio.move_on_after(0):
+            await child.stream.receive_some()
+        with trio.move_on_after(SHORT):
+            await child.stream.receive_some()
+        await child.stream.send_eof()
+        assert await heard(child) == b"all of it\n"
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "number", "message"),
+    [
+        ("", 0, None, "ended with status 0, and wrote nothing to stderr"),
+        ("os._exit(3)", 3, None, "ended with status 3, and"),
+        ("os.write(2, b'\\n'); os._exit(3)", 3, None, "ended with status 3, and"),
+        ("sys.exit('no API key')", 1, None, "ended with status 1; the last it wrote to stderr:\n  no API key"),
+        ("os.kill(os.getpid(), 11)", None, signal.SIGSEGV, "was ended by SIGSEGV, and"),
+        ("os.kill(os.getpid(), 40)", 168, None, "ended with status 168, and"),
+    ],
+)
+async def test_how_it_ended_is_told(program: str, status: int, number: signal.Signals, message: str) -> None:
+    async with running(program) as child:
+        assert await heard(child) == b""
+        error = exit_of(child)
+        assert (error.status, error.signal) == (status, number)
+        assert error.stderr_tail == child.stderr_tail
+        assert str(error).startswith(f"the server {sys.executable!r} {message}")
+        assert isinstance(error, SessionClosed)
+        assert child.exit is not error  # for each who raises it, one of their own
+    assert str(child.exit) == str(error)
+
+
+def test_an_error_repeats_the_last_lines_and_nothing_that_moves_a_cursor() -> None:
+    error = ServerExited("x", 1, "\n".join(["first", *map(str, range(18)), "a\x1b[2Jb\tc", "z"]))
+    assert str(error).splitlines()[1:] == [*(f"  {n}" for n in range(18)), "  a\ufffd[2Jb\tc", "  z"]
+
+
+ENDS = "say('ready'); read()"
+STAYS = "say('ready'); stay()"
+STOPS = "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@req("stdio-08", "stdio-09")
+@pytest.mark.parametrize(
+    ("program", "grace", "status", "number"),
+    [
+        pytest.param(ENDS, LONG, 0, None, id="it ends with its stdin"),
+        pytest.param(STAYS, SHORT, None, signal.SIGTERM, id="it waits for SIGTERM"),
+        pytest.param("deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="it ignores SIGTERM"),
+        pytest.param(STOPS, SHORT, None, signal.SIGKILL, id="it is stopped"),
+        pytest.param(GRANDCHILD.format("") + ENDS, LONG, 0, None, id="a grandchild stays"),
+        pytest.param(GRANDCHILD.format("deaf()") + ENDS, 0.2, 0, None, id="a grandchild ignores SIGTERM"),
+        pytest.param(GRANDCHILD.format("") + STAYS, SHORT, None, signal.SIGTERM, id="both wait for SIGTERM"),
+        pytest.param(GRANDCHILD.format("deaf()") + "deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="both ignore it"),
+    ],
+)
+async def test_after_it_is_closed_nobody_of_its_group_is_alive(
+    program: str, grace: float, status: int | None, number: signal.Signals | None
+) -> None:
+    async with running(program, until=b"ready", grace=grace) as child:
+        assert len(group_of(child.pid)) == (2 if "fork" in program else 1)
+        await child.aclose()
+        assert group_of(child.pid) == set()
+        assert (exit_of(child).status, exit_of(child).signal) == (status, number)
+        await child.aclose()  # once more is no different
+
+
+@req("stdio-08", "stdio-09")
+async def test_sigterm_comes_after_the_end_of_stdin_and_both_leave_time_to_end_in_order() -> None:
+    program = """
+signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b"SIGTERM\\n"), os._exit(4)))
+say("ready")
+read()
+os.write(2, b"end of stdin\\n")
+stay()
+"""
+    async with running(program, until=b"ready", grace=0.3) as child:
+        pass
+    assert child.stderr_tail == "end of stdin\nSIGTERM\n"
+    assert exit_of(child).status == 4
+
+
+async def test_a_grandchild_is_given_time_after_sigterm_though_its_parent_has_gone() -> None:
+    cleaning = "signal.signal(signal.SIGTERM, lambda *_: (os.close(told), os._exit(0)))"
+    program = "out, into = os.pipe()\n" + GRANDCHILD.format(cleaning) + "os.close(told); say('ready'); read()"
+    async with running(program, until=b"ready") as child:
+        pass  # with a grace of LONG: it has ended by itself
+    assert exit_of(child).status == 0
+
+
+async def test_what_it_writes_after_the_end_of_its_stdin_does_not_keep_it_from_ending_in_order() -> None:
+    async with running("read(); os.write(1, bytes(3_000_000)); os.write(2, b'whole'); os._exit(5)") as child:
+        pass
+    assert child.stderr_tail == "whole"
+    assert exit_of(child).status == 5
+
+
+async def test_a_child_has_a_group_and_a_session_of_its_own() -> None:
+    async with running("read()") as child:
+        assert os.getpgid(child.pid) == os.getsid(child.pid) == child.pid
+
+
+async def test_many_tasks_may_close_it_at_once_and_none_of_them_is_cut_short() -> None:
+    async with running("read(); os.write(2, b'in order')") as child:
+
+        async def close() -> None:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await child.aclose()
+                assert exit_of(child).status == 0
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(close)
+    assert child.stderr_tail == "in order"
+
+
+async def test_the_bodys_exception_leaves_as_the_same_object() -> None:
+    error = KeyError("the body's own")
+    with pytest.raises(KeyError) as raised:
+        async with running("read()"):
+            raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("program", ["read()", "say('ready'); deaf(); stay()"])
+async def test_a_nursery_that_is_cancelled_ends_it(program: str) -> None:
+    async with trio.open_nursery() as nursery:
+        child = await start_child(nursery, python(program), grace=SHORT)
+        nursery.cancel_scope.cancel()
+    assert group_of(child.pid) == set()
+    assert child.exit is not None
+
+
+def test_ctrl_c_leaves_it_time_to_end_in_order() -> None:
+    children = []
+
+    async def main() -> None:
+        async with open_nursery() as nursery:
+            children.append(await start_child(nursery, python("read(); os.write(2, b'in order')"), grace=LONG))
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    assert children[0].stderr_tail == "in order"
+    assert exit_of(children[0]).status == 0
+
+
+@pytest.mark.parametrize("program", ["read()", "stay()", "os._exit(3)"])
+def test_cancelling_at_every_step_leaves_nothing(program: str) -> None:
+    for n in itertools.count():
+        attempt = Attempt(n, lambda task: True)
+        groups: list[int] = []
+
+        async def scenario(attempt: Attempt = attempt, groups: list[int] = groups) -> None:
+            with attempt.window():
+                async with open_nursery() as nursery:
+                    child = await start_child(nursery, python(program), grace=0.01)
+                    groups.append(child.pid)
+                    with suppress(trio.BrokenResourceError):
+                        await child.stream.send_all(b"x")
+                    await child.aclose()
+                    assert child.exit is not None
+
+        trio.run(scenario, instruments=[attempt])
+        assert not any(group_of(pid) for pid in groups)
+        assert no_child_is_left()
+        if not attempt.fired:
+            break
+    assert n > 15
+
+
+async def test_when_our_process_is_killed_it_is_told_by_the_end_of_its_stdin() -> None:
+    program = """
+import trio
+from trio_mcp.child import start_child
+async def main():
+    async with trio.open_nursery() as nursery:
+        child = await start_child(nursery, ["cat"])
+        print(child.pid, flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+    async with open_nursery() as nursery:
+        parent = await start_child(nursery, [sys.executable, "-c", program], grace=LONG)
+        pid = int(await parent.stream.receive_some())
+        watched = os.pidfd_open(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+        await trio.lowlevel.wait_readable(watched)
+        os.close(watched)
+        await parent.aclose()
+    assert exit_of(parent).signal is signal.SIGKILL
+
+
+@pytest.fixture
+def as_process_one() -> Iterator[None]:
+    """Orphans become our children, as they do where we are process 1."""
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+    yield
+    prctl(36, 0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("as_process_one")
+async def test_orphans_that_are_given_to_us_are_reaped() -> None:
+    async with running(GRANDCHILD.format("") + ENDS, until=b"ready") as child:
+        await child.aclose()
+        assert no_child_is_left()
+
+
+@pytest.mark.usefixtures("as_process_one")
+async def test_the_dead_whom_nobody_reaps_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reap(pid: int, options: int) -> tuple[int, int]:
+        if pid < 0:
+            raise ChildProcessError
+        return waitpid(pid, options)
+
+    waitpid = os.waitpid
+    async with running(GRANDCHILD.format("") + ENDS, until=b"ready") as child:
+        with monkeypatch.context() as patch:
+            patch.setattr("trio_mcp.child.os.waitpid", reap)
+            await child.aclose()  # in less than its grace, which is LONG
+    assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # it is dead
+
+
+async def test_one_that_cannot_be_ended_is_given_up_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbid(pid: int, number: int) -> None:
+        raise PermissionError
+
+    async with running(STAYS, until=b"ready", grace=SHORT) as child:
+        with monkeypatch.context() as patch:
+            patch.setattr("trio_mcp.child.os.killpg", forbid)
+            await child.aclose()
+        assert child.exit is None
+        assert f"(process {child.pid}) cannot be ended" in caplog.text
+        os.kill(child.pid, signal.SIGKILL)
+        await child._process.wait()
+
+
+# What it writes to stderr.
+
+
+@req("stdio-06", "stdio-07")
+async def test_a_flood_on_stderr_that_nobody_reads_blocks_nothing_and_is_no_error() -> None:
+    program = """
+data = memoryview(b"".join(b"%09d\\n" % n for n in range(1_000_000)))
+while data:
+    data = data[os.write(2, data):]
+say("done")
+read()
+"""
+    async with running(program, until=b"done") as child:
+        assert child.exit is None
+    assert exit_of(child).status == 0
+    lines = child.stderr_tail.splitlines()
+    assert lines == [f"{n:09}" for n in range(1_000_000 - 819, 1_000_000)]  # as many as 8 KiB have room for
+
+
+@pytest.mark.parametrize(
+    ("written", "tail"),
+    [
+        (b"", ""),
+        (b"one\ntwo", "one\ntwo"),
+        (b"\xff\xc3\xa9\n", "\ufffdé\n"),
+        (b"x" * 8192, "x" * 8192),
+        (b"x" * 8193, "x" * 8192),
+        (b"first\n" + b"x" * 8191 + b"\n", "x" * 8191 + "\n"),
+        (b"first\n" + b"x" * 8000 + b"\nlast\n" + b"y" * 200, "last\n" + "y" * 200),
+        (b"x" * 9000 + b"\n", "x" * 8191 + "\n"),
+    ],
+)
+async def test_the_tail_begins_with_a_line_where_there_is_one(written: bytes, tail: str) -> None:
+    async with running(f"os.write(2, {written!r}); read()") as child:
+        pass
+    assert child.stderr_tail == tail
+
+
+@req("stdio-06")
+async def test_stderr_can_be_forwarded_as_it_comes() -> None:
+    pieces: list[bytes] = []
+    async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=pieces.append) as child:
+        assert await heard(child, 2) == b"1\n"
+        await trio.testing.wait_all_tasks_blocked()
+        assert pieces == [b"one"]
+    assert pieces == [b"one", b"two"]
+
+
+async def test_a_callback_that_fails_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def fail(piece: bytes) -> None:
+        calls.append(piece)
+        raise ValueError("of the callback")
+
+    async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=fail) as child:
+        assert await heard(child, 2) == b"1\n"
+        await trio.testing.wait_all_tasks_blocked()
+    assert calls == [b"one"]
+    assert child.stderr_tail == "onetwo"
+    assert [(record.name, record.levelno) for record in caplog.records] == [("trio_mcp", logging.ERROR)]
+
+
+async def test_the_words_of_a_grandchild_after_a_death_are_not_waited_for() -> None:
+    async with running(GRANDCHILD.format("deaf()") + "os.write(2, b'last'); os._exit(3)", grace=SHORT) as child:
+        assert await heard(child) == b""
+        assert exit_of(child).stderr_tail == "last"
+
+
+# What it is started with.
+
+ENVIRONMENT = """
+for name, value in os.environb.items():
+    os.write(1, name + b"=" + value + b"\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "env", "found"),
+    [
+        ("inherit", None, {"OURS": "1", "HOME": "/h", "PATH": "/bin"}),
+        ("inherit", {"OURS": "2", "HOME": None, "NONE": None}, {"OURS": "2", "PATH": "/bin"}),
+        ("minimal", None, {"HOME": "/h", "PATH": "/bin"}),
+        ("minimal", {"TOKEN": "t", "PATH": "/p"}, {"HOME": "/h", "PATH": "/p", "TOKEN": "t"}),
+        ({"ONLY": "this"}, None, {"ONLY": "this"}),
+        ({"ONLY": "this", "AND": "that"}, {"ONLY": None, "X": ""}, {"AND": "that", "X": ""}),
+        ({}, None, {}),
+    ],
+)
+async def test_its_environment_is_a_policy_with_overrides(
+    environment: Any, env: Any, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        for name in list(os.environ):
+            patch.delenv(name)
+        for name, value in {"OURS": "1", "HOME": "/h", "PATH": "/bin"}.items():
+            patch.setenv(name, value)
+        async with running(ENVIRONMENT, environment=environment, env=env) as child:
+            lines = (await heard(child)).decode().splitlines()
+    # LC_CTYPE is set by Python itself, where there is no locale.
+    assert dict(line.split("=", 1) for line in lines if not line.startswith("LC_CTYPE=")) == found
+
+
+def test_the_minimal_environment_is_what_programs_need_to_be_found() -> None:
+    assert MINIMAL == ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+
+
+@pytest.mark.parametrize("form", [str, Path, lambda path: [path], lambda path: (Path(path),)])
+async def test_a_command_alone_is_a_program_even_with_a_space_in_its_name(
+    form: Callable[[str], Any], tmp_path: Path
+) -> None:
+    program = tmp_path / "my server"
+    program.write_text("#!/bin/sh\npwd\n")
+    program.chmod(0o755)
+    (tmp_path / "there").mkdir()
+    places: list[tuple[str, str | Path]]
+    places = [(str(program), tmp_path), ("../my server", tmp_path / "there"), ("my server", str(tmp_path))]
+    for name, cwd in places:
+        async with (
+            open_nursery() as nursery,
+            await start_child(nursery, form(name), cwd=cwd, env={"PATH": f"/nowhere:{tmp_path}:/bin"}) as child,
+        ):
+            assert await heard(child) == os.fsencode(cwd) + b"\n"
+            assert exit_of(child).status == 0
+
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("no-such", {"env": {"PATH": "/a:/b"}}, "there is no command 'no-such' in '/a:/b'"),
+        ("no-such", {"environment": {}}, "there is no command 'no-such' in '/bin:/usr/bin'"),
+        (["no-such", SECRET], {"env": {"PATH": "/a"}}, "there is no command 'no-such' in '/a'"),
+        (f"no-such --token={SECRET}", {"env": {"PATH": "/a"}},
+         "there is no command 'no-such' in '/a'; a command with arguments is a list, one string for each"),
+        ("/no/such", {}, "there is no command '/no/such'"),
+        ("./no-such", {"cwd": "/usr"}, "there is no command './no-such' in '/usr'"),
+        ("./no-such", {}, "there is no command './no-such' in '.'"),
+        ("/dev", {}, "'/dev' cannot be started: Permission denied"),
+        ("cat", {"cwd": "/no/such"}, "'cat' cannot be started in '/no/such': that is no directory"),
+        ("cat", {"cwd": "/dev/null"}, "'cat' cannot be started in '/dev/null': that is no directory"),
+        (["cat", SECRET + "\0"], {},
+         "'cat' cannot be started: no argument or variable may hold a NUL, and no variable's name a ="),
+        ("cat", {"env": {"A=B": SECRET}},
+         "'cat' cannot be started: no argument or variable may hold a NUL, and no variable's name a ="),
+        ("cat", {"env": {"A": 1}}, "the environment variable 'A' is no string: int"),
+        ("cat", {"env": {1: SECRET}}, "the environment variable 1 is no string: str"),
+        ("cat", {"environment": "maximal"},
+         'environment is "inherit", "minimal" or a mapping of just the variables to give'),
+        ("cat", {"grace": -1}, "grace is a number of seconds, 0 or more; not -1"),
+        ("cat", {"grace": float("nan")}, "grace is a number of seconds, 0 or more; not nan"),
+        ("cat", {"grace": "2"}, "grace is a number of seconds, 0 or more; not '2'"),
+        *((command, {}, 'a command is a program and its arguments, all of them strings: ["python", "server.py"]')
+          for command in ("", [], [""], ["cat", 1], ["cat", b"x"], b"cat", 7, None)),
+    ],
+)  # fmt: skip
+async def test_a_command_that_cannot_be_started_says_why_and_no_secret(
+    command: Any, options: Any, message: str
+) -> None:
+    async with open_nursery() as nursery:
+        with pytest.raises(LocalProtocolError) as raised:
+            await start_child(nursery, command, **options)
+        assert not nursery.child_tasks
+    assert str(raised.value) == message
+    assert SECRET not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+
+async def test_a_script_whose_interpreter_is_missing_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    async with open_nursery() as nursery:
+        with pytest.raises(LocalProtocolError, match="was found, but not the interpreter") as raised:
+            await start_child(nursery, script)
+        assert isinstance(raised.value.__cause__, FileNotFoundError)
+        with pytest.raises(LocalProtocolError, match=r"was found in .*, but not the interpreter"):
+            await start_child(nursery, "script", env={"PATH": str(tmp_path)})

@@ -1,0 +1,482 @@
+"""The life of a server process that is our child; what is said on its wire is for others.
+
+| what happens | what the process sees |
+|---|---|
+| `aclose`, or its nursery is cancelled | stdin ends; `grace` seconds; SIGTERM; `grace` seconds; SIGKILL (stdio-08) |
+| it ends by itself, for whatever reason | the rest of its group gets the same from SIGTERM on |
+| our own process is killed | stdin ends |
+
+Signals go to its process group: launchers (npx, uv, shells) have the server itself as a child, and pass on little.  The
+group is that of a session of its own.  So Ctrl-C at our terminal reaches us only, who say goodbye in order; and the
+process has no terminal to ask at, which would be the one that we use.  Whatever starts a session for itself, as daemons
+do, has left, and is not ours any more.
+
+One task, the keeper, owns the process and all its fds, and runs in a nursery of the caller.  It is shielded, so the end
+is the same when it comes by cancellation, and each of its steps has a deadline.  A process that not even SIGKILL ends
+(it hangs in the kernel, or runs as another user) is given up, and logged.
+
+That the process has ended is asked of the system and not of its pipes, which a grandchild may hold open for ever.  All
+that it has written is in the pipes then; they are emptied into memory and closed.  stderr is read all the time, as is
+stdout once nobody else reads it: a server that cannot write cannot end in order.
+
+What it is given of the environment is a policy with overrides.  By default it is all of it, as for any command typed
+into a shell: with less, servers fail in ways that are hard to see.  Who does not trust a server says "minimal".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Literal, TypeAlias
+
+import trio
+
+from trio_mcp.core.errors import LocalProtocolError, SessionClosed, shown
+from trio_mcp.groups import open_nursery
+
+__all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
+
+_log = logging.getLogger("trio_mcp")
+
+Command: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+Environment: TypeAlias = Literal["inherit", "minimal"] | Mapping[str, str]
+
+MINIMAL = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+"""The variables that "minimal" is made of: what programs need to be found and to find their files, and no secrets."""
+
+_TAIL = 8192  # bytes of stderr that are kept: a traceback or two
+_LINES = 20  # of them that an error repeats
+_PIPE = 2**20  # bytes that a pipe may hold: what Linux allows at most, unless asked by root; usually it is 64 KiB
+
+# Seconds from the end of stdout to the end of the process, if it was that which ended it.
+_MOMENT = 0.5
+# Seconds that the system may need for a process that it was told to kill.
+_REAPED = 2.0
+# Seconds from one look at the rest of the group to the next, at first and at most: only our own children tell when they
+# end.
+_LOOK, _LOOK_MOST = 0.01, 0.1
+
+
+class ServerExited(SessionClosed):
+    """The server was a process, and has ended.
+
+    `status` is its exit status, or `signal` what killed it; the other one is None.  A signal without a name counts as
+    status 128 + n, as shells have it.  `stderr_tail` is the last that it wrote there, which often says why.
+    """
+
+    def __init__(self, name: str, returncode: int, stderr_tail: str) -> None:
+        self.status: int | None = returncode
+        self.signal: signal.Signals | None = None
+        if returncode < 0:
+            self.status = 128 - returncode
+            with suppress(ValueError):
+                self.signal, self.status = signal.Signals(-returncode), None
+        self.stderr_tail = stderr_tail
+        how = f"ended with status {self.status}" if self.signal is None else f"was ended by {self.signal.name}"
+        super().__init__(f"the server {name!r} {how}{_said(stderr_tail)}")
+
+
+def _said(tail: str) -> str:
+    # Its words reach terminals and logs; what would move a cursor there is left out.
+    lines = ["".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in x) for x in tail.splitlines()]
+    if not any(lines):
+        return ", and wrote nothing to stderr"
+    return "; the last it wrote to stderr:\n  " + "\n  ".join(lines[-_LINES:])
+
+
+async def start_child(
+    nursery: trio.Nursery,
+    command: Command,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    environment: Environment = "inherit",
+    cwd: str | os.PathLike[str] | None = None,
+    grace: float = 2.0,
+    stderr: Callable[[bytes], object] | None = None,
+) -> Child:
+    """Start a server process, which lives until it is closed or `nursery` is cancelled.
+
+    `command` is a program and its arguments, or a program alone; there is no shell.  It is looked for in the PATH that
+    it gets, and if it has a slash, from `cwd` on.  `environment` is "inherit" (all of ours), "minimal" (`MINIMAL`) or
+    just these variables; `env` changes some on top, and None removes one.  `grace` is how long it may take to end by
+    itself, and then upon SIGTERM.  `stderr` is called with what the process writes there, as it comes; it must not
+    block.
+
+    Raises `LocalProtocolError` if there is no such command, or it cannot be run.  May be cancelled: a process that has
+    been started by then is ended first.  `nursery` does not end before the process does.
+    """
+    argv = _argv(command)
+    if type(grace) not in (int, float) or not grace >= 0:  # NaN is none either
+        raise LocalProtocolError(f"grace is a number of seconds, 0 or more; not {shown(grace)}")
+    variables = _variables(environment, env)
+    child: Child = await nursery.start(
+        _start_and_keep, argv, variables, cwd, grace, stderr, name=f"the server {argv[0]!r}"
+    )
+    return child
+
+
+# Without protection Ctrl-C could come between the start of the process and the first step of whoever ends it.
+@trio.lowlevel.enable_ki_protection
+async def _start_and_keep(
+    argv: list[str],
+    variables: dict[str, str],
+    cwd: str | os.PathLike[str] | None,
+    grace: float,
+    stderr: Callable[[bytes], object] | None,
+    *,
+    task_status: trio.TaskStatus[Child],
+) -> None:
+    """The keeper: from the start of the process to the last of its group."""
+    try:
+        # Not left by cancellation once the process is there.
+        process = await trio.lowlevel.open_process(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise LocalProtocolError(_why_not(error, argv[0], variables, cwd)) from error
+    child = Child(process, argv[0], grace, stderr)
+    await child._keep(task_status)
+
+
+class _Output:
+    """A pipe that the process writes to: first what comes, and after its death what was left."""
+
+    def __init__(self, pipe: trio.lowlevel.FdStream) -> None:
+        self._pipe = pipe
+        self._rest = bytearray()
+
+    async def read(self, max_bytes: int | None = None) -> bytes:
+        try:
+            return await self._pipe.receive_some(max_bytes)
+        except trio.ClosedResourceError:
+            data = bytes(self._rest[:max_bytes])
+            del self._rest[: len(data)]
+            return data
+
+    def cut(self) -> None:
+        """Take what is in the pipe, and close it: whoever reads goes on with that, and then is at the end."""
+        with suppress(BlockingIOError):  # somebody else holds it open, and it is empty
+            # A bound, for that somebody may also go on writing.
+            while len(self._rest) < _PIPE and (data := os.read(self._pipe.fileno(), _PIPE)):
+                self._rest += data
+        self._pipe.close()
+
+
+class _Wire(trio.abc.HalfCloseableStream):
+    """stdin and stdout of the process as one stream.
+
+    When stdout ends and the process does too, `Child.exit` is known before that end is told.  A write that cannot be
+    because it has ended raises `trio.BrokenResourceError`, like one to a peer that has gone.
+    """
+
+    def __init__(self, stdin: trio.lowlevel.FdStream, stdout: _Output, ended: trio.Event) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self._ended = ended
+        self._closed = trio.Event()
+        self._finished = False  # from our side: nothing more is to be sent
+        self._reader = trio.Lock()
+        self._reading = trio.CancelScope()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with self._blaming_the_process():
+            await self._stdin.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        with self._blaming_the_process():
+            await self._stdin.wait_send_all_might_not_block()
+
+    @contextmanager
+    def _blaming_the_process(self) -> Iterator[None]:
+        try:
+            yield
+        except trio.ClosedResourceError:
+            if self._finished:
+                raise
+            raise trio.BrokenResourceError("the process has ended") from None
+
+    async def send_eof(self) -> None:
+        self._finished = True
+        await self._stdin.aclose()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self._closed.is_set():
+            try:
+                self._reader.acquire_nowait()
+            except trio.WouldBlock:
+                raise trio.BusyResourceError("another task receives already") from None
+            try:
+                with trio.CancelScope() as self._reading:
+                    data = await self._stdout.read(max_bytes)
+                    if not data:
+                        with trio.move_on_after(_MOMENT):
+                            await self._ended.wait()
+                    return data
+            finally:
+                self._reader.release()
+        await trio.lowlevel.checkpoint()
+        raise trio.ClosedResourceError("the stream was closed")
+
+    def hang_up(self) -> None:
+        """The process has ended: it hears nothing any more, nor does a grandchild with the same stdin."""
+        self._stdin.close()
+
+    def close(self) -> None:
+        self._finished = True
+        self._stdin.close()
+        self._closed.set()
+        self._reading.cancel(reason="the stream was closed")
+
+    async def aclose(self) -> None:
+        """Close stdin, and read stdout no more.  The process may end in its own time, until it is closed itself."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    @trio.lowlevel.enable_ki_protection
+    async def discard(self) -> None:
+        """Once nobody reads any more, read all that still comes, so that no write of the process fails or blocks."""
+        await self._closed.wait()
+        async with self._reader:
+            while await self._stdout.read():
+                pass
+
+
+class Child(trio.abc.AsyncResource):
+    """A server process: start one with `start_child`.  Any task may use it and close it."""
+
+    def __init__(
+        self, process: trio.Process, name: str, grace: float, listener: Callable[[bytes], object] | None
+    ) -> None:
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        # As pipes are where there are no handles, but Trio does not say so.
+        assert isinstance(stdin, trio.lowlevel.FdStream)
+        assert isinstance(stdout, trio.lowlevel.FdStream)
+        assert isinstance(stderr, trio.lowlevel.FdStream)
+        self._process = process
+        self._name = name
+        self._grace = grace
+        self._listener = listener
+        self._pipes = (stdin, stdout, stderr)
+        self._stdout = _Output(stdout)
+        self._stderr = _Output(stderr)
+        self._tail = bytearray()
+        self._returncode: int | None = None  # set when it is reaped
+        self._leaving = trio.Event()  # it is to end
+        self._heard = trio.Event()  # stderr has been read to its end
+        self._ended = trio.Event()  # it has, and all that it wrote is here
+        self._over = trio.Event()  # nothing is left of it and of its group
+        # Nobody is in its group any more, so that its number may be given to others: it must not be used again.
+        self._empty = False
+        self._wire = _Wire(stdin, self._stdout, self._ended)
+        self.pid = process.pid
+
+    @property
+    def stream(self) -> trio.abc.HalfCloseableStream:
+        """Its stdin and stdout.  It ends with the process, whoever else holds its stdout, or when that is closed."""
+        return self._wire
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last 8 KiB that it wrote to stderr, from the beginning of a line if there is one."""
+        tail = bytes(self._tail)
+        if len(tail) > _TAIL:  # there is one byte more, which may be the end of a line
+            tail = tail.partition(b"\n")[2] or tail[1:]
+        return tail.decode(errors="replace")
+
+    @property
+    def exit(self) -> ServerExited | None:
+        """How it ended, once it has.  Each time a new error, to be raised: tracebacks grow with every raise."""
+        if self._returncode is None or not self._ended.is_set():
+            return None
+        return ServerExited(self._name, self._returncode, self.stderr_tail)
+
+    async def aclose(self) -> None:
+        """End the process and its group; returns when that is done, within twice `grace` and two seconds.
+
+        Never raises, and is not cut short by cancellation.
+        """
+        self._leaving.set()
+        with trio.CancelScope(shield=True):
+            await self._over.wait()
+
+    # The keeper.
+
+    async def _keep(self, task_status: trio.TaskStatus[Child]) -> None:
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._live, name=f"the life of the server {self._name!r}")
+            task_status.started(self)
+            try:
+                await self._over.wait()
+            finally:
+                self._leaving.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _live(self) -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                async with open_nursery() as nursery:
+                    nursery.start_soon(self._listen)
+                    nursery.start_soon(self._watch)
+                    nursery.start_soon(self._wire.discard)
+                    nursery.start_soon(self._hang_up)
+                    await self._part()
+        finally:
+            for pipe in self._pipes:
+                pipe.close()
+            self._over.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _hang_up(self) -> None:
+        await self._leaving.wait()
+        self._wire.close()
+
+    async def _part(self) -> None:
+        """Wait until it is to end, or has; and see to it that it does, with all of its group."""
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._be_patient, nursery.cancel_scope)
+            await self._ended.wait()
+        for number, patience in ((signal.SIGTERM, self._grace), (signal.SIGKILL, _REAPED)):
+            if self._signal(number):
+                with trio.move_on_after(patience):
+                    await self._gone()
+        if self._returncode is None:
+            _log.error("the server %r (process %d) cannot be ended: end it by hand", self._name, self.pid)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _be_patient(self, waiting: trio.CancelScope) -> None:
+        """Once it is to end by itself, not for longer than it was granted."""
+        await self._leaving.wait()
+        waiting.deadline = trio.current_time() + self._grace
+
+    def _signal(self, number: int) -> bool:
+        """Send the group a signal (0: none); False if there is nobody in it, or nobody whom we may send one."""
+        if self._empty:
+            return False
+        if self._returncode is not None:
+            # Where we are process 1, as in many containers, orphans become our children, and stay until we reap them.
+            with suppress(ChildProcessError):
+                while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                    pass
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            self._empty = True
+        except PermissionError:
+            return False
+        return not self._empty
+
+    async def _gone(self) -> None:
+        await self._ended.wait()
+        delay = _LOOK
+        while self._signal(0) and _somebody_runs(self.pid):
+            await trio.sleep(delay)
+            delay = min(2 * delay, _LOOK_MOST)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _watch(self) -> None:
+        self._returncode = await self._process.wait()
+        self._stdout.cut()
+        self._stderr.cut()
+        self._wire.hang_up()
+        await self._heard.wait()
+        self._ended.set()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _listen(self) -> None:
+        while data := await self._stderr.read():
+            self._tail += data
+            del self._tail[: -(_TAIL + 1)]
+            if self._listener is not None:
+                try:
+                    self._listener(data)
+                except Exception:  # noqa: BLE001  # the user's, which must not end what drains the pipe
+                    _log.exception(
+                        "the callback for stderr of the server %r failed; it is not called again", self._name
+                    )
+                    self._listener = None
+        self._heard.set()
+
+
+def _somebody_runs(group: int) -> bool:
+    """Whether of a group that is not empty not all are dead.
+
+    The dead are in it until their new parent reaps them, which not every process 1 does in time, or ever.
+    """
+    if sys.platform != "linux":
+        return True  # nobody tells; it is only waited for
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # OSError: it has gone meanwhile
+            # After the name, which may hold anything: its state, its parent, its group.
+            state, _, of, *_ = file.read().rpartition(b")")[2].split()
+            if int(of) == group and state not in (b"Z", b"X"):
+                return True
+    return False
+
+
+# What it is started with.
+
+
+def _argv(command: Command) -> list[str]:
+    try:
+        if isinstance(command, (str, os.PathLike)):
+            argv = [os.fspath(command)]
+        else:
+            argv = [os.fspath(part) for part in command]
+    except TypeError:
+        argv = []
+    if not argv or not argv[0] or not all(isinstance(part, str) for part in argv):
+        raise LocalProtocolError(
+            'a command is a program and its arguments, all of them strings: ["python", "server.py"]'
+        )
+    return argv
+
+
+def _variables(environment: Environment, env: Mapping[str, str | None] | None) -> dict[str, str]:
+    if environment == "inherit":
+        variables: dict[str, str | None] = dict(os.environ)
+    elif environment == "minimal":
+        variables = {name: os.environ[name] for name in MINIMAL if name in os.environ}
+    elif isinstance(environment, Mapping):
+        variables = dict(environment)
+    else:
+        raise LocalProtocolError('environment is "inherit", "minimal" or a mapping of just the variables to give')
+    variables |= env or {}
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, (str, type(None))):  # whose value may be a secret
+            raise LocalProtocolError(f"the environment variable {shown(name)} is no string: {type(value).__name__}")
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def _why_not(
+    error: OSError | ValueError, program: str, variables: dict[str, str], cwd: str | os.PathLike[str] | None
+) -> str:
+    """Why it could not be started.  Of the command only its first word is told, for arguments may be secrets."""
+    word, *more = program.split(None, 1) or [program]
+    name = shown(word)
+    if not isinstance(error, OSError):
+        return f"{name} cannot be started: no argument or variable may hold a NUL, and no variable's name a ="
+    if cwd is not None and not os.path.isdir(cwd):
+        return f"{name} cannot be started in {shown(os.fspath(cwd), 400)}: that is no directory"
+    if not os.path.dirname(program):
+        folders = os.get_exec_path(variables)
+        where = f" in {shown(os.pathsep.join(folders), 400)}"
+    else:
+        folders = [os.fspath(cwd or os.curdir)]
+        where = "" if os.path.isabs(program) else f" in {shown(folders[0], 400)}"
+    if not isinstance(error, FileNotFoundError):
+        return f"{name} cannot be started{where}: {error.strerror}"
+    if any(os.path.exists(os.path.join(folder, program)) for folder in folders):
+        return f"{name} was found{where}, but not the interpreter that its first line names"
+    hint = "; a command with arguments is a list, one string for each" if more else ""
+    return f"there is no command {name}{where}{hint}"
