@@ -176,6 +176,22 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
         assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(Kind)
 
 
+async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_back_to(
+    autojump_clock: MockClock,
+) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(D)
+        streams = [await door.get(session) for _ in range(3)]
+        for stream in streams:
+            stream.leave()
+        another = await door.get(session)
+        for stream in streams:
+            back = await door.get(session, stream.response.last_id)
+            assert (back.response.status, back.response.events, back.response.ended) == (200, [], True)
+        assert not another.response.ended
+
+
 @in_sessions
 async def test_streams_that_are_over_leave_nothing(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
@@ -569,6 +585,27 @@ async def test_what_was_said_before_the_end_is_sent_also_to_who_reads_slowly(
             assert answer["result"]["content"][0]["text"] == "all of it"
         else:  # it was said, or it was cut off while the report before it was under way
             assert answer.get("error", {}).get("code") in (None, -32603)
+
+
+@pytest.mark.parametrize("writing", ["a report", "a sign of life"])
+async def test_who_reads_slowly_is_told_too_why_its_call_ends_with_its_session(
+    writing: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await door.initialize(D)
+        call = await door.post(plays("progress", "wait go", "progress", "wait never"), session)
+        call.response.hold()
+        if writing == "a report":
+            stage.go["go"].set()
+        await trio.sleep(20)
+        assert call.response.writing
+        await close(door, session)
+        call.response.go_on()
+        await wait_all_tasks_blocked()
+        answer = call.response.messages[-1]
+        assert (answer["id"], answer["error"]["message"]) == (1, "the client has ended the session")
+        assert call.response.ended
 
 
 async def test_a_log_that_cannot_be_cleared_is_told_of_and_nothing_else(

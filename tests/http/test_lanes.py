@@ -564,6 +564,19 @@ async def test_what_fails_otherwise_is_told_and_the_response_dropped(
         await it.answer()
 
 
+async def test_who_comes_back_is_not_told_that_the_response_before_had_been_silent(autojump_clock: MockClock) -> None:
+    async with scene() as it:
+        response = await it.carry()
+        await it.say(1)
+        response.hold()
+        await it.say(2)
+        it.lane.show_life()  # cannot be written
+        await it.leave()
+        again = await it.carry("1-2")
+        assert (again.status, again.body) == (200, b"")
+        await it.answer()
+
+
 # Hanging up.
 
 
@@ -714,6 +727,40 @@ async def test_the_server_may_stop_at_any_time(state: str, autojump_clock: MockC
         await wait_all_tasks_blocked()
         assert it.voice.told.count("ended") == 1
         assert not it.lane.full
+
+
+async def test_what_waits_when_the_server_stops_makes_nobody_wait_any_more(autojump_clock: MockClock) -> None:
+    async with scene(limit=1) as it:
+        response = await it.carry()
+        await it.say(1)
+        response.hold()
+        await it.say(2)
+        it.voice.said += [note(3), note(4)]
+        assert (it.lane.waiting, it.lane.full) == (2, True)
+        it.lane.close()
+        assert (it.lane.waiting, it.lane.full) == (0, False)
+
+
+async def test_what_is_said_on_a_lane_that_is_over_is_for_nobody(autojump_clock: MockClock) -> None:
+    async with scene() as it:
+        await it.carry()
+        await it.say(1)
+        await it.answer()
+        it.lane.put(note(2))
+        it.lane.put(question(7))
+        assert replayed(it, "1-0") == 2
+        assert it.voice.unsent == []
+
+
+async def test_to_stop_what_a_failing_log_has_ended_ends_it_no_second_time(autojump_clock: MockClock) -> None:
+    log = FailingLog()
+    async with scene(log=log) as it:
+        await it.carry()
+        log.fails = {"append"}
+        await it.say(1)
+        assert it.voice.told[-1] == "ended"
+        it.lane.close()
+        assert it.voice.told.count("ended") == 1
 
 
 async def test_nothing_keeps_a_lane_alive_that_is_over(autojump_clock: MockClock) -> None:
