@@ -1,0 +1,1007 @@
+"""What a client offers: how each question of a server is put to a callback, answered, refused."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+import trio
+
+from tests.core.pairs import opened
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, cancel_everywhere
+from trio_mcp.answering import Answering
+from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
+from trio_mcp.core import models
+from trio_mcp.core.content import ImageContent, Malformed, TextContent, ToolUseContent
+from trio_mcp.core.errors import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    InputNotGiven,
+    LocalProtocolError,
+    NotInThisRevision,
+    RemoteProtocolError,
+    RequestError,
+)
+from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.peer import Peer, Refused
+from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, REVISIONS, Revision
+from trio_mcp.core.rounds import Ask, Question, Rounds
+from trio_mcp.core.session import Call
+from trio_mcp.core.terms import Terms
+from trio_mcp.questions import Accepted, Declined, Dismissed, Elicit, ElicitUrl, Inquiry, ListRoots, Sample
+
+A, B, C, D, E = REVISIONS.values()
+EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+WITH_FORMS = pytest.mark.parametrize("revision", [C, D, E], ids=str)
+WITH_PAGES = pytest.mark.parametrize("revision", [D, E], ids=str)
+ELICIT, SAMPLE, ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
+
+
+def terms(revision: Revision) -> Terms:
+    return Terms(revision, identity={"name": "weather", "version": "1", "title": "The Weather"})
+
+
+async def answered(answering: Answering, method: str, params: JsonObject, revision: Revision = D) -> JsonObject:
+    return await answering.answer(method, params, terms(revision))
+
+
+async def refused(answering: Answering, method: str, params: JsonObject, revision: Revision = D) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await answered(answering, method, params, revision)
+    return caught.value
+
+
+def saying(answer: object, heard: list[Any] | None = None) -> Callable[..., Any]:
+    """A callback that says this, and keeps what it is given."""
+
+    def callback(*given: Any) -> object:
+        if heard is not None:
+            heard.extend(given)
+        return answer
+
+    return callback
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("this is not to be asked")
+
+
+# What is declared.
+
+# What the newest revision is told, and what those up to a revision are told instead.
+OFFERS = pytest.mark.parametrize(
+    ("offers", "newest", "by_revision"),
+    [
+        ({}, {}, {}),
+        ({"sampling": never}, {"sampling": {}}, {}),
+        ({"sampling": never, "sampling_tools": True}, {"sampling": {"tools": {}}}, {"2025-06-18": {"sampling": {}}}),
+        ({"elicitation": never}, {"elicitation": {"form": {}}}, {"2025-03-26": {}, "2025-06-18": {"elicitation": {}}}),
+        ({"elicitation_url": never}, {"elicitation": {"url": {}}}, {"2025-03-26": {}, "2025-06-18": {}}),
+        (
+            {"elicitation": never, "elicitation_url": never},
+            {"elicitation": {"form": {}, "url": {}}},
+            {"2025-03-26": {}, "2025-06-18": {"elicitation": {}}},
+        ),
+        ({"roots": []}, {"roots": {"listChanged": True}}, {"2026-07-28": {"roots": {}}}),
+        ({"roots": never}, {"roots": {"listChanged": True}}, {"2026-07-28": {"roots": {}}}),
+    ],
+)
+
+
+@OFFERS
+@req("root-01", "samp-02", "elic-05", "elic-11")
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+def test_a_legacy_server_is_told_in_the_handshake_what_was_offered_and_nothing_else(
+    revision: Revision, offers: dict[str, Any], newest: JsonObject, by_revision: dict[str, JsonObject]
+) -> None:
+    answering = Answering(**offers)
+    assert answering.capabilities == newest
+    pair = opened(revision, answering.capabilities)
+    assert pair.server.terms is not None
+    up_to = next((name for name in sorted(by_revision) if revision.name <= name < E.name), None)
+    assert pair.server.terms.capabilities == (newest if up_to is None else by_revision[up_to])
+
+
+@OFFERS
+@req("root-02", "samp-03", "elic-06", "elic-11")
+def test_a_modern_server_is_told_with_each_request(
+    offers: dict[str, Any], newest: JsonObject, by_revision: dict[str, JsonObject]
+) -> None:
+    pair = opened(E, Answering(**offers).capabilities)
+    for _ in range(2):
+        pair.client.request("tools/list")
+    pair.pump()
+    calls = [event for event in pair.server_saw if isinstance(event, Call)]
+    said = [call.request.params["_meta"][META_CLIENT_CAPABILITIES] for call in calls]
+    assert said == [by_revision.get(E.name, newest)] * 2
+
+
+FORM: JsonObject = {
+    "message": "Who are you?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+PAGE: JsonObject = {"mode": "url", "message": "Log in", "url": "https://example.com/in", "elicitationId": "1"}
+HELLO: JsonObject = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello"}}], "maxTokens": 10}
+TOOLS: list[JsonObject] = [{"name": "add", "inputSchema": {"type": "object"}}]
+
+
+@req("samp-34", "root-05", "elic-34", "samp-30", "samp-11")
+@pytest.mark.parametrize(
+    ("offers", "method", "params", "code", "why"),
+    [
+        ({}, SAMPLE, HELLO, METHOD_NOT_FOUND, "sampling/createMessage needs the client capability sampling"),
+        ({}, ROOTS, {}, METHOD_NOT_FOUND, "roots/list needs the client capability roots"),
+        ({}, ELICIT, FORM, METHOD_NOT_FOUND, "elicitation/create needs the client capability elicitation"),
+        ({"elicitation": never}, ELICIT, PAGE, INVALID_PARAMS, "needs the client capability elicitation.url"),
+        ({"elicitation_url": never}, ELICIT, FORM, INVALID_PARAMS, "needs the client capability elicitation.form"),
+        ({"elicitation_url": never}, ELICIT, {"message": "?"}, INVALID_PARAMS, "requestedSchema: missing"),
+        ({"sampling": never}, SAMPLE, {**HELLO, "tools": TOOLS}, INVALID_PARAMS, "capability sampling.tools"),
+        ({"sampling": never}, SAMPLE, {**HELLO, "toolChoice": {}}, INVALID_PARAMS, "capability sampling.tools"),
+        ({"roots": never}, "ping", {}, METHOD_NOT_FOUND, "'ping' is nothing that a client of 2025-11-25 is asked"),
+        ({"roots": never}, "tasks/list", {}, METHOD_NOT_FOUND, "'tasks/list' is nothing"),
+    ],
+)
+async def test_what_was_not_offered_is_refused_and_no_callback_hears_of_it(
+    offers: dict[str, Any], method: str, params: JsonObject, code: int, why: str
+) -> None:
+    error = await refused(Answering(**offers), method, params)
+    assert error.code == code
+    assert why in error.message
+
+
+@req("samp-34", "root-05", "elic-34", "samp-30")
+@pytest.mark.parametrize(
+    ("offers", "method", "params", "code"),
+    [
+        ({}, SAMPLE, HELLO, METHOD_NOT_FOUND),
+        ({}, ROOTS, {}, METHOD_NOT_FOUND),
+        ({"elicitation": never}, ELICIT, PAGE, INVALID_PARAMS),
+        ({"elicitation_url": never}, ELICIT, FORM, INVALID_PARAMS),
+        ({"sampling": never}, SAMPLE, {**HELLO, "tools": TOOLS}, INVALID_PARAMS),
+    ],
+)
+def test_a_session_with_such_an_offer_refuses_it_likewise(
+    offers: dict[str, Any], method: str, params: JsonObject, code: int
+) -> None:
+    pair = opened(D, Answering(**offers).capabilities)
+    Peer.request(pair.server, method, params)  # a server that asks all the same
+    pair.pump()
+    (outcome,) = [event for event in pair.server_saw if isinstance(event, Refused)]
+    assert outcome.error.code == code
+    assert not any(isinstance(event, Call) for event in pair.client_saw)
+
+
+@pytest.mark.parametrize(("method", "revision"), [(ELICIT, A), (ELICIT, B), ("initialize", D), ("ping", E)])
+async def test_what_a_revision_does_not_ask_is_refused_there(method: str, revision: Revision) -> None:
+    error = await refused(Answering(elicitation=never, elicitation_url=never), method, FORM, revision)
+    assert error.code == METHOD_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("offers", "why"),
+    [
+        ({"sampling": "a model"}, "sampling is a callback, not str"),
+        ({"elicitation": {}}, "elicitation is a callback, not dict"),
+        ({"elicitation_url": True}, "elicitation_url is a callback, not bool"),
+        ({"sampling_tools": True}, "there is none"),
+        ({"roots": "/home"}, "roots are a sequence of paths, file: URIs or Root, not str"),
+    ],
+)
+def test_an_offer_that_is_none_is_told_where_it_is_made(offers: dict[str, Any], why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=re.escape(why)):
+        Answering(**offers)
+
+
+# Sampling.
+
+
+@EVERY
+async def test_the_model_answers_in_the_words_of_each_revision(revision: Revision) -> None:
+    heard: list[SamplingRequest] = []
+    answering = Answering(sampling=saying(("Hi", "gpt-9"), heard))
+    result = await answered(answering, SAMPLE, Sample("Hello", max_tokens=10).params(revision), revision)
+    assert result == {"role": "assistant", "content": {"type": "text", "text": "Hi"}, "model": "gpt-9"}
+    assert Sample("Hello", max_tokens=10).read(result).model == "gpt-9"
+    (asked,) = heard
+    assert asked.params.messages == [models.SamplingMessage("user", TextContent("Hello"))]
+    assert asked.params.max_tokens == 10
+    assert asked.server is not None
+    assert asked.server.display_name == "The Weather"
+
+
+async def test_callbacks_may_wait_or_not() -> None:
+    async def later(_: SamplingRequest) -> tuple[str, str]:
+        await trio.lowlevel.checkpoint()
+        return "Hi", "m"
+
+    for callback in (later, saying(("Hi", "m"))):
+        assert (await answered(Answering(sampling=callback), SAMPLE, HELLO))["model"] == "m"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        models.CreateMessageResult("assistant", [TextContent("a"), TextContent("b")], "m", "maxTokens"),
+        models.CreateMessageResult("assistant", ImageContent(b"\x89", "image/png"), "m"),
+    ],
+)
+async def test_a_whole_result_is_sent_as_it_was_made(answer: models.CreateMessageResult) -> None:
+    result = await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+    assert Sample("Hello", max_tokens=10).read(result) == answer
+
+
+@pytest.mark.parametrize("answer", [Declined(), Dismissed()])
+@req("samp-01", "samp-05", "samp-06")
+async def test_a_user_may_reject_a_sampling_request(answer: object) -> None:
+    error = await refused(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+    assert (error.code, error.message) == (-1, "the user rejected the sampling request")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("Hi", r"a CreateMessageResult, \(text, model\) or Declined, not str"),
+        (None, "not NoneType"),
+        (("Hi", 5), "not tuple"),
+        (("Hi", "m", "x"), "not tuple"),
+        (models.CreateMessageResult("assistant", TextContent("Hi"), 5), "model: expected string, got integer"),  # type: ignore[arg-type]
+        (models.CreateMessageResult("robot", TextContent("Hi"), "m"), "role: expected one of"),  # type: ignore[arg-type]
+    ],
+)
+async def test_what_is_no_answer_of_a_model_is_not_sent(answer: object, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO)
+
+
+async def test_what_an_old_revision_cannot_carry_is_told_the_callback() -> None:
+    answer = models.CreateMessageResult("assistant", [TextContent("a"), TextContent("b")], "m")
+    with pytest.raises(NotInThisRevision, match="several blocks"):
+        await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO, C)
+
+
+def said(role: str, *content: JsonObject) -> JsonObject:
+    return {"role": role, "content": list(content)}
+
+
+TEXT: JsonObject = {"type": "text", "text": "secret"}
+USE: JsonObject = {"type": "tool_use", "id": "u1", "name": "add", "input": {}}
+RESULT: JsonObject = {"type": "tool_result", "toolUseId": "u1", "content": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"messages": 5}, "CreateMessageParams: messages: expected array, got integer"),
+        ({"messages": []}, "sampling needs a message"),
+        ({"messages": [{"role": "user"}]}, "CreateMessageParams: messages[0].content: missing"),
+        ({"messages": [said("robot", TEXT)]}, "messages[0].role: expected one of user, assistant"),
+        ({"messages": [said("user")]}, "messages[0] has no content"),
+        ({"messages": [said("user", {"type": "text"})]}, "messages[0].content[0].text: missing"),
+        ({"messages": [said("user", USE)]}, "only the assistant uses tools"),
+        ({"messages": [said("user", RESULT)]}, "every tool use"),
+        ({"messages": [said("assistant", USE)]}, "the tool uses of the last message have no results"),
+        ({"messages": [said("assistant", USE), said("user", RESULT, TEXT)]}, "that holds nothing else"),
+        ({"messages": [said("assistant", USE), said("user", TEXT)]}, "every tool use in the message before"),
+        ({"maxTokens": "10"}, "maxTokens: expected integer, got string"),
+        ({"maxTokens": 0}, "max_tokens must be at least 1"),
+    ],
+)
+@req("samp-07", "samp-14", "samp-15", "samp-20", "samp-32")
+async def test_a_sampling_request_that_breaks_the_rules_is_refused_by_the_place(change: JsonObject, why: str) -> None:
+    error = await refused(Answering(sampling=never, sampling_tools=True), SAMPLE, {**HELLO, **change})
+    assert error.code == INVALID_PARAMS
+    assert why in error.message
+    assert error.message.startswith("sampling/createMessage: ")
+    assert "secret" not in error.message
+
+
+@WITH_PAGES
+@pytest.mark.parametrize("mode", ["auto", "required", "none", None])
+@req("samp-11", "samp-16")
+async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
+    mode: str | None, revision: Revision
+) -> None:
+    heard: list[SamplingRequest] = []
+    use = models.CreateMessageResult("assistant", ToolUseContent("u1", "add", {"a": 1}), "m", "toolUse")
+    text = models.CreateMessageResult("assistant", TextContent("no"), "m")
+    answering = Answering(sampling=saying(text if mode == "none" else use, heard), sampling_tools=True)
+    choice: JsonObject = {} if mode is None else {"mode": mode}
+    params = {**HELLO, "tools": TOOLS, "toolChoice": choice}
+    result = await answered(answering, SAMPLE, params, revision)
+    assert result["content"]["type"] == ("text" if mode == "none" else "tool_use")
+    assert heard[0].params.raw == params
+    assert heard[0].params.tool_choice == models.ToolChoice(mode)  # type: ignore[arg-type]
+    assert heard[0].params.tools == [models.Tool("add", {"type": "object"})]
+
+
+@pytest.mark.parametrize(
+    ("params", "answer", "stop", "why"),
+    [
+        ({"tools": TOOLS, "toolChoice": {"mode": "none"}}, ToolUseContent("1", "add", {}), None, "uses 'add'"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), None, "uses no tool"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), "endTurn", "uses no tool"),
+        ({"tools": TOOLS, "toolChoice": {"mode": "required"}}, TextContent("x"), "maxTokens", None),
+        ({"tools": TOOLS}, ToolUseContent("1", "subtract", {}), None, "uses 'subtract'"),
+        ({"tools": TOOLS}, TextContent("x"), None, None),
+        ({}, ToolUseContent("1", "add", {}), None, "uses 'add', which is no tool that may be used here"),
+    ],
+)
+@req("samp-16")
+async def test_a_model_that_does_not_heed_the_choice_of_tools_is_not_let_through(
+    params: JsonObject, answer: Any, stop: str | None, why: str | None
+) -> None:
+    result = models.CreateMessageResult("assistant", answer, "m", stop)
+    answering = Answering(sampling=saying(result), sampling_tools=True)
+    if why is None:
+        assert (await answered(answering, SAMPLE, {**HELLO, **params}))["model"] == "m"
+        return
+    with pytest.raises(LocalProtocolError, match=why):
+        await answered(answering, SAMPLE, {**HELLO, **params})
+
+
+async def test_tools_mean_nothing_in_revisions_without_them() -> None:
+    heard: list[SamplingRequest] = []
+    answering = Answering(sampling=saying(("Hi", "m"), heard))
+    await answered(answering, SAMPLE, {**HELLO, "tools": TOOLS, "toolChoice": {"mode": "required"}}, C)
+    assert (heard[0].params.tools, heard[0].params.tool_choice) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("preferences", "picked"),
+    [
+        ({"hints": [{"name": "sonnet"}, {"name": "gpt"}]}, "claude-3-sonnet"),
+        ({"hints": [{"name": "gpt"}, {"name": "sonnet"}]}, "gpt-9"),
+        ({"hints": [{"name": "gemini"}, {"name": "claude"}]}, "claude-3-opus"),
+        ({"hints": [{"name": "CLAUDE-3"}]}, "claude-3-opus"),
+        ({"hints": [{"name": "gpt"}], "costPriority": 1}, "gpt-9"),
+        ({"hints": [{}, {"name": ""}]}, None),
+        ({"hints": [{"name": "gemini"}]}, None),
+        ({"costPriority": 1}, None),
+        (None, None),
+    ],
+)
+@req("samp-27", "samp-28", "samp-29", "samp-08")
+async def test_the_first_hint_that_matches_picks_the_model(preferences: JsonObject | None, picked: str | None) -> None:
+    heard: list[SamplingRequest] = []
+    params = HELLO if preferences is None else {**HELLO, "modelPreferences": preferences}
+    await answered(Answering(sampling=saying(("Hi", "m"), heard)), SAMPLE, params)
+    assert heard[0].pick_model(["claude-3-opus", "claude-3-sonnet", "gpt-9"]) == picked
+
+
+# Forms.
+
+SIZES: JsonObject = {
+    "message": "Your order?",
+    "requestedSchema": {
+        "type": "object",
+        "properties": {
+            "size": {"type": "string", "enum": ["S", "M"], "default": "M"},
+            "count": {"type": "integer", "minimum": 1, "default": 0},  # which does not fit
+            "gift": {"type": "boolean", "default": False},
+            "note": {"type": "string", "maxLength": 5, "default": None},
+        },
+        "required": ["size"],
+    },
+}
+GIVEN: JsonObject = {"size": "M", "gift": False}
+
+
+@WITH_FORMS
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ({}, {"action": "accept", "content": GIVEN}),
+        ({"size": "S", "count": 2}, {"action": "accept", "content": {"size": "S", "gift": False, "count": 2}}),
+        ({"gift": None, "note": None}, {"action": "accept", "content": {"size": "M"}}),
+        (Accepted({"gift": True}), {"action": "accept", "content": {"size": "M", "gift": True}}),
+        (Declined(), {"action": "decline"}),
+        (Dismissed(), {"action": "cancel"}),
+        (None, {"action": "cancel"}),
+    ],
+)
+@req("elic-51", "elic-52", "elic-04", "elic-17", "elic-07")
+async def test_a_form_is_accepted_with_its_defaults_or_declined_or_dismissed(
+    answer: object, result: JsonObject, revision: Revision
+) -> None:
+    assert await answered(Answering(elicitation=saying(answer)), ELICIT, SIZES, revision) == result
+
+
+@WITH_FORMS
+@req("elic-04", "elic-10", "elic-15", "elic-17")
+async def test_a_callback_is_told_who_asks_what_and_why(revision: Revision) -> None:
+    heard: list[FormRequest] = []
+    await answered(Answering(elicitation=saying(None, heard)), ELICIT, SIZES, revision)
+    (form,) = heard
+    assert form.server is not None
+    assert (form.server.name, form.server.display_name) == ("weather", "The Weather")
+    assert form.message == "Your order?"
+    assert form.defaults == GIVEN
+    assert form.fields["size"].choices == [("S", "S"), ("M", "M")]  # type: ignore[union-attr]
+    assert form.params.requested_schema.required == ["size"]
+
+
+@WITH_FORMS
+async def test_what_our_server_asks_our_client_answers(revision: Revision) -> None:
+    question = Elicit("How many?", int)
+    answering = Answering(elicitation=saying({"value": 3}))
+    assert question.read(await answered(answering, ELICIT, question.params(revision), revision)) == Accepted(3)
+
+
+@pytest.mark.parametrize("identity", [None, {"name": 5}])
+async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | None) -> None:
+    heard: list[FormRequest] = []
+    answering = Answering(elicitation=saying(None, heard))
+    await answering.answer(ELICIT, FORM, Terms(D, identity=identity))
+    assert heard[0].server is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"size": "secret"}, r'content/size must be one of \["S", "M"\]'),
+        ({"count": 0}, "content/count must be at least 1"),
+        ({"count": "secret"}, "content/count"),
+        ({"note": "secret secret"}, "content/note"),
+        ({"size": None}, 'content lacks the member "size"'),
+        ({"sice": "S"}, r"the form has no field 'sice'; it asks for \('size', 'count', 'gift', 'note'\)"),
+        ({"note": object()}, "field 'note' of the form takes .*, not this object"),
+        ({"note": {"a": "secret"}}, "not this dict"),
+        ({"note": ["a", 1]}, "not this list"),
+        ({"count": float("nan")}, "field 'count' of the form takes .*, not this float"),
+        (True, "returns the values by field, Accepted, Declined, Dismissed or None, not bool"),
+        (Accepted("secret"), "not str"),
+        (Accepted(None), "not NoneType"),
+    ],
+)
+@req("elic-44", "elic-08")
+async def test_what_does_not_fit_the_form_is_told_its_callback_and_not_sent(answer: object, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why) as caught:
+        await answered(Answering(elicitation=saying(answer)), ELICIT, SIZES)
+    assert "secret" not in str(caught.value)
+
+
+SEVERAL: JsonObject = {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}
+
+
+@pytest.mark.parametrize("answer", [["a", "b"], ("a", "b")])
+async def test_several_choices_are_sent_as_a_list(answer: object) -> None:
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"each": SEVERAL}}}
+    answering = Answering(elicitation=saying({"each": answer}))
+    assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {"each": ["a", "b"]}}
+    with pytest.raises(NotInThisRevision, match="several values"):
+        await answered(answering, ELICIT, params, C)
+
+
+async def test_a_field_that_is_more_than_a_form_may_have_can_be_answered_all_the_same() -> None:
+    # What pydantic makes of `str | None = None`; servers are known to send it.
+    field = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"nick": field}}}
+    heard: list[FormRequest] = []
+    answering = Answering(elicitation=saying({"nick": "Al"}, heard))
+    assert (await answered(answering, ELICIT, params))["content"] == {"nick": "Al"}
+    assert isinstance(heard[0].fields["nick"], Malformed)
+    assert heard[0].fields["nick"].raw == field
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        ({}, "message: missing"),
+        ({"message": "?"}, "requestedSchema: missing"),
+        ({**FORM, "message": 5}, "message: expected string, got integer"),
+        ({**FORM, "mode": "magic"}, "mode: expected one of form"),
+        ({"message": "?", "requestedSchema": {"type": "array"}}, 'requestedSchema.type: expected "object"'),
+        ({"message": "?", "requestedSchema": {"type": "object"}}, "requestedSchema.properties: missing"),
+        (
+            {"message": "?", "requestedSchema": {"type": "object", "properties": {"a": {"type": 5}}}},
+            "requestedSchema: ",
+        ),
+        (
+            {"message": "?", "requestedSchema": {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}},
+            "requestedSchema: ",
+        ),
+    ],
+)
+async def test_a_form_that_is_none_is_refused_by_the_name_of_what_is_wrong(params: JsonObject, why: str) -> None:
+    error = await refused(Answering(elicitation=never, elicitation_url=never), ELICIT, params)
+    assert error.code == INVALID_PARAMS
+    assert error.message.startswith("elicitation/create: ")
+    assert why in error.message
+
+
+# Pages.
+
+
+@WITH_PAGES
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [
+        (True, "accept"),
+        (Accepted(None), "accept"),
+        (Accepted({"a": "secret"}), "accept"),
+        (False, "decline"),
+        (Declined(), "decline"),
+        (Dismissed(), "cancel"),
+        (None, "cancel"),
+    ],
+)
+@req("elic-51")
+async def test_the_answer_to_a_page_is_consent_or_none_and_never_has_content(
+    answer: object, action: str, revision: Revision
+) -> None:
+    answering = Answering(elicitation_url=saying(answer))
+    params = ElicitUrl("Log in", "https://example.com/in").params(revision)
+    assert await answered(answering, ELICIT, params, revision) == {"action": action}
+
+
+@pytest.mark.parametrize("answer", ["yes", 1, {"a": 1}])
+async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
+    with pytest.raises(LocalProtocolError, match=f"Dismissed or None, not {type(answer).__name__}"):
+        await answered(Answering(elicitation_url=saying(answer)), ELICIT, PAGE)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "warnings"),
+    [
+        ("https://example.com/a?b=%20c#d", "example.com", []),
+        ("HTTPS://EXAMPLE.com:8443/", "example.com", []),
+        ("http://127.0.0.1:8000/x", "127.0.0.1", []),
+        ("http://[::1]:8000/x", "::1", []),
+        ("http://example.com/", "example.com", ["not encrypted"]),
+        ("https://xn--pple-43d.com/", "xn--pple-43d.com", ["Punycode"]),
+        ("https://www.XN--pple-43d.com/", "www.xn--pple-43d.com", ["Punycode"]),
+        ("https://bank.example@evil.example/", "evil.example", ["before the @"]),
+        ("http://bank.example:1@xn--pple-43d.com/", "xn--pple-43d.com", ["Punycode", "before the @", "not encrypted"]),
+    ],
+)
+@req("elic-04", "elic-39", "elic-41")
+async def test_the_whole_url_is_shown_with_its_host_and_what_to_beware_of(
+    url: str, host: str, warnings: list[str]
+) -> None:
+    heard: list[PageRequest] = []
+    await answered(Answering(elicitation_url=saying(False, heard)), ELICIT, {**PAGE, "url": url})
+    (page,) = heard
+    assert (page.url, page.host, page.message) == (url, host, "Log in")
+    assert len(page.warnings) == len(warnings)
+    assert all(part in warning for part, warning in zip(warnings, page.warnings, strict=True))
+    assert page.server is not None
+    assert page.server.name == "weather"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "/in",
+        "example.com",
+        "https:///in",
+        "https:example.com",
+        "javascript:alert(1)",
+        "file:///etc/passwd",
+        "data:text/html,x",
+        "https://ex ample.com/",
+        "https://good.example\\@evil.example/",
+        "https://good.example\t.evil.example/",
+        "https://ap\u0440le.com/",
+        "https://good%2eexample/",
+        "https://example.com:x/",
+        "https://example.com:0/",
+        "https://[::1/",
+        "https://example.com/%zz",
+    ],
+)
+async def test_a_url_that_programs_read_differently_is_not_shown_to_anybody(url: str) -> None:
+    error = await refused(Answering(elicitation_url=never), ELICIT, {**PAGE, "url": url})
+    assert error.code == INVALID_PARAMS
+    assert error.message == (
+        "elicitation/create: url: expected an absolute http or https URL, percent-encoded, its host in ASCII"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [({"url": 5}, "url: expected string"), ({"elicitationId": None}, "elicitationId: missing")]
+)
+async def test_a_page_that_is_none_is_refused(change: JsonObject, why: str) -> None:
+    error = await refused(Answering(elicitation_url=never), ELICIT, {**PAGE, **change})
+    assert error.code == INVALID_PARAMS
+    assert why in error.message
+
+
+_watching: list[str] | None = None
+
+
+def _audit(event: str, _: object) -> None:
+    if _watching is not None and event.startswith(("socket.", "subprocess.", "os.", "webbrowser.", "urllib.", "open")):
+        _watching.append(event)
+
+
+sys.addaudithook(_audit)  # which can never be removed, and so does nothing but in the test that wants it
+
+
+@WITH_PAGES
+@req("elic-38", "elic-39", "elic-40")
+async def test_nothing_is_fetched_or_opened_for_a_page(revision: Revision) -> None:
+    global _watching
+    answering = Answering(elicitation_url=saying(True))
+    await answered(answering, ELICIT, PAGE, revision)  # whatever is imported by the first one is now
+    _watching = seen = []
+    try:
+        await answered(answering, ELICIT, {**PAGE, "url": "https://localhost/in"}, revision)
+        assert seen == []
+        with pytest.raises(FileNotFoundError):
+            os.listdir("/nonexistent")
+    finally:
+        _watching = None
+    assert seen == ["os.listdir"]  # it would have been seen
+
+
+@pytest.mark.parametrize("id", ["1", "", "550e8400-e29b", "../\x00\n{}", "é" * 500])
+@req("elic-23", "elic-55")
+async def test_a_page_is_finished_once_and_by_its_own_id(id: str) -> None:
+    heard: list[PageRequest] = []
+    answering = Answering(elicitation_url=saying(True, heard))
+    await answered(answering, ELICIT, {**PAGE, "elicitationId": id})
+    for params in ({}, {"elicitationId": None}, {"elicitationId": [id]}, {"elicitationId": id + " "}):
+        assert answering.finished(params) is None
+    assert answering.finished({"elicitationId": id}) is heard[0]
+    assert answering.finished({"elicitationId": id}) is None
+
+
+async def test_a_page_may_be_finished_before_its_callback_has_returned() -> None:
+    finished: list[object] = []
+
+    def visit(page: PageRequest) -> bool:
+        finished.append(answering.finished({"elicitationId": "1"}))
+        return page is finished[0]
+
+    answering = Answering(elicitation_url=visit)
+    assert await answered(answering, ELICIT, PAGE) == {"action": "accept"}
+    assert answering.finished({"elicitationId": "1"}) is None
+
+
+@pytest.mark.parametrize("answer", [False, None, "yes"])
+@req("elic-23")
+async def test_a_page_that_was_not_agreed_to_is_not_known(answer: object) -> None:
+    answering = Answering(elicitation_url=saying(answer))
+    try:
+        await answered(answering, ELICIT, PAGE)
+    except LocalProtocolError:
+        assert answer == "yes"
+    assert answering.finished({"elicitationId": "1"}) is None
+
+
+async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
+    answers = iter([True, True, False])
+    heard: list[PageRequest] = []
+
+    def visit(page: PageRequest) -> bool:
+        heard.append(page)
+        return next(answers)
+
+    answering = Answering(elicitation_url=visit)
+    for _ in range(2):
+        await answered(answering, ELICIT, PAGE)
+    assert answering.finished({"elicitationId": "1"}) is heard[1]
+    await answered(answering, ELICIT, PAGE)
+    assert answering.finished({"elicitationId": "1"}) is None
+
+
+async def test_only_so_many_pages_are_remembered() -> None:
+    answering = Answering(elicitation_url=saying(True))
+    for number in range(150):
+        await answered(answering, ELICIT, {**PAGE, "elicitationId": str(number)})
+    known = [number for number in range(150) if answering.finished({"elicitationId": str(number)})]
+    assert known == list(range(50, 150))
+
+
+async def test_the_modern_era_has_no_ids_of_pages() -> None:
+    answering = Answering(elicitation_url=saying(True))
+    await answered(answering, ELICIT, PAGE, E)
+    assert answering.finished({"elicitationId": "1"}) is None
+
+
+def test_no_request_shows_in_a_log_what_the_server_says() -> None:
+    for kind in (SamplingRequest, FormRequest, PageRequest):
+        assert "params" not in repr(kind(*["secret"] * len(inspect.signature(kind).parameters)))  # type: ignore[arg-type]
+
+
+# Roots.
+
+
+@EVERY
+@req("root-04", "root-07")
+async def test_roots_are_exposed_as_file_uris(revision: Revision, tmp_path: Path) -> None:
+    given = [
+        str(tmp_path / "a b"),
+        tmp_path / "é",
+        PurePath("/"),
+        "file:///etc/hosts",
+        models.Root("file:///srv/x%20y", "X"),
+    ]
+    result = await answered(Answering(roots=given), ROOTS, {}, revision)
+    assert result == {
+        "roots": [
+            {"uri": f"file://{tmp_path}/a%20b"},
+            {"uri": f"file://{tmp_path}/%C3%A9"},
+            {"uri": "file:///"},
+            {"uri": "file:///etc/hosts"},
+            {"uri": "file:///srv/x%20y", "name": "X"},
+        ]
+    }
+    assert ListRoots().read(result)[1].uri == (tmp_path / "é").as_uri()
+
+
+BAD_ROOTS = pytest.mark.parametrize(
+    ("root", "why"),
+    [
+        ("src", "roots[1] must be an absolute path"),
+        ("", "roots[1] must be an absolute path"),
+        (Path("src"), "roots[1] must be an absolute path"),
+        ("https://example.com/?token=secret", "roots[1] must be an absolute path"),
+        ("file:/etc", "roots[1]: the URI of a root begins with file://"),
+        (models.Root("https://example.com/secret"), "roots[1]: the URI of a root begins with file://"),
+        (models.Root("FILE:///etc"), "roots[1]: the URI of a root begins with file://"),
+        ("file://elsewhere/etc", "roots[1]: Not the URI of a file on this machine"),
+        ("file:///a?b", "roots[1]: Not the URI of a file on this machine"),
+        ("/srv/../etc", "roots[1]: The path climbs by '..'"),
+        (Path("/srv/../etc"), "roots[1]: The path climbs by '..'"),
+        ("file:///srv/../etc", "roots[1]: The path climbs by '..'"),
+        ("file:///srv/%2e%2e/etc", "roots[1]: The path climbs by '..'"),
+        (models.Root("file:///srv/%252e%252e/etc"), "roots[1]: The path climbs by '..'"),
+        ("/a\0b", "roots[1]: Not a path"),
+        (5, "roots[1] must be a path, a file: URI or a Root, not int"),
+        (b"/etc", "roots[1] must be a path, a file: URI or a Root, not bytes"),
+    ],
+)
+
+
+@BAD_ROOTS
+@req("root-04", "root-06")
+async def test_what_is_no_root_is_refused_when_it_is_set(root: Any, why: str) -> None:
+    for setting in (lambda roots: Answering(roots=roots), Answering(roots=[]).set_roots):
+        with pytest.raises(LocalProtocolError) as caught:
+            setting(["/", root])
+        assert why in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+@BAD_ROOTS
+@req("root-06")
+async def test_what_is_no_root_is_not_exposed_by_a_callback_either(root: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        await answered(Answering(roots=saying(["/", root])), ROOTS, {})
+    assert why in str(caught.value)
+
+
+async def test_a_callback_that_gives_no_roots_is_told() -> None:
+    with pytest.raises(LocalProtocolError, match="roots are a sequence"):
+        await answered(Answering(roots=saying(None)), ROOTS, {})
+
+
+@req("root-07")
+async def test_whoever_gives_the_roots_decides_each_time() -> None:
+    permitted: list[str] = ["/a"]
+
+    async def ask() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return permitted
+
+    answering = Answering(roots=ask)
+    assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///a"}]}
+    permitted.clear()
+    assert await answered(answering, ROOTS, {}) == {"roots": []}
+
+
+async def test_a_list_of_roots_is_copied() -> None:
+    roots = ["/a"]
+    answering = Answering(roots=roots)
+    roots.append("/b")
+    assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///a"}]}
+
+
+async def test_changed_roots_are_exposed_and_said_to_be_changed() -> None:
+    answering = Answering(roots=["/a"])
+    assert not answering.set_roots([Path("/a")])
+    assert answering.set_roots(["/b"])
+    assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///b"}]}
+    assert answering.set_roots(saying(["/b"]))
+    assert answering.set_roots(["/b"])
+    with pytest.raises(LocalProtocolError):
+        answering.set_roots(["b"])
+    assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///b"}]}
+
+
+def test_roots_that_were_not_offered_cannot_be_set() -> None:
+    with pytest.raises(LocalProtocolError, match=re.escape("offer roots=[] from the start")):
+        Answering().set_roots(["/a"])
+
+
+@pytest.mark.parametrize(("method", "params", "offer"), [
+    (SAMPLE, HELLO, "sampling"), (ELICIT, FORM, "elicitation"), (ELICIT, PAGE, "elicitation_url"), (ROOTS, {}, "roots"),
+])  # fmt: skip
+@pytest.mark.parametrize("error", [ValueError("x"), RequestError(-5, "x"), RemoteProtocolError("of another server")])
+async def test_what_a_callback_raises_leaves_as_it_is(
+    method: str, params: JsonObject, offer: str, error: Exception
+) -> None:
+    def fail(*_: object) -> Any:
+        raise error
+
+    offers: dict[str, Any] = {offer: fail}
+    with pytest.raises(type(error)) as caught:
+        await answered(Answering(**offers), method, params)
+    assert caught.value is error
+    assert error.__cause__ is None
+
+
+# Several at once.
+
+ROUND = [
+    Question("name", ELICIT, FORM),
+    Question("poem", SAMPLE, HELLO),
+    Question("where", ROOTS),
+    Question("in", ELICIT, PAGE),
+]
+
+
+def everything(**callbacks: Any) -> Answering:
+    offers: dict[str, Any] = {
+        "sampling": saying(("Hi", "m")),
+        "elicitation": saying({"name": "Al"}),
+        "elicitation_url": saying(True),
+        "roots": ["/a"],
+    }
+    return Answering(**offers | callbacks)
+
+
+def a_round(answering: Answering) -> Rounds:
+    """One call that the server has answered by the questions of `ROUND`."""
+    rounds = Rounds(E, "tools/call", {"name": "t"}, answering.capabilities)
+    requests = {each.key: {"method": each.method, "params": each.params} for each in ROUND}
+    asked = rounds.receive({"resultType": "input_required", "inputRequests": requests})
+    assert isinstance(asked, Ask)
+    assert list(asked.questions) == ROUND
+    return rounds
+
+
+ANSWERS: JsonObject = {
+    "name": {"action": "accept", "content": {"name": "Al"}},
+    "poem": {"role": "assistant", "content": {"type": "text", "text": "Hi"}, "model": "m"},
+    "where": {"roots": [{"uri": "file:///a"}]},
+    "in": {"action": "accept"},
+}
+
+
+async def test_a_round_is_answered_by_the_keys_of_its_questions() -> None:
+    answering = everything()
+    rounds = a_round(answering)
+    answers = await answering.answer_all(ROUND, terms(E), rounds.abandon)
+    assert answers == ANSWERS
+    assert rounds.retry(answers)["inputResponses"] == ANSWERS
+
+
+async def test_nothing_asked_is_nothing_to_answer() -> None:
+    assert await everything().answer_all([], terms(E), never) == {}
+
+
+async def test_the_questions_of_a_round_are_worked_on_together(autojump_clock: object) -> None:
+    async def slowly(_: object) -> Any:
+        await trio.sleep(10)
+
+    start = trio.current_time()
+    answering = everything(elicitation=slowly, elicitation_url=slowly)
+    await answering.answer_all(ROUND, terms(E), never)
+    assert trio.current_time() == start + 10
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RequestError(-1, "no"), ExceptionGroup("x", [ValueError("y")])])
+async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
+    error: Exception, autojump_clock: object
+) -> None:
+    ended: list[str] = []
+
+    async def fail(_: object) -> Any:
+        await trio.sleep(1)
+        raise error
+
+    async def wait(page: PageRequest) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(page.message)
+
+    answering = everything(sampling=fail, elicitation_url=wait)
+    rounds = a_round(answering)
+    with pytest.raises(InputNotGiven, match="'poem'") as caught:
+        await answering.answer_all(ROUND, terms(E), rounds.abandon)
+    assert caught.value.__cause__ is error
+    assert ended == ["Log in"]
+    with pytest.raises(LocalProtocolError, match="is over"):
+        rounds.retry(ANSWERS)
+
+
+async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(
+    caplog: pytest.LogCaptureFixture, autojump_clock: object
+) -> None:
+    async def fail(_: object) -> Any:
+        await trio.sleep(1)
+        raise ValueError("first")
+
+    async def fail_later(_: object) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("later")
+
+    answering = everything(sampling=fail, elicitation=fail_later)
+    with caplog.at_level(logging.ERROR), pytest.raises(InputNotGiven) as caught:
+        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+    assert str(caught.value.__cause__) == "first"
+    (record,) = caplog.records
+    assert record.getMessage() == "the callback for elicitation/create has failed while it was cancelled"
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "later"
+
+
+@pytest.mark.parametrize(("count", "fits"), [(100, True), (101, False)])
+async def test_nobody_is_asked_more_than_so_many_questions_at_once(count: int, fits: bool) -> None:
+    questions = [Question(str(number), ROOTS) for number in range(count)]
+    if fits:
+        assert len(await everything().answer_all(questions, terms(E), never)) == count
+        return
+    with pytest.raises(RemoteProtocolError, match="101 questions at once; no more than 100"):
+        await everything(roots=never).answer_all(questions, terms(E), never)
+
+
+def test_a_round_can_be_cancelled_at_any_step() -> None:
+    async def step_by_step(said: object) -> Any:
+        for _ in range(3):
+            await trio.lowlevel.checkpoint()
+        return said
+
+    def steps(said: object) -> Callable[..., Awaitable[Any]]:
+        return lambda *_: step_by_step(said)
+
+    async def scenario(attempt: Attempt) -> None:
+        answering = everything(
+            sampling=steps(("Hi", "m")), elicitation=steps({"name": "Al"}), elicitation_url=steps(True)
+        )
+        answers = None
+        questions = [each for each in ROUND if each.key != "in"]
+        with attempt.window() as scope:
+            answers = await answering.answer_all(questions, terms(E), never)
+            page = await answering.answer(ELICIT, PAGE, terms(D))
+            assert page == {"action": "accept"}
+        assert scope.cancelled_caught or answers == {key: each for key, each in ANSWERS.items() if key != "in"}
+        # Known if it was agreed to, and only then.
+        assert (answering.finished({"elicitationId": "1"}) is None) is scope.cancelled_caught
+
+    for watch in ("the server asks", "the scenario"):
+        assert cancel_everywhere(scenario, watch=watch) > 3
+
+
+def test_legacy_questions_are_asked_as_calls_of_their_own() -> None:
+    """What `Answering.answer` takes is what a session hands out, and what it gives is what it takes back."""
+    answering = everything(sampling_tools=True)
+    for revision in LEGACY:
+        pair = opened(revision, answering.capabilities)
+        questions: list[Inquiry[Any]] = [ListRoots(), Sample("Hello", max_tokens=10)]
+        if revision in (C, D):
+            questions.append(Elicit("Who?", {"type": "object", "properties": {"name": {"type": "string"}}}))
+        for question in questions:
+            id = pair.server.request(question.method, question.params(revision))
+            pair.pump()
+            (call,) = [event for event in pair.client_saw if isinstance(event, Call)]
+            assert call.request.id == id
+            result = trio.run(answering.answer, call.request.method, call.request.params, call.terms)
+            assert pair.client.answer(id, result)
+            pair.pump()
+            assert question.read(result) is not None
+            pair.forget()
