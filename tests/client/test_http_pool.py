@@ -1,0 +1,674 @@
+"""The HTTP client: what it sends, what is kept between requests, every way to end, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import h11
+import pytest
+import trio
+from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
+
+from tests.http.served import listening
+from tests.server.checkpoints import (
+    Attempt,
+    Pair,
+    PipeEnd,
+    anything,
+    cancel_everywhere,
+    narrow,
+    patiently,
+    pipe_pair,
+    wide,
+)
+from trio_mcp import Limits, LocalProtocolError, Server
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_pool import KEPT, HttpPool, ReplyBroken, ReplyTooLong
+from trio_mcp.outbox import CLOSING
+
+URL = "http://mcp.test/mcp"
+HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+Play = Callable[["Line"], Awaitable[None]]
+
+
+class Line:
+    """The server's end of a connection.  `number` counts the connections, from 1."""
+
+    def __init__(self, stream: PipeEnd, number: int) -> None:
+        self.stream = stream
+        self.number = number
+        self.asked = 0
+        self.data = b""
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """The head and the body of the next request."""
+        while b"\r\n\r\n" not in self.data:
+            await self._more()
+        head, _, self.data = self.data.partition(b"\r\n\r\n")
+        size = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length:")), 0)
+        while len(self.data) < size:
+            await self._more()
+        body, self.data = self.data[:size], self.data[size:]
+        self.asked += 1
+        return head, body
+
+    async def _more(self) -> None:
+        data = await self.stream.receive_some()
+        if not data:
+            raise Gone
+        self.data += data
+
+    async def say(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            await self.stream.send_all(piece)
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+class Far:
+    """A server over memory, which plays `play` on each connection, and the client's pool."""
+
+    def __init__(self, nursery: trio.Nursery, play: Play, make: Callable[[], Pair], **options: Any) -> None:
+        self._nursery = nursery
+        self._play = play
+        self._make = make
+        self.lines: list[Line] = []
+        self.ours: list[PipeEnd] = []
+        self.pool = HttpPool(**{"limits": Limits(), "connect": self._connect, "environ": {}, **options})
+
+    async def _connect(self, host: str, port: int) -> PipeEnd:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = self._make()
+        self.ours.append(ours)
+        self.lines.append(Line(theirs, len(self.lines) + 1))
+        self._nursery.start_soon(self._run, self.lines[-1])
+        return ours
+
+    async def _run(self, line: Line) -> None:
+        with contextlib.suppress(Gone, trio.BrokenResourceError):
+            await self._play(line)
+        line.stream.close()
+
+    @property
+    def open(self) -> int:
+        """How many connections the client has not closed."""
+        return sum(not each._out.no_sender for each in self.ours)
+
+    async def get(self, url: str = URL, **options: Any) -> bytes:
+        async with self.pool.request("GET", url, (), **options) as reply:
+            return await reply.read(1000)
+
+
+@contextlib.asynccontextmanager
+async def far(play: Play, make: Callable[[], Pair] = wide, **options: Any) -> AsyncIterator[Far]:
+    """After the block the pool is closed, and no connection is left open."""
+    async with open_nursery() as nursery:
+        there = Far(nursery, play, make, **options)
+        async with there.pool:
+            yield there
+        assert there.open == 0
+
+
+def always(*pieces: bytes) -> Play:
+    """Says this to every request."""
+
+    async def play(line: Line) -> None:
+        while True:
+            await line.request()
+            await line.say(*pieces)
+
+    return play
+
+
+def says(*replies: bytes | None) -> Play:
+    """On the n-th connection the n-th of these, and then it closes; None reads the request only; the last for all
+    that follow."""
+
+    async def play(line: Line) -> None:
+        await line.request()
+        reply = replies[min(line.number, len(replies)) - 1]
+        if reply is not None:
+            await line.say(reply)
+
+    return play
+
+
+# What is sent.
+
+
+async def test_a_request_says_all_that_a_server_needs_and_no_more() -> None:
+    heads = []
+
+    async def play(line: Line) -> None:
+        while True:
+            heads.append(await line.request())
+            await line.say(HI)
+
+    async with far(play) as there:
+        for method, url, body in [
+            ("POST", "http://MCP.test:80/mcp?a=b#c", b"x" * 70_000),
+            ("POST", "http://mcp.test", b""),
+            ("GET", "http://mcp.test:8080/a%20b/\N{SNOWMAN}", b""),
+            ("DELETE", "http://[::1]:81/?q", b""),
+        ]:
+            async with there.pool.request(method, url, (("Mcp-Name", "n: \t\xe9"),), body) as reply:
+                assert (reply.status, await reply.read(10)) == (200, b"hi")
+    common = b"\r\nAccept-Encoding: identity"
+    field = b"\r\nMcp-Name: n: \t\xe9"
+    assert heads == [
+        (b"POST /mcp?a=b HTTP/1.1\r\nHost: mcp.test" + common + b"\r\nContent-Length: 70000" + field, b"x" * 70_000),
+        (b"POST / HTTP/1.1\r\nHost: mcp.test" + common + b"\r\nContent-Length: 0" + field, b""),
+        (b"GET /a%20b/%E2%98%83 HTTP/1.1\r\nHost: mcp.test:8080" + common + field, b""),
+        (b"DELETE /?q HTTP/1.1\r\nHost: [::1]:81" + common + field, b""),
+    ]
+
+
+@pytest.mark.parametrize("fields", [(), (("A", "b"),), (("Mcp-Name", "\x80\xff"), ("B", ""))])
+async def test_h11_reads_what_is_sent(fields: tuple[tuple[str, str], ...]) -> None:
+    read = []
+
+    async def play(line: Line) -> None:
+        head, _ = await line.request()
+        server = h11.Connection(h11.SERVER)
+        server.receive_data(head + b"\r\n\r\n")
+        request = server.next_event()
+        assert isinstance(request, h11.Request)
+        read.append((request.method, request.target, [pair for pair in request.headers if len(pair[0]) < 9]))
+        await line.say(HI)
+
+    async with far(play) as there, there.pool.request("GET", URL, fields):
+        pass
+    sent = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+    assert read == [(b"GET", b"/mcp", [(b"host", b"mcp.test"), *sent])]
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        (("A", "secret\r\nB: c"), "cannot be sent"),
+        (("A", "secret\nB: c"), "cannot be sent"),
+        (("A", "secret\0"), "cannot be sent"),
+        (("A", "secret\x7f"), "cannot be sent"),
+        (("A", "secret\N{SNOWMAN}"), "cannot be sent"),
+        (("A\r\nB", "secret"), "cannot be sent"),
+        (("A: x", "secret"), "cannot be sent"),
+        (("A ", "secret"), "cannot be sent"),
+        (("", "secret"), "cannot be sent"),
+        (("\xc4", "secret"), "cannot be sent"),
+        (("Content-LENGTH", "secret"), "about the connection"),
+        (("Transfer-Encoding", "secret"), "about the connection"),
+        (("Host", "secret"), "about the connection"),
+        (("Connection", "secret"), "about the connection"),
+        (("Proxy-Authorization", "secret"), "about the connection"),
+        (("Accept-Encoding", "secret"), "about the connection"),
+    ],
+)
+async def test_a_field_that_would_be_more_than_a_field_is_not_sent(field: tuple[str, str], why: str) -> None:
+    async with far(always(HI)) as there:
+        with pytest.raises(LocalProtocolError, match=why) as caught:
+            there.pool.request("GET", URL, (("Ok", "fine"), field))
+        assert "secret" not in str(caught.value)
+        assert there.lines == []
+
+
+@pytest.mark.parametrize("method", ["", "GE T", "GET / HTTP/1.1\r\nA: b\r\n\r\n", "CONNECT"])
+async def test_a_method_that_is_none_is_not_sent(method: str) -> None:
+    async with far(always(HI)) as there:
+        with pytest.raises(LocalProtocolError, match="no method"):
+            there.pool.request(method, URL, ())
+
+
+# What comes back.
+
+
+async def test_a_stream_is_read_as_it_comes() -> None:
+    go_on = trio.Event()
+
+    async def play(line: Line) -> None:
+        await line.request()
+        await line.say(CHUNKED, b"5\r\nfirst\r\n")
+        await go_on.wait()
+        await line.say(b"6\r\nsecond\r\n0\r\n\r\n")
+        await line.request()
+
+    async with far(play) as there:
+        async with there.pool.request("POST", URL, (), b"{}") as reply:
+            assert reply.headers["content-type"] == "text/event-stream"
+            assert await patiently(reply.receive, "the first") == b"first"
+            go_on.set()
+            assert [await reply.receive(), await reply.receive(), await reply.receive()] == [b"second", b"", b""]
+        assert there.open == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "limit", "fits"),
+    [
+        (HI, 2, True),
+        (HI, 1, False),
+        (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", 2, True),
+        (CHUNKED + b"2\r\nhi\r\n1\r\n!", 2, False),
+        (CHUNKED + b"FFFFFFFFFFFF\r\nhi", 2, False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", 1000, False),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi", 2, True),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi!", 2, False),
+        (b"HTTP/1.1 204 OK\r\n\r\n", 0, True),
+    ],
+)
+async def test_a_body_is_read_up_to_a_limit(reply: bytes, limit: int, fits: bool) -> None:
+    async with far(says(reply)) as there, there.pool.request("GET", URL, ()) as answer:
+        if fits:
+            assert await answer.read(limit) in (b"hi", b"")
+        else:
+            with pytest.raises(ReplyTooLong, match=f"{limit} bytes"):
+                await patiently(lambda: answer.read(limit), "the refusal")
+
+
+async def test_a_packed_reply_is_refused_but_its_status_is_there() -> None:
+    packed = HI.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n").replace(b"200", b"401")
+    async with far(always(packed)) as there, there.pool.request("GET", URL, ()) as reply:
+        assert reply.status == 401
+        with pytest.raises(ReplyBroken, match="gzip"):
+            await reply.read(10)
+
+
+async def test_each_step_is_a_checkpoint() -> None:
+    async with far(always(HI)) as there:
+        for _ in range(2):
+            with assert_checkpoints():
+                reply = await (block := there.pool.request("GET", URL, ())).__aenter__()
+            with assert_checkpoints():
+                assert await reply.read(10) == b"hi"
+            for _ in range(2):
+                with assert_checkpoints():
+                    assert await reply.receive() == b""
+            await block.__aexit__(None, None, None)
+        with assert_checkpoints():
+            await there.pool.aclose()
+
+
+async def test_a_reply_is_not_read_after_its_block() -> None:
+    async with far(always(HI)) as there:
+        async with there.pool.request("GET", URL, ()) as reply:
+            await reply.read(10)
+        async with there.pool.request("GET", URL, ()):
+            with pytest.raises(LocalProtocolError, match="over"):
+                await reply.receive()
+
+
+async def test_a_block_is_entered_once_and_what_it_raises_leaves_it() -> None:
+    async with far(always(HI)) as there:
+        block = there.pool.request("GET", URL, ())
+        error = KeyError("mine")
+        with pytest.raises(KeyError) as caught:
+            async with block:
+                raise error
+        assert caught.value is error
+        with pytest.raises(LocalProtocolError, match="once"):
+            await block.__aenter__()
+
+
+# What is kept.
+
+
+async def test_a_connection_is_used_again_the_newest_first(autojump_clock: MockClock) -> None:
+    async with far(always(HI)) as there:
+        async with there.pool.request("GET", URL, ()) as one, there.pool.request("GET", URL, ()) as other:
+            await one.read(10)
+            await other.read(10)
+        for _ in range(3):
+            assert await there.get() == b"hi"
+        # The inner block, of the second connection, ended first.
+        assert [line.asked for line in there.lines] == [4, 1]
+
+
+async def test_no_more_than_eight_connections_idle_and_none_for_longer_than_stated(autojump_clock: MockClock) -> None:
+    async with far(always(HI)) as there:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(12):
+                reply = await stack.enter_async_context(there.pool.request("GET", URL, ()))
+                await reply.read(10)
+            assert there.open == 12
+        assert there.open == 8
+        await trio.sleep(KEPT - 1)
+        await there.get()
+        assert (len(there.lines), there.open) == (12, 8)
+        await trio.sleep(2)
+        await there.get()
+        assert (len(there.lines), there.open) == (12, 1)
+        await trio.sleep(KEPT)
+        await there.get("http://other.test/")
+        assert (len(there.lines), there.open) == (13, 1)
+
+
+async def test_what_idles_is_bounded_over_all_servers_and_one_is_not_used_for_another() -> None:
+    async with far(always(HI)) as there:
+        for number in range(70):
+            await there.get(f"http://mcp.test:{1000 + number}/")
+        assert (len(there.lines), there.open) == (70, 64)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kept"),
+    [
+        (HI, True),
+        (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", True),
+        (CHUNKED + b"2\r\nhi\r\n0\r\n", False),
+        (HI + b"x", False),
+        (HI.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n"), False),
+        (HI.replace(b"1.1", b"1.0"), False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi", False),
+    ],
+)
+async def test_a_connection_is_kept_if_the_reply_was_read_to_its_end(reply: bytes, kept: bool) -> None:
+    async with far(always(reply)) as there:
+        async with there.pool.request("GET", URL, ()) as answer:
+            assert await answer.receive() == b"hi"
+        assert there.open == kept
+        async with there.pool.request("GET", URL, ()):
+            pass
+        assert len(there.lines) == 2 - kept
+
+
+async def test_a_closed_pool_closes_what_idles_and_later_what_was_in_use() -> None:
+    async with far(always(HI)) as there:
+        await there.get("http://idle.test/")
+        async with there.pool.request("GET", URL, ()) as reply:
+            await there.pool.aclose()
+            await there.pool.aclose()
+            assert there.open == 1
+            assert await reply.read(10) == b"hi"
+            with pytest.raises(LocalProtocolError, match="the pool is closed"):
+                there.pool.request("GET", URL, ())
+        assert there.open == 0
+
+
+# What breaks off.
+
+BROKEN = {
+    "it ends before the reply": (b"", "ended before there was a reply"),
+    "it ends in the head": (HI[:20], "in the middle of the head"),
+    "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "no HTTP reply"),
+    "TLS": (b"\x15\x03\x03\0\x02\x02\x32", "https://"),
+}
+
+
+@pytest.mark.parametrize("which", BROKEN)
+async def test_a_reply_that_does_not_come_is_broken_and_may_have_been_acted_on(which: str) -> None:
+    reply, why = BROKEN[which]
+    async with far(says(reply)) as there:
+        with pytest.raises(ReplyBroken, match=f"POST http://mcp.test: .*{why}") as caught:
+            async with there.pool.request("POST", f"{URL}?key=secret", (("A", "secret"),), b"secret"):
+                raise AssertionError
+        assert caught.value.sent
+        assert "secret" not in str(caught.value)
+        assert (len(there.lines), there.open) == (1, 0)
+
+
+@pytest.mark.parametrize("reply", [HI, CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"])
+@pytest.mark.parametrize("make", [wide, narrow])
+async def test_a_reply_cut_anywhere_is_broken_and_the_next_request_goes_through(
+    reply: bytes, make: Callable[[], Pair]
+) -> None:
+    for at in range(len(reply)):
+        async with far(says(reply[:at], reply), make) as there:
+            with pytest.raises(ReplyBroken) as caught:
+                await patiently(there.get, "the end")
+            assert caught.value.sent
+            assert await patiently(there.get, "the next") == b"hi"
+
+
+async def test_a_body_that_is_reset_is_not_whole_even_if_the_connection_was_to_end_it() -> None:
+    class Reset(trio.abc.Stream):
+        parts = (b"HTTP/1.1 200 OK\r\n\r\nhi",)
+        closed = False
+
+        async def send_all(self, data: object) -> None:
+            await trio.lowlevel.checkpoint()
+
+        async def wait_send_all_might_not_block(self) -> None: ...
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes:
+            await trio.lowlevel.checkpoint()
+            if self.parts:
+                part, self.parts = self.parts[0], ()
+                return part
+            raise trio.BrokenResourceError("reset")
+
+        async def aclose(self) -> None:
+            self.closed = True
+            await trio.lowlevel.checkpoint()
+
+    stream = Reset()
+
+    async def connect(host: str, port: int) -> Reset:
+        return stream
+
+    async with HttpPool(limits=Limits(), connect=connect, environ={}) as pool:
+        async with pool.request("GET", URL, ()) as reply:
+            assert await reply.receive() == b"hi"
+            with pytest.raises(ReplyBroken, match="broken off") as caught:
+                await reply.receive()
+        assert isinstance(caught.value.__cause__, trio.BrokenResourceError)
+    assert stream.closed
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_a_request_on_a_kept_connection_is_sent_twice_only_if_that_does_no_harm(replayable: bool) -> None:
+    async def play(line: Line) -> None:
+        await line.request()
+        await line.say(HI)
+        await line.request()
+        if line.number > 1:
+            await line.say(HI)
+
+    async with far(play) as there:
+        await there.get()
+        if replayable:
+            assert await there.get(replayable=True) == b"hi"
+        else:
+            with pytest.raises(ReplyBroken, match="before there was a reply") as caught:
+                await there.get()
+            assert caught.value.sent
+        assert [line.asked for line in there.lines] == ([2, 1] if replayable else [2])
+
+
+async def test_a_request_is_sent_again_where_the_kept_connection_took_nothing_of_it() -> None:
+    async def play(line: Line) -> None:
+        await line.request()
+        await line.say(HI)
+        if line.number > 1:
+            await line.request()
+            await line.say(HI)
+
+    async with far(play) as there:
+        await there.get()
+        await wait_all_tasks_blocked()  # the server has closed it, which a stream of memory does not show
+        async with there.pool.request("POST", URL, (), b"{}") as reply:
+            assert await reply.read(10) == b"hi"
+        assert len(there.lines) == 2
+
+
+@pytest.mark.parametrize("second", [b"H", b"junk"])
+async def test_nothing_is_sent_again_once_a_byte_has_come(second: bytes) -> None:
+    async def play(line: Line) -> None:
+        await line.request()
+        await line.say(HI)
+        await line.request()
+        await line.say(second)
+
+    async with far(play) as there:
+        await there.get()
+        with pytest.raises(ReplyBroken):
+            await there.get(replayable=True)
+        assert len(there.lines) == 1
+
+
+async def test_a_fresh_connection_that_ends_is_not_tried_again() -> None:
+    async with far(says(None)) as there:
+        with pytest.raises(ReplyBroken):
+            await there.get(replayable=True)
+        assert len(there.lines) == 1
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+async def test_a_server_that_does_not_read_is_given_up(autojump_clock: MockClock, size: int) -> None:
+    async def play(line: Line) -> None:
+        await trio.sleep_forever()
+
+    async with far(play, narrow, limits=Limits(write_seconds=5)) as there:
+        start = trio.current_time()
+        with pytest.raises(ReplyBroken, match="not taken all") as caught:
+            async with there.pool.request("POST", URL, (), b"x" * size):
+                raise AssertionError
+        assert trio.current_time() == start + 5 + CLOSING
+        assert not caught.value.sent
+        assert there.open == 0
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_refusal_before_all_was_sent_is_a_reply(autojump_clock: MockClock, closes: bool) -> None:
+    async def play(line: Line) -> None:
+        await line.stream.receive_some()
+        await line.say(b"HTTP/1.1 413 Too large\r\nContent-Length: 2\r\n\r\nno")
+        if not closes:
+            await trio.sleep_forever()
+
+    async with far(play, lambda: pipe_pair(100)) as there:
+        start = trio.current_time()
+        async with there.pool.request("POST", URL, (), b"x" * 200_000) as reply:
+            assert (reply.status, await reply.read(10)) == (413, b"no")
+        assert trio.current_time() == start
+        assert there.open == 0  # half a request is on it
+
+
+# Cancelling.
+
+
+@pytest.mark.parametrize("make", [wide, narrow])
+@pytest.mark.parametrize("kept", [True, False])
+def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable(
+    make: Callable[[], Pair], kept: bool
+) -> None:
+    reply = CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"
+
+    async def scenario(attempt: Attempt) -> None:
+        async with far(always(reply), make) as there:
+            if kept:
+                await there.get()
+            whole = False
+            with attempt.window():
+                async with there.pool.request("POST", URL, (), b"{}") as answer:
+                    assert await answer.read(10) == b"hi"
+                    whole = True
+                    await trio.lowlevel.checkpoint()
+            idle, opened = there.open, len(there.lines)
+            assert idle == whole
+            assert await there.get() == b"hi"
+            assert (there.open, len(there.lines)) == (1, opened + 1 - idle)
+
+    assert cancel_everywhere(scenario, watch=anything) > 8
+
+
+def test_a_pool_that_is_closed_while_cancelled_closes_all() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async with far(always(HI)) as there:
+            for port in range(4):
+                await there.get(f"http://mcp.test:{1000 + port}/")
+            with attempt.window():
+                await there.pool.aclose()
+            assert there.open == 0
+
+    assert cancel_everywhere(scenario, watch="the scenario") > 1
+
+
+# Over sockets.
+
+
+async def _loopback(nursery: trio.Nursery, play: Callable[[trio.SocketStream], Awaitable[None]]) -> int:
+    listeners = await nursery.start(trio.serve_tcp, play, 0)
+    port: int = next(each.socket.getsockname()[1] for each in listeners)
+    return port
+
+
+@pytest.mark.parametrize("last", [b"", b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n"])
+async def test_a_connection_on_which_something_came_meanwhile_is_not_used_again(last: bytes) -> None:
+    asked = []
+    gone = trio.Event()
+
+    async def play(stream: trio.SocketStream) -> None:
+        async with stream:
+            first = not asked
+            asked.append(await stream.receive_some())
+            await stream.send_all(HI)
+            if first:
+                await stream.send_all(last or b"")
+            else:
+                await stream.receive_some()
+        gone.set()
+
+    async with open_nursery() as nursery:
+        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        async with HttpPool(limits=Limits(), environ={}) as pool:
+            async with pool.request("POST", url, ()) as reply:
+                assert await reply.receive() == b"hi"
+                await gone.wait()
+            async with pool.request("POST", url, ()) as reply:
+                assert await reply.read(10) == b"hi"
+    assert len(asked) == 2
+
+
+async def test_a_reset_ends_a_reply_at_once() -> None:
+    async def play(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1)
+        await stream.send_all(CHUNKED)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.socket.close()
+
+    async with open_nursery() as nursery:
+        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        async with HttpPool(limits=Limits(), environ={}) as pool:
+            with pytest.raises(ReplyBroken) as caught:
+                async with pool.request("POST", url, (), b"{}") as reply:
+                    await reply.read(10)
+            assert caught.value.sent
+
+
+async def test_an_mcp_server_of_ours_is_called_over_and_over_on_one_connection() -> None:
+    server = Server("served")
+
+    @server.tool
+    def echo(text: str) -> str:
+        return text
+
+    body = (
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hi"},"_meta":'
+        b'{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},'
+        b'"io.modelcontextprotocol/clientInfo":{"name":"a","version":"1"}}}}'
+    )
+    fields = (
+        ("Content-Type", "application/json"),
+        ("Accept", "application/json, text/event-stream"),
+        ("MCP-Protocol-Version", "2026-07-28"),
+        ("Mcp-Method", "tools/call"),
+        ("Mcp-Name", "echo"),
+    )
+    opened = []
+    async with listening(server, allowed_hosts=["127.0.0.1"]) as web:
+
+        async def connect(host: str, port: int) -> trio.abc.Stream:
+            opened.append(port)
+            return await web.connect()
+
+        async with HttpPool(limits=Limits(), connect=connect, environ={}) as pool:
+            for _ in range(20):
+                async with pool.request("POST", "http://127.0.0.1:3000/mcp", fields, body) as reply:
+                    assert (reply.status, b'"hi"' in await reply.read(10_000)) == (200, True)
+    assert opened == [3000]

@@ -1,0 +1,476 @@
+"""The way to an HTTP server: URLs, proxies, CONNECT and TLS, and what is said where there is none."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trustme
+from trio.testing import MockClock
+
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere, wide
+from trio_mcp import Limits, LocalProtocolError, McpError
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_pool import HttpPool
+from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, Origin, Proxies, locate
+
+HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+
+# URLs.
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "target"),
+    [
+        ("http://a.test", "http://a.test", "/"),
+        ("HTTPS://A.test:443/B?c=d#e", "https://a.test", "/B?c=d"),
+        ("https://a.test:80/", "https://a.test:80", "/"),
+        ("http://[2001:DB8::1]:8080/mcp", "http://[2001:db8::1]:8080", "/mcp"),
+        ("http://[::1]", "http://[::1]", "/"),
+        ("http://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.test/\xfc?\xfc", "http://xn--bcher-kva.test",
+         "/%C3%BC?%C3%BC"),
+        ("http://fa\N{LATIN SMALL LETTER SHARP S}.test", "http://xn--fa-hia.test", "/"),
+        ("http://a_b.test./a%2Fb//c", "http://a_b.test.", "/a%2Fb//c"),
+        ("http://a.test/\"<>\\^`{|}", "http://a.test", "/%22%3C%3E%5C%5E%60%7B%7C%7D"),
+    ],
+)  # fmt: skip
+def test_a_url_says_whom_to_ask_for_what(url: str, origin: str, target: str) -> None:
+    where, what = locate(url)
+    assert (str(where), what) == (origin, target)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "not understood"),
+        ("secret", "not understood"),
+        ("ftp://secret.test/", "not understood"),
+        ("ws://secret.test/", "not understood"),
+        ("http:///secret", "not understood"),
+        ("http://secret.test:0/", "not understood"),
+        ("http://secret.test:65536/", "not understood"),
+        ("http://secret.test:secret/", "not understood"),
+        ("http://[secret]/", "not understood"),
+        ("http://[fe80::1%25secret]/", "not understood"),
+        ("http://[::1/secret", "not understood"),
+        ("http://sec\\ret.test/secret", "not understood"),
+        ("http://.secret.test/", "not understood"),
+        ("http://" + 64 * "x" + ".secret/", "not understood"),
+        ("http://secret.\N{SNOWMAN}\N{COMBINING ACUTE ACCENT}-.test/", "not understood"),
+        ("http://a.test/secret\ud800", "not understood"),
+        ("http://secret@a.test/", "user or a password"),
+        ("http://user:secret@a.test/", "user or a password"),
+        ("http://a.test/secret\r\nA: b", "white space"),
+        ("http://a.test/secret x", "white space"),
+        ("http://a.test/?secret\0", "white space"),
+        (" http://a.test/secret", "white space"),
+    ],
+)
+def test_what_is_no_url_is_refused_without_being_repeated(url: str, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why) as caught:
+        locate(url)
+    assert "secret" not in str(caught.value)
+
+
+# Which proxy.
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "proxy"),
+    [
+        ({}, "https://a.test", None),
+        ({"HTTPS_PROXY": "http://p.test:3128"}, "https://a.test", "p.test:3128 (HTTPS_PROXY)"),
+        ({"HTTPS_PROXY": "http://p.test:3128"}, "http://a.test", None),
+        ({"https_proxy": "p.test"}, "https://a.test", "p.test:80 (https_proxy)"),
+        ({"https_proxy": "https://p.test/"}, "https://a.test", "p.test:443 (https_proxy)"),
+        ({"https_proxy": "low.test", "HTTPS_PROXY": "up.test"}, "https://a.test", "low.test:80 (https_proxy)"),
+        ({"https_proxy": "", "HTTPS_PROXY": "up.test"}, "https://a.test", "up.test:80 (HTTPS_PROXY)"),
+        ({"HTTP_PROXY": "p.test:1"}, "http://a.test", "p.test:1 (HTTP_PROXY)"),
+        ({"HTTP_PROXY": "p.test:1", "REQUEST_METHOD": "GET"}, "http://a.test", None),
+        ({"http_proxy": "p.test:1", "REQUEST_METHOD": "GET"}, "http://a.test", "p.test:1 (http_proxy)"),
+        ({"ALL_PROXY": "p.test:1"}, "http://a.test", "p.test:1 (ALL_PROXY)"),
+        ({"ALL_PROXY": "p.test:1", "HTTPS_PROXY": "q.test:1"}, "https://a.test", "q.test:1 (HTTPS_PROXY)"),
+        ({"ALL_PROXY": "http://[::2]:1"}, "http://a.test", "[::2]:1 (ALL_PROXY)"),
+    ],
+)
+def test_the_environment_names_a_proxy(environ: dict[str, str], url: str, proxy: str | None) -> None:
+    found = Proxies(environ).between(locate(url)[0])
+    assert (found and str(found)) == (proxy and f"the proxy {proxy}")
+
+
+@pytest.mark.parametrize(
+    ("rules", "host", "direct"),
+    [
+        ("a.test", "a.test", True),
+        ("A.test", "b.a.test", True),
+        (".a.test", "b.a.test", True),
+        ("*.a.test", "b.a.test.", True),
+        ("a.test", "ba.test", False),
+        ("x, a.test ,y", "a.test", True),
+        ("a.test:80", "a.test", True),
+        ("a.test:81", "a.test", False),
+        ("*", "a.test", True),
+        (",", "a.test", False),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("2.3", "10.1.2.3", False),
+        ("[2001:db8::1]", "2001:db8::1", True),
+        ("2001:db8::/32", "2001:db8::1", True),
+        ("[2001:db8::1]:81", "2001:db8::1", False),
+        ("", "localhost", True),
+        ("", "127.0.0.9", True),
+        ("", "::1", True),
+        ("", "localhost.test", False),
+    ],
+)
+def test_some_servers_are_asked_directly(rules: str, host: str, direct: bool) -> None:
+    proxies = Proxies({"ALL_PROXY": "http://p.test", "no_proxy": rules})
+    assert (proxies.between(Origin("http", host, 80)) is None) == direct
+
+
+@pytest.mark.parametrize(
+    "value", ["socks5://u:secret@p.test", "http://u:secret@", "http://u:secret@p.test:x", "http://secret@["]
+)
+async def test_a_proxy_that_cannot_be_used_is_said_to_be_none_without_its_password(value: str) -> None:
+    async with HttpPool(limits=Limits(), environ={"HTTPS_PROXY": value}) as pool:
+        with pytest.raises(ConnectionFailed, match=r"^HTTPS_PROXY .*NO_PROXY") as caught:
+            pool.request("GET", "https://a.test", ())
+        assert "secret" not in str(caught.value)
+
+
+def test_credentials_for_a_proxy_are_in_nobodys_repr() -> None:
+    proxy = Proxies({"ALL_PROXY": "http://us%65r:s%40c:r@et@p.test"}).between(Origin("http", "a.test", 80))
+    assert proxy is not None
+    assert proxy.fields == "Proxy-Authorization: Basic dXNlcjpzQGM6ckBldA==\r\n"  # user:s@c:r@et
+    assert "dXNlcj" not in repr(proxy)
+    assert proxy.origin == Origin("http", "p.test", 80)
+
+
+# Connections.
+
+Handler = Callable[[trio.abc.Stream], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+async def hi(stream: trio.abc.Stream) -> None:
+    """Answers one request after the other."""
+    async with stream:
+        while (data := await stream.receive_some()) and data.endswith(b"\r\n\r\n"):
+            await stream.send_all(HI)
+
+
+@asynccontextmanager
+async def listening(handler: Handler, authority: trustme.CA | None = None, name: str = "a.test") -> AsyncIterator[int]:
+    """Serves on loopback, with a certificate for `name` if there is an authority; the block gets the port."""
+    context: ssl.SSLContext | None = None
+    if authority is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        authority.issue_cert(name).configure_cert(context)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        try:
+            await handler(trio.SSLStream(stream, context, server_side=True) if context is not None else stream)
+        except trio.BrokenResourceError:
+            await trio.aclose_forcefully(stream)
+
+    async with open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, serve, 0)
+        yield next(each.socket.getsockname()[1] for each in listeners if each.socket.family == socket.AF_INET)
+
+
+def to(port: int) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:
+    """For `connect=`: whatever the name is, it is here."""
+
+    async def connect(host: str, _: int) -> trio.abc.Stream:
+        return await trio.open_tcp_stream("127.0.0.1", port)
+
+    return connect
+
+
+async def fetch(url: str, times: int = 1, **options: Any) -> list[bytes]:
+    async with HttpPool(**{"limits": Limits(), "environ": {}, **options}) as pool:
+        bodies = []
+        for _ in range(times):
+            async with pool.request("GET", url, ()) as reply:
+                bodies.append(await reply.read(100))
+        return bodies
+
+
+async def test_https_is_spoken_and_its_connections_are_kept(authority: trustme.CA, trusting: ssl.SSLContext) -> None:
+    spoken = []
+
+    async def handler(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SSLStream)
+        await stream.do_handshake()
+        spoken.append(stream.selected_alpn_protocol())
+        await hi(stream)
+
+    trusting.set_alpn_protocols(["http/1.1"])
+    async with listening(handler, authority) as port:
+        assert await fetch("https://a.test./", 5, ssl_context=trusting, connect=to(port)) == [b"hi"] * 5
+    assert spoken == ["http/1.1"]
+
+
+async def test_without_a_context_the_system_is_trusted(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    spoken = []
+
+    async def handler(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SSLStream)
+        await stream.do_handshake()
+        spoken.append(stream.selected_alpn_protocol())
+        await hi(stream)
+
+    async with listening(handler, authority) as port:
+        assert await fetch("https://a.test/", connect=to(port)) == [b"hi"]
+    assert spoken == ["http/1.1"]
+
+
+async def test_a_certificate_that_is_not_good_is_refused_with_the_reason(
+    authority: trustme.CA, trusting: ssl.SSLContext
+) -> None:
+    async with listening(hi, authority, "b.test") as port:
+        for context, why in [(trusting, "[Hh]ostname mismatch.*a.test"), (None, "unable to get local issuer")]:
+            with pytest.raises(ConnectionFailed, match=f"a.test:443 was refused: .*{why}.*ssl_context=") as caught:
+                await fetch("https://a.test/", ssl_context=context, connect=to(port))
+            assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
+
+
+async def test_what_does_not_speak_tls_is_said_not_to(trusting: ssl.SSLContext) -> None:
+    async def plain(stream: trio.abc.Stream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def silent(stream: trio.abc.Stream) -> None:
+        await stream.aclose()
+
+    for handler, why in [(plain, "does not speak TLS"), (silent, "broke the connection in the TLS handshake")]:
+        async with listening(handler) as port:
+            with pytest.raises(ConnectionFailed, match=f"^a.test:443 {why}"):
+                await fetch("https://a.test/", ssl_context=trusting, connect=to(port))
+
+
+async def test_nobody_there_is_one_error_with_the_systems_own_beneath() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        port = unused.getsockname()[1]
+        with pytest.raises(ConnectionFailed, match=f"^no connection to 127.0.0.1:{port}: nobody listens") as caught:
+            await fetch(f"http://127.0.0.1:{port}/")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert isinstance(caught.value, McpError)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "the name is not known"),
+        (OSError("all attempts failed"), "all attempts failed"),
+        (OSError(113, "No route to host"), "No route to host"),
+    ],
+)
+async def test_no_connection_is_said_to_be_none_and_why(error: OSError, why: str) -> None:
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        raise error
+
+    with pytest.raises(ConnectionFailed, match=f"^no connection to a.test:80: {why}") as caught:
+        await fetch("http://a.test/", connect=connect)
+    assert caught.value.__cause__ is error
+
+
+async def test_every_address_is_heard_of_once() -> None:
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        reasons = [OSError(113, "No route"), OSError(113, "No route"), OSError(111, "Connection refused")]
+        raise OSError("all attempts to connect failed") from ExceptionGroup("several", reasons)
+
+    with pytest.raises(ConnectionFailed, match=r"a.test:80: No route, Connection refused$"):
+        await fetch("http://a.test/", connect=connect)
+
+
+@pytest.mark.parametrize("url", ["http://a.test/", "https://a.test/", "https://b.test/"])
+async def test_a_connection_stands_within_a_stated_time_or_not_at_all(url: str, autojump_clock: MockClock) -> None:
+    """The name, the TLS handshake, and the proxy, that do not answer."""
+    opened = []
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        if url.startswith("http:"):
+            await trio.sleep_forever()
+        ours, theirs = wide()
+        opened.append((ours, theirs))
+        return ours
+
+    start = trio.current_time()
+    with pytest.raises(ConnectionFailed, match=r"within 30 seconds"):
+        await fetch(url, connect=connect, environ={"HTTPS_PROXY": "p.test:1", "NO_PROXY": "a.test"})
+    assert trio.current_time() == start + CONNECTING
+    assert all(theirs._into.no_sender for _, theirs in opened)
+
+
+# Through a proxy.
+
+
+class Between:
+    """A proxy on loopback: it knows only this one server, which listens at `port`.  `heads` are what it was asked."""
+
+    def __init__(self, port: int, reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n") -> None:
+        self.port = port
+        self.reply = reply
+        self.heads: list[bytes] = []
+
+    async def __call__(self, stream: trio.abc.Stream) -> None:
+        async with stream:
+            data = b""
+            while not data.endswith(b"\r\n\r\n"):
+                data += (more := await stream.receive_some())
+                if not more:
+                    return
+            self.heads.append(data)
+            if not data.startswith(b"CONNECT"):
+                await stream.send_all(HI)
+                return
+            await stream.send_all(self.reply)
+            if b" 200 " in self.reply:
+                server = await trio.open_tcp_stream("127.0.0.1", self.port)
+                async with server, open_nursery() as nursery:
+                    nursery.start_soon(self._pass_on, server, stream)
+                    await self._pass_on(stream, server)
+
+    async def _pass_on(self, one: trio.abc.Stream, other: trio.abc.Stream) -> None:
+        try:
+            while data := await one.receive_some():
+                await other.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["http", "https"])
+async def test_https_goes_through_a_tunnel(kind: str, authority: trustme.CA, trusting: ssl.SSLContext) -> None:
+    async with listening(hi, authority, "a.test") as port:
+        between = Between(port)
+        secured = authority if kind == "https" else None
+        async with listening(between, secured, "127.0.0.1") as proxy:
+            environ = {"HTTPS_PROXY": f"{kind}://user:secret@127.0.0.1:{proxy}"}
+            assert await fetch("https://a.test/?secret", 3, ssl_context=trusting, environ=environ) == [b"hi"] * 3
+    assert between.heads == [
+        b"CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\nProxy-Authorization: Basic dXNlcjpzZWNyZXQ=\r\n\r\n"
+    ]
+
+
+async def test_plain_http_names_the_server_to_the_proxy() -> None:
+    between = Between(0)
+    async with listening(between) as proxy:
+        environ = {"HTTP_PROXY": f"http://user:secret@127.0.0.1:{proxy}"}
+        assert await fetch("http://a.test/mcp?b", environ=environ) == [b"hi"]
+    assert between.heads == [
+        b"GET http://a.test/mcp?b HTTP/1.1\r\nHost: a.test\r\nAccept-Encoding: identity\r\n"
+        b"Proxy-Authorization: Basic dXNlcjpzZWNyZXQ=\r\n\r\n"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (b"HTTP/1.1 407 Who\r\nContent-Length: 6\r\n\r\nsecret", r"wants other credentials \(407\)"),
+        (b"HTTP/1.1 503 No\r\n\r\nsecret", "gave no way to a.test:443, but 503; .*NO_PROXY"),
+        (b"secret\r\n\r\n", "no HTTP reply; is it a proxy"),
+        (b"HTTP/1.1 ", "ended in the middle.*is it a proxy"),
+        (b"", "ended before there was a reply"),
+        (b"HTTP/1.1 201 Ok\r\n\r\nsecret", "something of its own"),
+    ],
+)
+async def test_a_proxy_that_gives_no_way_is_named_and_so_is_what_to_do(reply: bytes, why: str) -> None:
+    async with listening(Between(0, reply)) as port:
+        environ = {"https_proxy": f"http://user:secret@127.0.0.1:{port}"}
+        with pytest.raises(ConnectionFailed, match=rf"^the proxy 127.0.0.1:{port} \(https_proxy\) .*{why}") as caught:
+            await fetch("https://a.test/secret", environ=environ)
+        assert "secret" not in str(caught.value)
+
+
+async def test_a_proxy_that_is_not_there_is_said_to_be_the_one_who_is_not() -> None:
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    with pytest.raises(ConnectionFailed, match=r"no connection to the proxy p.test:80 \(ALL_PROXY\): nobody listens"):
+        await fetch("http://a.test/", connect=connect, environ={"ALL_PROXY": "p.test"})
+
+
+async def test_a_connection_through_one_proxy_is_not_used_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        opened.append(host)
+        return await trio.open_tcp_stream("127.0.0.1", here)
+
+    environ = {"HTTP_PROXY": "p.test", "NO_PROXY": "b.test"}
+    async with listening(hi) as here, HttpPool(limits=Limits(), connect=connect, environ=environ) as pool:
+        for host in ("a.test", "b.test", "p.test", "a.test", "b.test"):
+            async with pool.request("GET", f"http://{host}/", ()) as reply:
+                await reply.read(10)
+    assert opened == ["p.test", "b.test", "p.test"]
+
+
+# Cancelling.
+
+
+def test_cancelling_in_the_middle_of_tls_or_a_proxy_leaves_no_connection_open(
+    authority: trustme.CA, trusting: ssl.SSLContext
+) -> None:
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("a.test").configure_cert(served)
+
+    async def scenario(attempt: Attempt) -> None:
+        async def proxy(stream: trio.abc.Stream) -> None:
+            try:
+                data = b""
+                while not data.endswith(b"\r\n\r\n"):
+                    data += await stream.receive_some()
+                await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
+                await hi(trio.SSLStream(stream, served, server_side=True))
+            except trio.BrokenResourceError:
+                pass
+
+        ends = []
+
+        async with open_nursery() as nursery:
+
+            async def connect(host: str, port: int) -> trio.abc.Stream:
+                await trio.lowlevel.checkpoint()
+                ours, theirs = wide()
+                ends.append(ours)
+                nursery.start_soon(proxy, theirs)
+                return ours
+
+            environ = {"ALL_PROXY": "p.test"}
+            pool = HttpPool(ssl_context=trusting, limits=Limits(), connect=connect, environ=environ)
+            async with pool:
+                with attempt.window():
+                    async with pool.request("GET", "https://a.test", ()) as reply:
+                        assert await reply.read(10) == b"hi"
+                open_now = sum(not each._out.no_sender for each in ends)
+                assert open_now == (not attempt.scope.cancelled_caught)
+                async with pool.request("GET", "https://a.test", ()) as reply:
+                    assert await reply.read(10) == b"hi"
+            assert all(each._out.no_sender for each in ends)
+
+    assert cancel_everywhere(scenario, watch=anything) > 8

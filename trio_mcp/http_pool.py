@@ -1,0 +1,395 @@
+"""An HTTP/1.1 client: requests, their replies, and the connections that are kept between them.
+
+    async with HttpPool(limits=Limits()) as pool:
+        async with pool.request("POST", "http://127.0.0.1:3000/mcp", fields, body) as reply:
+            if reply.status == 200:
+                data = await reply.read(limits.message_bytes)
+
+What a status means is for the caller: nothing is followed, authorised or unpacked here.  A request has a connection to
+itself until the end of its block, and there is no task behind any of it, so whatever goes wrong is raised where
+somebody waits, as itself.  There is no limit to the connections in use.
+
+A connection is kept if the reply was read to its end and both sides want it.  The server may close it at any time, and
+what was sent at that moment may have been read or not.  So a connection on which anything has come is not used again;
+and a request whose connection ended before a single byte of a reply goes out a second time, on a fresh one, only if the
+caller says that twice is as good as once, or if not all of it had been sent (RFC 9110, 9.2.2).
+
+How long a reply takes is for the caller to bound, with a cancel scope; leaving the block for it closes the connection
+at once.  The rest is bounded here: `CONNECTING` seconds for a connection, `Limits.write_seconds` for a server that does
+not read, `KEPT` seconds for a connection that idles.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import NamedTuple
+
+import trio
+
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_proxy import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
+from trio_mcp.http_replies import ReplyHead, ReplyReader
+from trio_mcp.outbox import CLOSING, GONE
+
+__all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
+
+KEPT = 75.0
+"""Seconds for which a connection is kept without a request.  Servers close theirs after 5 to 75 as a rule."""
+
+_IDLE_EACH = 8  # kept for one origin: more are open only while as many calls run at once
+_IDLE_IN_ALL = 64  # kept for all of them; one costs a file descriptor, and with TLS some tens of KiB
+_PIECE = 64 * 1024  # bytes that one write must get on with: what fits into the buffers of most systems
+
+
+class ReplyBroken(McpError):
+    """There is no reply, or not all of it: the connection ended, or what came is not HTTP.
+
+    `sent` tells whether the server may have acted on the request.
+    """
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class ReplyTooLong(McpError):
+    """The body of a reply is longer than its reader allows."""
+
+
+class _Route(NamedTuple):
+    """What a connection is good for."""
+
+    origin: Origin
+    proxy: Proxy | None
+
+
+class _Request(NamedTuple):
+    name: str  # for messages of ours
+    head: bytes
+    body: bytes
+    bodiless: bool  # the reply is, whatever it says
+    replayable: bool
+
+
+class HttpPool(trio.abc.AsyncResource):
+    """Connections to any number of servers.
+
+    `ssl_context` is for https, and should offer ``http/1.1`` by ALPN; without one the system's certificates are
+    trusted.  `connect` opens what would be a TCP connection.  `environ` is where proxies are named (see `http_proxy`).
+    """
+
+    def __init__(
+        self,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        limits: Limits,
+        connect: Connect | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._ssl_context = ssl_context
+        self._limits = limits
+        self._connect: Connect = connect or trio.open_tcp_stream
+        self._proxies = Proxies(environ)
+        self._idle: list[_Connection] = []  # by the time of their last use
+        self._closed = False
+
+    def request(
+        self, method: str, url: str, fields: Fields, body: bytes = b"", *, replayable: bool = False
+    ) -> AbstractAsyncContextManager[HttpReply]:
+        """Send a request on entering, and give its reply once the head of it is there.
+
+        The fields that carry the request (Host, Content-Length and so on) are added here.  `replayable` allows it to be
+        sent twice.  Raises `LocalProtocolError` for what cannot be sent, and `ConnectionFailed` for a proxy that cannot
+        be used, at once; on entering, `ConnectionFailed` and `ReplyBroken`.  May be cancelled at any time: the
+        connection is closed then.
+        """
+        if self._closed:
+            raise LocalProtocolError("the pool is closed; make requests before that")
+        origin, target = locate(url)
+        proxy = self._proxies.between(origin)
+        extra = ""
+        if proxy is not None and origin.scheme == "http":
+            target, extra = f"{origin}{target}", proxy.fields  # RFC 9112, 3.2.2: the absolute form
+        if body or method in ("POST", "PUT", "PATCH"):
+            extra += f"Content-Length: {len(body)}\r\n"
+        head = _head(method, target, origin.authority, fields, extra)
+        request = _Request(f"{method} {origin}", head, body, method == "HEAD", replayable)
+        return _Exchange(self, _Route(origin, proxy), request)
+
+    async def aclose(self) -> None:
+        """Close what idles.  A connection in use ends with its own block."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().close()
+        await trio.lowlevel.checkpoint()
+
+    async def _kept(self, route: _Route) -> _Connection | None:
+        """A connection that was used before, the one used last first: it is the least likely to be closed."""
+        await self._sweep()
+        while True:
+            link = next((each for each in reversed(self._idle) if each.route == route), None)
+            if link is None:
+                return None
+            self._idle.remove(link)
+            if link.quiet():
+                return link
+            await link.close()
+
+    async def _keep(self, link: _Connection) -> None:
+        if self._closed:
+            await link.close()
+            return
+        link.since = trio.current_time()
+        self._idle.append(link)
+        same = [each for each in self._idle if each.route == link.route]
+        if len(same) > _IDLE_EACH or len(self._idle) > _IDLE_IN_ALL:
+            oldest = same[0] if len(same) > _IDLE_EACH else self._idle[0]
+            self._idle.remove(oldest)
+            await oldest.close()
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Close what has idled for too long."""
+        before = trio.current_time() - KEPT
+        while self._idle and self._idle[0].since <= before:
+            await self._idle.pop(0).close()
+
+    async def _fresh(self, route: _Route) -> _Connection:
+        stream = await dial(*route, connect=self._connect, context=self._context, limits=self._limits)
+        return _Connection(stream, route, self._limits)
+
+    def _context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()  # reads a hundred certificates: not before there is need
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
+        return self._ssl_context
+
+
+# The head of a request.
+
+# These say where a request ends and what becomes of the connection, or ask for what is not done here.
+_OURS = frozenset(
+    {
+        *("host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade"),
+        *("expect", "accept-encoding", "proxy-authorization", "proxy-connection"),
+    }
+)
+_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_METHOD = re.compile(_TOKEN)
+_FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
+
+
+def _head(method: str, target: str, authority: str, fields: Fields, extra: str) -> bytes:
+    if _METHOD.fullmatch(method) is None or method == "CONNECT":
+        raise LocalProtocolError(f"{shown(method)} is no method that can be used here")
+    lines = []
+    for name, value in fields:
+        line = f"{name}: {value}"
+        # The name in the line must be all of the name: one with a colon in it would be a field of its own.
+        if (match := _FIELD.fullmatch(line)) is None or match[1] != name:
+            raise LocalProtocolError(
+                f"the field {shown(name)} cannot be sent: a name is a token, a value has characters of Latin-1, and "
+                "neither has line breaks or other control characters"
+            )
+        if name.lower() in _OURS:
+            raise LocalProtocolError(f"the field {name} is not the caller's to set: it is about the connection")
+        lines.append(line)
+    # Without Accept-Encoding any coding would do (RFC 9110, 12.5.3).
+    first = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept-Encoding: identity\r\n{extra}"
+    return (first + "".join([f"{line}\r\n" for line in lines]) + "\r\n").encode("latin-1")
+
+
+# One request.
+
+
+class _Exchange(AbstractAsyncContextManager["HttpReply"]):
+    """The block of one request."""
+
+    __slots__ = ("_link", "_pool", "_reply", "_request", "_route")
+
+    def __init__(self, pool: HttpPool, route: _Route, request: _Request) -> None:
+        self._pool = pool
+        self._route = route
+        self._request = request
+        self._link: _Connection | None = None
+        self._reply: HttpReply | None = None
+
+    async def __aenter__(self) -> HttpReply:
+        if self._link is not None:
+            raise LocalProtocolError("a request is sent once; make another")
+        link = await self._pool._kept(self._route)
+        if link is not None and (head := await self._ask(link, again=True)) is not None:
+            return self._begin(link, head)
+        link = await self._pool._fresh(self._route)
+        head = await self._ask(link, again=False)
+        assert head is not None
+        return self._begin(link, head)
+
+    def _begin(self, link: _Connection, head: ReplyHead) -> HttpReply:
+        self._link = link
+        self._reply = HttpReply(self._request.name, head, link)
+        return self._reply
+
+    async def _ask(self, link: _Connection, *, again: bool) -> ReplyHead | None:
+        """The head of the reply; None if the request can be sent on another connection."""
+        request = self._request
+        try:
+            return await link.ask(request)
+        except RemoteProtocolError as error:
+            await link.close()
+            began = link.reader.began
+            if again and not began and (request.replayable or not link.written):
+                return None
+            raise ReplyBroken(f"{request.name}: {error}", sent=link.written or began) from error.__cause__
+        except BaseException:
+            await link.close()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._link is not None
+        assert self._reply is not None
+        self._reply._over = True
+        if self._link.written and self._link.reader.reusable:
+            await self._pool._keep(self._link)
+        else:
+            await self._link.close()
+
+
+class HttpReply:
+    """What the server answered.  It is read inside the block of its request, by one task."""
+
+    __slots__ = ("_link", "_name", "_over", "headers", "status")
+
+    def __init__(self, name: str, head: ReplyHead, link: _Connection) -> None:
+        self.status, self.headers = head
+        self._name = name
+        self._link = link
+        self._over = False
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body.  Raises as `receive`, and `ReplyTooLong` once it is known to have more bytes than this."""
+        reader = self._link.reader
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if size + reader.length > limit:
+                raise ReplyTooLong(f"{self._name}: the reply is too long; {limit} bytes are allowed")
+            parts.append(await self.receive())
+            size += len(parts[-1])
+            if reader.done and size <= limit:
+                return b"".join(parts)
+
+    async def receive(self) -> bytes:
+        """What comes next of the body; nothing at its end.
+
+        Raises `ReplyBroken` if it breaks off.  May be cancelled; nothing is lost by that inside the block.
+        """
+        if self._over:
+            raise LocalProtocolError("the reply is over with the block of its request; read it there")
+        reader = self._link.reader
+        if reader.ready:
+            await trio.lowlevel.checkpoint()
+        try:
+            self._check_coding()
+            while not (data := reader.body()) and not reader.done:
+                reader.feed(await self._link.receive())
+        except RemoteProtocolError as error:
+            raise ReplyBroken(f"{self._name}: {error}", sent=True) from error.__cause__
+        return data
+
+    def _check_coding(self) -> None:
+        coding = self.headers.get("Content-Encoding", "identity")
+        if coding.lower() not in ("identity", "") and not self._link.reader.done:
+            raise RemoteProtocolError(f"the reply came packed as {shown(coding)}, though only identity was asked for")
+
+
+class _Connection:
+    """One connection, and on it one request at a time."""
+
+    __slots__ = ("_limits", "_stream", "reader", "route", "since", "written")
+
+    def __init__(self, stream: trio.abc.Stream, route: _Route, limits: Limits) -> None:
+        self._stream = stream
+        self._limits = limits
+        self.route = route
+        self.since = math.inf
+        self.reader = ReplyReader(limits)
+        self.written = False
+
+    def quiet(self) -> bool:
+        """Whether nothing has come: the server has neither closed it nor said anything.
+
+        A stream of another kind than TCP and TLS cannot be asked, and then the request finds out.  A late session
+        ticket of TLS costs a connection, and no more.
+        """
+        stream = self._stream
+        while isinstance(stream, trio.SSLStream):
+            stream = stream.transport_stream
+        return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
+
+    async def ask(self, request: _Request) -> ReplyHead:
+        """Send it, and give the head of the reply.  Raises `RemoteProtocolError` if there is none."""
+        self.reader = ReplyReader(self._limits, bodiless=request.bodiless)
+        self.written = False
+        if len(request.body) <= _PIECE:
+            await self._write(request.head + request.body)
+            if self.written:
+                return await self._head()
+            with trio.move_on_after(CLOSING):
+                return await self._head()
+            raise RemoteProtocolError(_NOT_TAKEN)
+        # A server may refuse what is long before all of it has come, and read no more.
+        async with open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(self._write_long, request, scope)
+                return await self._head()
+        raise RemoteProtocolError(_NOT_TAKEN)
+
+    async def _write_long(self, request: _Request, reading: trio.CancelScope) -> None:
+        body = memoryview(request.body)
+        await self._write(request.head, *(body[start : start + _PIECE] for start in range(0, len(body), _PIECE)))
+        if not self.written:
+            reading.deadline = trio.current_time() + CLOSING
+
+    async def _write(self, *parts: bytes | memoryview) -> None:
+        """Send all of it, unless the server does not take it.  There may be a reply all the same, such as 413, but
+        that has come by then, so that it need not be awaited for longer than `CLOSING` seconds."""
+        for part in parts:
+            with trio.move_on_after(self._limits.write_seconds) as scope:
+                try:
+                    await self._stream.send_all(part)
+                except GONE:
+                    return
+            if scope.cancelled_caught:
+                return
+        self.written = True
+
+    async def _head(self) -> ReplyHead:
+        while (head := self.reader.head()) is None:
+            self.reader.feed(await self.receive())
+        return head
+
+    async def receive(self) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some())
+        except GONE as error:
+            raise RemoteProtocolError("the connection was broken off") from error
+
+    async def close(self) -> None:
+        """Close it at once, also when cancelled: whoever closes several must get to the last."""
+        with trio.CancelScope(shield=True, deadline=-math.inf):
+            await self._stream.aclose()
+
+
+_NOT_TAKEN = "the server has not taken all of the request, and gave no reply"

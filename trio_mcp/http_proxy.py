@@ -1,0 +1,310 @@
+"""The way to an HTTP server: what a URL says, which proxy stands in between, TCP, CONNECT and TLS.
+
+`locate` takes a URL apart, `Proxies` reads the environment, and `dial` gives a stream on which the server, or for plain
+HTTP its proxy, takes requests.
+
+The environment is read as most programs do: HTTPS_PROXY and HTTP_PROXY by the scheme of the URL, else ALL_PROXY, each
+in lower case first; NO_PROXY lists names (with all that ends with them), addresses and networks, each perhaps with a
+port, or ``*``.  What surprises: our own machine (localhost, 127.0.0.1, ::1) is never asked for through a proxy, which
+would look for it on its own; and where REQUEST_METHOD is set, HTTP_PROXY is not read, since to CGI it is a header of
+the client.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+from typing import TypeAlias
+from urllib.parse import quote, unquote, urlsplit
+
+import attrs
+import idna  # by which Trio looks up names
+import trio
+
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.http_replies import ReplyReader
+from trio_mcp.outbox import GONE
+
+__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "locate"]
+
+CONNECTING = 30.0
+"""Seconds after which a connection must stand: TCP, the proxy and TLS together.  A handshake over a bad line takes a
+few; systems try TCP for two minutes, which nobody waits for."""
+
+Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
+"""Opens a stream to a name or address, and a port."""
+
+
+class ConnectionFailed(McpError):
+    """There is no connection to the server, so nothing was asked of it.  `OSError` is chained where there was one."""
+
+
+# URLs.
+
+
+@attrs.frozen
+class Origin:
+    """Whom a request is for.  `host` is in ASCII, without brackets."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """The host and the port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def authority(self) -> str:
+        """As it stands in URLs and in Host: without the port that everybody knows."""
+        return self.address.removesuffix(f":{_PORTS[self.scheme]}")
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+_PORTS = {"http": 80, "https": 443}
+_FORM = "the URL is not understood; it is like http://127.0.0.1:3000/mcp or https://example.com/mcp"
+_BLANKS = re.compile(r"[\x00-\x20\x7f]")
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
+_RESERVED = "!$%&'()*+,/:;=?@[]~"  # what stands for itself in a path or a query, or was quoted already
+
+
+@lru_cache(maxsize=64)  # a client asks for the same few again and again
+def locate(url: str) -> tuple[Origin, str]:
+    """The origin, and the target to ask it for.  Raises `LocalProtocolError`, which repeats nothing of the URL."""
+    if _BLANKS.search(url):
+        raise LocalProtocolError("the URL has white space or a control character in it; a space is written %20")
+    try:
+        parts = urlsplit(url)
+        host, port = _in_ascii(parts.hostname or ""), parts.port
+        target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), _RESERVED)
+    except ValueError:  # a bad port, bracket or name, or half of a character
+        raise LocalProtocolError(_FORM) from None  # its text repeats what was taken for a port
+    if "@" in parts.netloc:
+        raise LocalProtocolError("the URL has a user or a password in it; send them in an Authorization header instead")
+    if parts.scheme not in _PORTS or host is None or port == 0:
+        raise LocalProtocolError(_FORM)
+    return Origin(parts.scheme, host, port or _PORTS[parts.scheme]), target
+
+
+def _in_ascii(host: str) -> str | None:
+    if ":" in host:
+        return host if _address_of(host) and "%" not in host else None
+    name = host if host.isascii() else idna.encode(host, uts46=True).decode()
+    return name if _NAME.fullmatch(name) else None
+
+
+def _address_of(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+# Proxies.
+
+
+@attrs.frozen
+class Proxy:
+    """Who stands in between, and how we were told."""
+
+    origin: Origin
+    variable: str
+    credentials: str = attrs.field(repr=False)  # for Proxy-Authorization; may be empty
+
+    @property
+    def fields(self) -> str:
+        """The header lines that are for it."""
+        return f"Proxy-Authorization: {self.credentials}\r\n" if self.credentials else ""
+
+    def __str__(self) -> str:
+        return f"the proxy {self.origin.address} ({self.variable})"
+
+
+class Proxies:
+    """What the environment says about proxies.  It is read once."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        everything = _setting(environ, "ALL_PROXY")
+        cgi = "REQUEST_METHOD" in environ
+        self._settings = {
+            "http": _setting(environ, "HTTP_PROXY", upper=not cgi) or everything,
+            "https": _setting(environ, "HTTPS_PROXY") or everything,
+        }
+        _, exempt = _setting(environ, "NO_PROXY") or ("", "")
+        self._exempt = [each for part in exempt.lower().split(",") if (each := part.strip())]
+
+    def between(self, origin: Origin) -> Proxy | None:
+        """The proxy for this origin.  Raises `ConnectionFailed` if the environment names none that can be used."""
+        setting = self._settings[origin.scheme]
+        if setting is None or _is_ours(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
+            return None
+        return _proxy(*setting)
+
+
+def _setting(environ: Mapping[str, str], name: str, *, upper: bool = True) -> tuple[str, str] | None:
+    for each in (name.lower(), name) if upper else (name.lower(),):
+        if value := environ.get(each, "").strip():
+            return each, value
+    return None
+
+
+def _is_ours(host: str) -> bool:
+    return host.rstrip(".") == "localhost" or (_address_of(host) and ip_address(host).is_loopback)
+
+
+_WITH_PORT = re.compile(r"(\[[^\]]*\]|[^:\[\]]+):(\d+)", re.ASCII)
+
+
+def _exempts(rule: str, origin: Origin) -> bool:
+    if match := _WITH_PORT.fullmatch(rule):
+        rule, port = match[1], match[2]
+        if port != str(origin.port):
+            return False
+    if rule == "*":
+        return True
+    rule = rule.strip("[]")
+    host = origin.host.rstrip(".")
+    if _address_of(host):
+        try:
+            return ip_address(host) in ip_network(rule, strict=False)
+        except ValueError:
+            return False
+    name = rule.removeprefix("*").strip(".")
+    return host == name or host.endswith(f".{name}")
+
+
+@lru_cache(maxsize=8)  # there are three variables
+def _proxy(variable: str, value: str) -> Proxy:
+    scheme, mark, rest = value.partition("://")
+    if not mark:
+        scheme, rest = "http", value
+    if scheme.lower() not in _PORTS:
+        raise _unusable(variable, "names a proxy of another kind than http and https, and no other is spoken here")
+    # Not by urlsplit: a password may have any character in it, quoted or not.
+    login, _, place = rest.rstrip("/").rpartition("@")
+    try:
+        origin, _ = locate(f"{scheme}://{place}")
+    except LocalProtocolError:
+        raise _unusable(variable, "does not name a proxy like http://proxy.example:3128") from None
+    user, _, password = login.partition(":")
+    pair = f"{unquote(user)}:{unquote(password)}".encode()
+    return Proxy(origin, variable, f"Basic {b64encode(pair).decode()}" if login else "")
+
+
+def _unusable(variable: str, fault: str) -> ConnectionFailed:
+    return ConnectionFailed(f"{variable} {fault}; correct it, or list the server in NO_PROXY")
+
+
+# Connections.
+
+
+async def dial(
+    origin: Origin, proxy: Proxy | None, *, connect: Connect, context: Callable[[], ssl.SSLContext], limits: Limits
+) -> trio.abc.Stream:
+    """A connection for requests to this origin, or `ConnectionFailed`, within `CONNECTING` seconds."""
+    with trio.move_on_after(CONNECTING):
+        return await _dial(origin, proxy, connect, context, limits)
+    raise ConnectionFailed(
+        f"no connection to {_way(origin, proxy)} within {CONNECTING:g} seconds; is it there, or is a firewall between?"
+    )
+
+
+def _way(origin: Origin, proxy: Proxy | None) -> str:
+    return origin.address if proxy is None else f"{origin.address} through {proxy}"
+
+
+async def _dial(
+    origin: Origin, proxy: Proxy | None, connect: Connect, context: Callable[[], ssl.SSLContext], limits: Limits
+) -> trio.abc.Stream:
+    first = origin if proxy is None else proxy.origin
+    name = first.address if proxy is None else str(proxy)
+    try:
+        stream = await connect(first.host, first.port)
+    except OSError as error:
+        raise ConnectionFailed(f"no connection to {name}: {_why(error)}") from error
+    try:
+        if first.scheme == "https":
+            stream = await _secured(stream, first.host, name, context())
+        if proxy is not None and origin.scheme == "https":
+            await _tunnel(stream, origin, proxy, limits)
+            stream = await _secured(stream, origin.host, origin.address, context())
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+def _why(error: OSError) -> str:
+    """What went wrong, and what could be done about it."""
+    reasons = _reasons(error)
+    if any(isinstance(each, socket.gaierror) for each in reasons):
+        return f"the name is not known ({reasons[0].strerror}); is it right, and is there a network?"
+    if all(isinstance(each, ConnectionRefusedError) for each in reasons):
+        return "nobody listens there; is the server running, and is the port right?"
+    return ", ".join(dict.fromkeys(each.strerror or str(each) for each in reasons))
+
+
+def _reasons(error: BaseException) -> list[OSError]:
+    """The errors that Trio's "all attempts to connect failed" was made of: one for each address."""
+    if isinstance(error, BaseExceptionGroup):
+        return [reason for each in error.exceptions for reason in _reasons(each)]
+    beneath = _reasons(error.__cause__) if error.__cause__ is not None else []
+    return beneath or ([error] if isinstance(error, OSError) else [])
+
+
+async def _tunnel(stream: trio.abc.Stream, origin: Origin, proxy: Proxy, limits: Limits) -> None:
+    """RFC 9110, 9.3.6."""
+    where = origin.address
+    reader = ReplyReader(limits, bodiless=True)
+    try:
+        await stream.send_all(f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{proxy.fields}\r\n".encode())
+        while (head := reader.head()) is None:
+            reader.feed(bytes(await stream.receive_some()))
+    except GONE as error:
+        raise ConnectionFailed(f"{proxy} broke the connection when it was asked for {where}") from error
+    except RemoteProtocolError as error:
+        raise ConnectionFailed(f"{proxy} was asked for {where}: {error}; is it a proxy?") from error
+    if head.status == 407:
+        wants = "other credentials" if proxy.credentials else "credentials"
+        raise ConnectionFailed(f"{proxy} wants {wants} (407); put them into its URL, as http://user:password@host:port")
+    if not 200 <= head.status < 300:
+        raise ConnectionFailed(
+            f"{proxy} gave no way to {where}, but {head.status}; if it can be reached without, list it in NO_PROXY"
+        )
+    # Nothing of the server's can be there: in TLS the client speaks first.
+    if reader.surplus:
+        raise ConnectionFailed(f"{proxy} sent something of its own before the way to {where} was used")
+
+
+async def _secured(stream: trio.abc.Stream, host: str, name: str, context: ssl.SSLContext) -> trio.abc.Stream:
+    secure = trio.SSLStream(stream, context, server_hostname=host.rstrip("."), https_compatible=True)
+    try:
+        await secure.do_handshake()
+    except trio.BrokenResourceError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else None
+        raise ConnectionFailed(_no_tls(name, cause)) from cause or error
+    return secure
+
+
+def _no_tls(name: str, error: OSError | None) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {name} was refused: {error.verify_message.rstrip('.')}; "
+            "ssl_context= takes an ssl.SSLContext that trusts others"
+        )
+    reason = error.reason if isinstance(error, ssl.SSLError) else None
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"):
+        return f"{name} does not speak TLS; is it http:// instead of https://?"
+    if error is None or isinstance(error, ssl.SSLEOFError) or reason is None:
+        return f"{name} broke the connection in the TLS handshake; is it https://, and is the port right?"
+    return f"no TLS with {name}: {reason.replace('_', ' ').lower()}; ssl_context= takes an ssl.SSLContext of your own"
