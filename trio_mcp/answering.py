@@ -208,7 +208,7 @@ class Answering:
             if not _knows(terms.revision, "sampling", "tools"):
                 asked = attrs.evolve(asked, tools=None, tool_choice=None)  # there they mean nothing
             # samp-14, samp-15, samp-32: what our own servers could not ask is not to be asked of our clients.
-            Sample(well_formed(asked.messages), max_tokens=asked.max_tokens, tools=well_formed(asked.tools or ()))
+            Sample(well_formed(asked.messages), max_tokens=asked.max_tokens)
         assert self._sampling is not None  # or it would not have been declared
         said = await _called(self._sampling, SamplingRequest(asked, _server(terms)))
         if isinstance(said, Declined | Dismissed):

@@ -17,7 +17,7 @@ import trio
 from tests.core.pairs import opened
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, cancel_everywhere
-from trio_mcp.answering import Answering
+from trio_mcp.answering import Answering, RootLike
 from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
 from trio_mcp.core import models
 from trio_mcp.core.content import ImageContent, Malformed, TextContent, ToolUseContent
@@ -632,7 +632,8 @@ async def test_nothing_is_fetched_or_opened_for_a_page(revision: Revision) -> No
     global _watching
     answering = Answering(elicitation_url=saying(True))
     await answered(answering, ELICIT, PAGE, revision)  # whatever is imported by the first one is now
-    _watching = seen = []
+    seen: list[str] = []
+    _watching = seen
     try:
         await answered(answering, ELICIT, {**PAGE, "url": "https://localhost/in"}, revision)
         assert seen == []
@@ -719,7 +720,7 @@ def test_no_request_shows_in_a_log_what_the_server_says() -> None:
 @EVERY
 @req("root-04", "root-07")
 async def test_roots_are_exposed_as_file_uris(revision: Revision, tmp_path: Path) -> None:
-    given = [
+    given: list[RootLike] = [
         str(tmp_path / "a b"),
         tmp_path / "é",
         PurePath("/"),
@@ -987,21 +988,35 @@ def test_a_round_can_be_cancelled_at_any_step() -> None:
         assert cancel_everywhere(scenario, watch=watch) > 3
 
 
-def test_legacy_questions_are_asked_as_calls_of_their_own() -> None:
+@pytest.mark.parametrize("revision", LEGACY, ids=str)
+@req("elic-04")
+def test_legacy_questions_are_asked_as_calls_of_their_own(revision: Revision) -> None:
     """What `Answering.answer` takes is what a session hands out, and what it gives is what it takes back."""
-    answering = everything(sampling_tools=True)
-    for revision in LEGACY:
-        pair = opened(revision, answering.capabilities)
-        questions: list[Inquiry[Any]] = [ListRoots(), Sample("Hello", max_tokens=10)]
-        if revision in (C, D):
-            questions.append(Elicit("Who?", {"type": "object", "properties": {"name": {"type": "string"}}}))
-        for question in questions:
-            id = pair.server.request(question.method, question.params(revision))
-            pair.pump()
-            (call,) = [event for event in pair.client_saw if isinstance(event, Call)]
-            assert call.request.id == id
-            result = trio.run(answering.answer, call.request.method, call.request.params, call.terms)
-            assert pair.client.answer(id, result)
-            pair.pump()
-            assert question.read(result) is not None
-            pair.forget()
+    heard: list[Any] = []
+    answering = everything(sampling=saying(("Hi", "m"), heard), elicitation=saying({"name": "Al"}, heard))
+    pair = opened(revision, answering.capabilities)
+    questions: list[Inquiry[Any]] = [ListRoots(), Sample("Hello", max_tokens=10)]
+    if revision in (C, D):
+        questions.append(Elicit("Who?", {"type": "object", "properties": {"name": {"type": "string"}}}))
+    for question in questions:
+        id = pair.server.request(question.method, question.params(revision))
+        pair.pump()
+        (call,) = [event for event in pair.client_saw if isinstance(event, Call)]
+        assert call.request.id == id
+        result = trio.run(answering.answer, call.request.method, call.request.params, call.terms)
+        assert pair.client.answer(id, result)
+        pair.pump()
+        assert question.read(result) is not None
+        pair.forget()
+    assert [asked.server.name for asked in heard] == ["server"] * (len(questions) - 1)
+
+
+@req("elic-04")
+async def test_a_modern_server_is_named_to_the_callback_too() -> None:
+    heard: list[FormRequest] = []
+    answering = Answering(elicitation=saying(None, heard))
+    pair = opened(E, answering.capabilities)
+    assert pair.client.terms is not None
+    await answering.answer(ELICIT, FORM, pair.client.terms)
+    assert heard[0].server is not None
+    assert heard[0].server.name == "server"
