@@ -56,7 +56,7 @@ from trio_mcp.core.peer import (
 )
 from trio_mcp.core.session import Call, Notice, Opened
 
-__all__ = ["Caller", "Carrier", "Failure", "OnProgress", "OpeningError", "Talk"]
+__all__ = ["Caller", "Carrier", "Failure", "HeadersRefused", "OnProgress", "OpeningError", "SessionLost", "Talk"]
 
 _log = logging.getLogger("trio_mcp")
 
@@ -83,6 +83,23 @@ class OpeningError(McpError):
     def __str__(self) -> str:
         tried = "; ".join(f"{each.tried}: {each.answered}" for each in self.negotiation.attempts)
         return f"the connection could not be opened: {self.negotiation.why}" + (f" (tried {tried})" if tried else "")
+
+
+class SessionLost(SessionClosed):
+    """The server has ended or forgotten the session.  A request that surely has not run can be made in a new one."""
+
+    def __init__(self, request_may_have_run: bool) -> None:
+        has = "may have been carried out" if request_may_have_run else "has not been carried out"
+        super().__init__(f"the server does not know the session any more; the request {has}")
+        self.request_may_have_run = request_may_have_run
+
+
+class HeadersRefused(McpError):
+    """The headers that mirror arguments do not fit the tool (any more): list the tools anew, and call once more."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(f"the server refused the headers of the call: {error}")
+        self.error = error
 
 
 class Carrier(Protocol):

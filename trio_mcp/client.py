@@ -8,76 +8,72 @@
 
 `open_client` is a block; `connect_client` puts the client into a nursery of yours, and any task may close it.  A
 caller's cancel scope is the timeout of a call: leaving it tells the server, and the connection stays usable.
-
-Nothing here raises in the background.  What ends a connection is raised by the calls that wait, at once, and by each
-later one.  A session over HTTP that the server has lost is opened anew (http-58), once for all who need it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, OnProgress
-from trio_mcp.connecting import PROBE, Connection, Hold, Manner, Target, how_to_reach
-from trio_mcp.core.errors import (
-    INVALID_PARAMS,
-    LocalProtocolError,
-    McpError,
-    RemoteProtocolError,
-    RequestError,
-    SessionClosed,
-)
+from trio_mcp.answering import Answering, GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
+from trio_mcp.asked import PageRequest
+from trio_mcp.caller import HeadersRefused, OnProgress
+from trio_mcp.connecting import PROBE, Target, how_to_reach
+from trio_mcp.core.codec import from_json, to_json
+from trio_mcp.core.content import Malformed, Model, Resource
+from trio_mcp.core.errors import LocalProtocolError, RequestError
 from trio_mcp.core.headers import Fields, Mirror
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
-from trio_mcp.core.opening import ClientSession, Negotiation
+from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
+from trio_mcp.core.listen import Change
+from trio_mcp.core.models import (
+    CallToolResult,
+    CompleteParams,
+    CompleteResult,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    LoggingMessageParams,
+    Prompt,
+    PromptReference,
+    ReadResourceResult,
+    ResourceReference,
+    ResourceTemplate,
+    Tool,
+)
+from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.pages import Pager
-from trio_mcp.core.peer import Outcome
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.rounds import Ask, Rounds
-from trio_mcp.core.session import Call, Notice, Offer
-from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
+from trio_mcp.core.session import Offer
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import LOG_LEVELS, Terms
 from trio_mcp.groups import open_nursery
+from trio_mcp.keeper import Household, Keeper, terms_of
+from trio_mcp.listening import Changes
+from trio_mcp.tool_book import ToolBook, typed
 
 if TYPE_CHECKING:
     import os
     import ssl
 
-    from trio_mcp.core.content import Resource
-    from trio_mcp.core.models import (
-        CallToolResult,
-        Completion,
-        GetPromptResult,
-        ListPromptsResult,
-        ListResourcesResult,
-        ListResourceTemplatesResult,
-        ListToolsResult,
-        LoggingMessageParams,
-        LogLevel,
-        Prompt,
-        PromptReference,
-        ReadResourceResult,
-        ResourceReference,
-        ResourceTemplate,
-        Tool,
-    )
+    from trio_mcp.child import Environment
+    from trio_mcp.core.models import LogLevel
     from trio_mcp.duplex import Tap
 
 __all__ = ["Client", "ClientOptions", "connect_client", "open_client"]
 
 T = TypeVar("T")
-M = TypeVar("M")
-
-_log = logging.getLogger("trio_mcp.client")
-
-_DEVIATIONS = 100  # that are kept, the newest; who wants all of them has the log
-_CLOSING = 30.0  # seconds that closing may take at the very most, whatever its parts are bounded by
+M = TypeVar("M", bound=Model)
 
 
 class ClientOptions(TypedDict, total=False):
@@ -88,6 +84,18 @@ class ClientOptions(TypedDict, total=False):
     """How the client introduces itself."""
     revision: str
     """The only revision to speak, such as "2025-11-25"; without it, the newest that both sides have."""
+    sampling: OnSampling
+    """Asked for an answer of a model; `answering` tells what these callbacks are given and return."""
+    sampling_tools: bool
+    """`sampling` understands tools."""
+    elicitation: OnElicitation
+    """Asked to have the user fill in a form."""
+    elicitation_url: OnElicitationUrl
+    """Asked for the user's consent to visit a page."""
+    roots: GivenRoots
+    """Directories that the server may work in."""
+    on_page_done: Callable[[PageRequest], object]
+    """Called when the server says that what the user was to do on a page is done."""
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
     log_level: LogLevel
@@ -96,6 +104,8 @@ class ClientOptions(TypedDict, total=False):
     """What goes along with each HTTP request, such as Authorization; a function is asked for each."""
     meta: Callable[[], Mapping[str, Json]]
     """What goes along with each request as `_meta`, such as a trace context."""
+    cache: bool
+    """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
     limits: Limits
     ssl_context: ssl.SSLContext
     tap: Tap
@@ -103,34 +113,42 @@ class ClientOptions(TypedDict, total=False):
     probe: float
     """Seconds for which a server on a stream may think about whether it is a modern one."""
     env: Mapping[str, str | None]
-    environment: Any
+    """Changes to the environment of a child process; None removes a variable."""
+    environment: Environment
+    """What they are changes to: "inherit" (the default), "minimal", or just these variables."""
     cwd: str | os.PathLike[str]
     grace: float
+    """Seconds for which a child process may take its leave, and again after SIGTERM."""
     stderr: Callable[[bytes], object]
+    """Called with what a child process writes to standard error, as it comes."""
 
 
 _CHILD = ("env", "environment", "cwd", "grace", "stderr")
+_ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 
 
-def open_client(target: Target, **options: Unpack[ClientOptions]) -> _Block:
+def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsyncContextManager[Client]:
     """``async with open_client(target) as client``: a client for as long as the block.
 
     `target` is a URL (http, https, ws, wss), a command as a list of words, a `Server` of this process, or any stream
-    with one message a line.  Raises LocalProtocolError for what is none and for options that it has no use for,
-    `OpeningError` if the two sides find no common language, `McpError` (such as `ConnectionFailed` or `ServerExited`)
-    if there is no connection.  What the block raises leaves it as it is.
+    with one message a line.  Raises LocalProtocolError for what is none and for options that it has no use for.
+    Entering raises `OpeningError` if the two sides find no common language, and `McpError` (such as `ConnectionFailed`
+    or `ServerExited`) if there is no connection.  What the block raises leaves it as it is.
     """
     return _Block(Client(target, options))
 
 
 async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpack[ClientOptions]) -> Client:
-    """A client that lives in `nursery`, and is closed by `aclose`, which any task may call.  As `open_client`."""
+    """A client that lives in `nursery`, and is closed by `aclose`, which any task may call.
+
+    Raises as `open_client`.
+    """
     client = Client(target, options)
-    await nursery.start(client._live)
+    await nursery.start(client._keeper.live, name="a client")
     return client
 
 
-class _Block:
+class _Block(AbstractAsyncContextManager["Client"]):
     """A class, as `groups.open_nursery` is one."""
 
     def __init__(self, client: Client) -> None:
@@ -140,7 +158,7 @@ class _Block:
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
         try:
-            await nursery.start(self._client._live)
+            await nursery.start(self._client._keeper.live, name="a client")
         except BaseException as error:
             await self._nursery.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -157,70 +175,37 @@ class _Block:
 
 
 class Client:
-    """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many at once."""
+    """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many at once.
+
+    Every method that asks the server raises `RequestError` if that answers with an error, `RemoteProtocolError` if its
+    answer breaks the rules, `SessionClosed` (or what it was closed by) if there is none, `NotInThisRevision` and
+    `NotDeclared` for what this server cannot be asked, and `InputNotGiven` if it wanted something first that it was not
+    given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.
+    """
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
-        reach: dict[str, Any] = {name: options[name] for name in _CHILD if name in options}  # type: ignore[literal-required]
-        self._hold: Hold = how_to_reach(
-            target, ssl_context=options.get("ssl_context"), probe=options.get("probe", PROBE), **reach
-        )
-        self._talk = _Ear(self, options)
-        self._options = options
-        self._log_level: str | None = _checked_level(options.get("log_level"))
-        self._limits = options.get("limits") or Limits()
-        self._offer = _offer_of(options)
-        self._meta = options.get("meta")
-        self._nursery: trio.Nursery | None = None
-        self._connection: Connection | None = None
-        self._renewing: trio.Event | None = None
-        self._ending = self._over = trio.Event()  # of the session at hand
-        self._closing = trio.Event()
-        self._closed = trio.Event()
-        self._mirrors: dict[str, tuple[Mirror, ...]] = {}
-        self._deviations: deque[str] = deque(maxlen=_DEVIATIONS)
-
-    # Its life.
-
-    async def _live(self, task_status: trio.TaskStatus[Client]) -> None:
-        try:
-            async with open_nursery() as nursery:
-                self._nursery = nursery
-                self._connection = await self._connect(self._offer)
-                task_status.started(self)
-                await self._closing.wait()
-                await self._part()
-        finally:
-            self._closing.set()
-            self._closed.set()
-
-    async def _connect(self, offer: Offer) -> Connection:
-        assert self._nursery is not None
-        manner = Manner(
-            offer, self._talk, self._limits, self._headers, lambda tool: self._mirrors.get(tool, ()),
-            self._options.get("tap"),
+        given: Mapping[str, Any] = options
+        if unknown := given.keys() - ClientOptions.__annotations__:
+            known = ", ".join(ClientOptions.__annotations__)
+            raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
+        hold = how_to_reach(
+            target, ssl_context=options.get("ssl_context"), probe=options.get("probe", PROBE),
+            **{name: given[name] for name in _CHILD if name in given},
         )  # fmt: skip
-        over = trio.Event()
-
-        async def hold(task_status: trio.TaskStatus[Connection]) -> None:
-            try:
-                await self._hold(manner, task_status)
-            finally:
-                over.set()
-
-        self._ending, self._over = manner.ending, over
-        connection: Connection = await self._nursery.start(hold, name="a session with the server")
-        await self._settle(connection.caller)
-        return connection
-
-    async def _settle(self, caller: Caller) -> None:
-        """What a new session is to know of the one before."""
-        if self._log_level is not None:
-            await self._ask_for_log(caller, self._log_level)
-
-    async def _part(self) -> None:
-        self._ending.set()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSING):
-            await self._over.wait()
+        self._limits = options.get("limits") or Limits()
+        self._answering = Answering(**{name: given[name] for name in _ANSWERING if name in given})
+        self._headers = options.get("headers", {})
+        self._meta = options.get("meta")
+        self._offer = _offer(options, self._answering.capabilities)
+        household = Household(
+            self._answering, options.get("on_log"), options.get("on_page_done"), _level(options.get("log_level")),
+            options.get("cache", True),
+        )  # fmt: skip
+        self._keeper = Keeper(
+            hold, self._offer, self._limits, household,
+            headers=self._own_headers, mirrors=self._mirrors, tap=options.get("tap"),
+        )  # fmt: skip
+        self._book = ToolBook(self._keeper.mistake)
 
     async def aclose(self) -> None:
         """Close the connection in good order: a session is ended, a child process is waited for.
@@ -228,16 +213,14 @@ class Client:
         Any task may call it, and more than one; all return when it is closed.  If this is cancelled, it is closed all
         the same.
         """
-        self._closing.set()
-        await self._closed.wait()
+        await self._keeper.aclose()
 
     # What is known of the other side.
 
     @property
     def negotiation(self) -> Negotiation:
         """What was tried when the session was opened, what came back, what was chosen and why."""
-        assert self._connection is not None
-        return self._connection.negotiation
+        return self._keeper.connection.negotiation
 
     @property
     def revision(self) -> str:
@@ -246,7 +229,7 @@ class Client:
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """How the server introduced itself: name, version, and what else it said."""
+        """How the server introduced itself: name, version, and what else it said.  It is proof of nothing."""
         return self._terms.identity or {}
 
     @property
@@ -257,76 +240,20 @@ class Client:
     @property
     def instructions(self) -> str | None:
         """The server's advice on how to use it."""
-        return self._session.instructions
+        return self._keeper.connection.caller.session.instructions
 
     @property
     def deviations(self) -> tuple[str, ...]:
         """What the server did off the protocol, as far as it cost nothing; the newest of it."""
-        return tuple(self._deviations)
-
-    @property
-    def _session(self) -> ClientSession:
-        assert self._connection is not None
-        return self._connection.caller.session
+        return tuple(self._keeper.deviations)
 
     @property
     def _terms(self) -> Terms:
-        terms = self._session.terms
+        terms = self._keeper.connection.caller.session.terms
         assert terms is not None  # it was opened
         return terms
 
     # Asking.
-
-    async def _caller(self) -> Caller:
-        """Whom to ask now; a session that the server has lost is opened anew first."""
-        while True:
-            if self._closing.is_set():
-                raise SessionClosed("the client has been closed")
-            assert self._connection is not None
-            failure = self._connection.caller.failure
-            if failure is None:
-                return self._connection.caller
-            error = failure()
-            if not _may_be_renewed(error):
-                raise error
-            await self._renewed(error)
-
-    async def _renewed(self, why: McpError) -> None:
-        """Wait until somebody, in a task that no caller's cancellation reaches, has opened the session anew."""
-        assert self._nursery is not None
-        if self._renewing is None:
-            self._renewing = trio.Event()
-            self._nursery.start_soon(self._renew, self._renewing)
-        before, renewing = self._connection, self._renewing
-        await renewing.wait()
-        if self._connection is before:
-            raise SessionClosed(f"{why}, and could not be opened anew; the log says why") from why
-
-    async def _renew(self, done: trio.Event) -> None:
-        old = self._connection
-        assert old is not None
-        try:
-            revision = self._terms.revision  # http-58; what it speaks is known
-            self._ending.set()
-            self._connection = await self._connect(attrs.evolve(self._offer, revisions=(revision,)))
-        except McpError as error:
-            _log.warning("the session was lost, and could not be opened anew: %s", error)
-        finally:
-            self._renewing = None
-            done.set()
-
-    async def _ask(
-        self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None, headers: Fields = ()
-    ) -> JsonObject:
-        """One request, made a second time only where the first is known not to have been carried out."""
-        caller = await self._caller()
-        try:
-            return await caller.request(method, params, on_progress=on_progress, headers=headers)
-        except SessionClosed as error:
-            if not _may_be_renewed(error) or error.request_may_have_run:  # type: ignore[attr-defined]
-                raise
-        caller = await self._caller()
-        return await caller.request(method, params, on_progress=on_progress, headers=headers)
 
     async def request(
         self,
@@ -339,45 +266,97 @@ class Client:
     ) -> JsonObject:
         """The result of any request of the protocol, as it came, with the server's questions answered on the way.
 
-        Raises `RequestError` if the server answers with an error, `RemoteProtocolError` if its answer breaks the rules,
-        `SessionClosed` (or what it is caused by) if there is none, `NotInThisRevision` and `NotDeclared` for what
-        cannot be asked of this server, and `InputNotGiven` if it asked for something that it was not given.
+        `meta` goes along as `_meta`, and `headers` with the HTTP requests of this one.  `on_progress` is called in this
+        task; what it raises ends the request, and is raised.
         """
-        asked: JsonObject = dict(params or {})
-        more = {**(self._meta() if self._meta is not None else {}), **(meta or {})}
-        if more:
-            asked["_meta"] = {**asked.get("_meta", {}), **more}
-        fields = _fields_of(headers or {})
-        terms = (await self._caller()).session.terms
-        assert terms is not None
-        declared = self._session.declared(terms.revision)
-        rounds = Rounds(terms.revision, method, asked, declared)
+        terms = terms_of(await self._keeper.caller())
+        asked = self._with_meta(params or {}, meta or {})
+        rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
+        fields = _fields(headers or {})
         while True:
-            step = rounds.receive(await self._ask(method, asked, on_progress=on_progress, headers=fields))
+            result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
+            step = rounds.receive(result)
             if not isinstance(step, Ask):
                 return step.result
-            asked = rounds.retry(await self._talk.answers(rounds, step, terms))
+            asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
+
+    def _with_meta(self, params: Mapping[str, Json], meta: Mapping[str, Json]) -> JsonObject:
+        more = {**(self._meta() if self._meta is not None else {}), **meta}
+        return {**params, "_meta": {**params.get("_meta", {}), **more}} if more else dict(params)
+
+    async def _cached(self, method: str, params: JsonObject, **how: Any) -> JsonObject:
+        """As `request`, of what the server may have said how long it holds."""
+        cache = self._keeper.cache
+        if cache is None:
+            return await self.request(method, params, **how)
+        principal = self._principal(how.get("headers"))
+        kept = cache.get(method, params, now=trio.current_time(), principal=principal)
+        if kept is not None:
+            await trio.lowlevel.checkpoint()
+            return kept
+        asked = cache.changes
+        result = await self.request(method, params, **how)
+        cache.store(method, params, result, asked=asked, now=trio.current_time(), principal=principal)
+        return result
+
+    def _principal(self, headers: Mapping[str, str] | None) -> str | None:
+        """cache-17: another token is another context; its digest will do to tell them apart."""
+        tokens = [
+            value for name, value in (*self._own_headers(), *_fields(headers or {})) if name.lower() == "authorization"
+        ]
+        return sha256("\n".join(tokens).encode()).hexdigest() if tokens else None
+
+    async def _page(self, method: str, shape: type[M], cursor: str | None) -> M:
+        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}))
+
+    async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
+        pager = Pager(limits=self._limits)
+        while not pager.done:
+            params = pager.params
+            try:
+                result = await self._cached(method, params)
+            except RequestError:
+                if self._keeper.cache is not None and "cursor" in params:
+                    self._keeper.cache.forget(method)  # cache-22: no page of this walk is worth anything now
+                raise
+            pager.received(result)
+            yield from_json(shape, result)
+
+    def _good(self, items: Iterable[T | Malformed]) -> list[T]:
+        """What can be read; one that cannot must not hide the others."""
+        good = []
+        for each in items:
+            if isinstance(each, Malformed):
+                self._keeper.mistake(f"left out of a list: {each.why}")
+            else:
+                good.append(each)
+        return good
 
     async def ping(self) -> None:
-        """Ask whether the server is there.  Raises `NotInThisRevision` in 2026-07-28, which has no such request."""
-        await self._ask("ping", {})
+        """Ask whether the server is there.  2026-07-28 has no such request."""
+        await self._keeper.ask("ping", {})
 
     # Tools.
 
     async def list_tools(self, cursor: str | None = None) -> ListToolsResult:
         """One page of the tools; `tools` goes through all of them."""
-        from trio_mcp.core.models import ListToolsResult
-
-        return await self._page("tools/list", ListToolsResult, cursor)
+        page = await self._page("tools/list", ListToolsResult, cursor)
+        self._learn(page)
+        return page
 
     async def tools(self) -> AsyncIterator[Tool]:
-        """All tools, page after page."""
-        from trio_mcp.core.models import ListToolsResult, Tool
-
+        """All tools, page after page; those that cannot be called are left out (`deviations`)."""
         async for page in self._pages("tools/list", ListToolsResult):
-            for tool in self._good(page.tools, Tool):
+            for tool in self._learn(page):
                 yield tool
 
+    def _learn(self, page: ListToolsResult) -> list[Tool]:
+        return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is Link.EXCHANGE)
+
+    def _mirrors(self, name: str) -> Sequence[Mirror]:
+        return self._book.mirrors(name)
+
+    @overload
     async def call_tool(
         self,
         name: str,
@@ -386,71 +365,99 @@ class Client:
         on_progress: OnProgress | None = None,
         meta: Mapping[str, Json] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> CallToolResult:
-        """The result of a tool; one that says `is_error` is a result, too.  Raises as `request`."""
-        from trio_mcp.core.codec import from_json
-        from trio_mcp.core.models import CallToolResult
+    ) -> CallToolResult: ...
 
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        returns: type[T],
+        on_progress: OnProgress | None = None,
+        meta: Mapping[str, Json] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T: ...
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        returns: Any = ABSENT,
+        on_progress: OnProgress | None = None,
+        meta: Mapping[str, Json] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The result of a tool: all of it, or with `returns` its structured value, as that type.
+
+        A tool that has failed says so in its result (`is_error`), which is for the model; with `returns` that raises
+        `ToolFailed`.  A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool
+        was listed before; with `returns` it is, if need be.
+        """
+        if returns is not ABSENT and name not in self._book:
+            async for _ in self.tools():
+                pass
         params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
-        result = await self.request("tools/call", params, on_progress=on_progress, meta=meta, headers=headers)
-        return from_json(CallToolResult, result)
+        try:
+            said = await self.request("tools/call", params, on_progress=on_progress, meta=meta, headers=headers)
+        except HeadersRefused as error:  # http-93
+            said = await self._call_anew(params, error, on_progress=on_progress, meta=meta, headers=headers)
+        result = from_json(CallToolResult, said)
+        self._book.judge(name, result)
+        return result if returns is ABSENT else typed(name, result, returns)
+
+    async def _call_anew(self, params: JsonObject, refused: HeadersRefused, **how: Any) -> JsonObject:
+        """Once more, with the headers that the tool wants by now."""
+        if self._keeper.cache is not None:
+            self._keeper.cache.forget("tools/list")
+        async for _ in self.tools():
+            pass
+        try:
+            return await self.request("tools/call", params, **how)
+        except HeadersRefused as error:
+            raise error.error from refused
 
     # Resources.
 
     async def list_resources(self, cursor: str | None = None) -> ListResourcesResult:
         """One page of the resources; `resources` goes through all of them."""
-        from trio_mcp.core.models import ListResourcesResult
-
         return await self._page("resources/list", ListResourcesResult, cursor)
 
     async def resources(self) -> AsyncIterator[Resource]:
         """All resources, page after page."""
-        from trio_mcp.core.content import Resource
-        from trio_mcp.core.models import ListResourcesResult
-
         async for page in self._pages("resources/list", ListResourcesResult):
-            for resource in self._good(page.resources, Resource):
+            for resource in self._good(page.resources):
                 yield resource
 
     async def list_templates(self, cursor: str | None = None) -> ListResourceTemplatesResult:
         """One page of the resource templates; `templates` goes through all of them."""
-        from trio_mcp.core.models import ListResourceTemplatesResult
-
         return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor)
 
     async def templates(self) -> AsyncIterator[ResourceTemplate]:
         """All resource templates, page after page."""
-        from trio_mcp.core.models import ListResourceTemplatesResult, ResourceTemplate
-
         async for page in self._pages("resources/templates/list", ListResourceTemplatesResult):
-            for template in self._good(page.resource_templates, ResourceTemplate):
+            for template in self._good(page.resource_templates):
                 yield template
 
     async def read(
         self, uri: str, *, meta: Mapping[str, Json] | None = None, headers: Mapping[str, str] | None = None
     ) -> ReadResourceResult:
-        """What is in a resource.  Raises as `request`."""
-        from trio_mcp.core.codec import from_json
-        from trio_mcp.core.models import ReadResourceResult
-
+        """What is in a resource."""
         return from_json(
-            ReadResourceResult, await self.request("resources/read", {"uri": uri}, meta=meta, headers=headers)
+            ReadResourceResult, await self._cached("resources/read", {"uri": uri}, meta=meta, headers=headers)
         )
 
     # Prompts and completion.
 
     async def list_prompts(self, cursor: str | None = None) -> ListPromptsResult:
         """One page of the prompts; `prompts` goes through all of them."""
-        from trio_mcp.core.models import ListPromptsResult
-
         return await self._page("prompts/list", ListPromptsResult, cursor)
 
     async def prompts(self) -> AsyncIterator[Prompt]:
         """All prompts, page after page."""
-        from trio_mcp.core.models import ListPromptsResult, Prompt
-
         async for page in self._pages("prompts/list", ListPromptsResult):
-            for prompt in self._good(page.prompts, Prompt):
+            for prompt in self._good(page.prompts):
                 yield prompt
 
     async def prompt(
@@ -461,10 +468,7 @@ class Client:
         meta: Mapping[str, Json] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> GetPromptResult:
-        """A prompt, filled in.  Raises as `request`."""
-        from trio_mcp.core.codec import from_json
-        from trio_mcp.core.models import GetPromptResult
-
+        """A prompt, filled in."""
         params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
         return from_json(GetPromptResult, await self.request("prompts/get", params, meta=meta, headers=headers))
 
@@ -480,117 +484,54 @@ class Client:
 
         `context` are the other arguments that have a value already; revisions before 2025-06-18 do without.
         """
-        from trio_mcp.core.codec import from_json, to_json
-        from trio_mcp.core.models import CompleteParams, CompleteResult, CompletionArgument, CompletionContext
-
         others = None if context is None else CompletionContext(dict(context))
         params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
         return from_json(CompleteResult, await self.request("completion/complete", params)).completion
 
-    # Logging.
+    # What the server tells, and what it is told.
+
+    def listen(
+        self,
+        *changes: Change,
+        tools: bool = False,
+        prompts: bool = False,
+        resources: bool | str | Iterable[str] = False,
+    ) -> AbstractAsyncContextManager[Changes]:
+        """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: hear of changes for as long
+        as the block; see `Changes`.  ``resources=True`` is the list of resources, URIs are what the resources hold.
+        """
+        return self._keeper.listening.listen(*changes, tools=tools, prompts=prompts, resources=resources)
 
     async def set_log_level(self, level: LogLevel) -> None:
         """From which level on the server is to send log messages, which go to `on_log`."""
-        self._log_level = _checked_level(level)
-        await self._ask_for_log(await self._caller(), level)
+        await self._keeper.set_log_level(_level(level) or level)
 
-    @staticmethod
-    async def _ask_for_log(caller: Caller, level: str) -> None:
-        terms = caller.session.terms
-        assert terms is not None
-        if terms.revision.handshake:
-            await caller.request("logging/setLevel", {"level": level})
-        else:
-            caller.session.log_level = level  # log-10: each request says so
+    async def set_roots(self, roots: GivenRoots) -> None:
+        """Directories that the server may work in from now on; the option `roots` has to have been given."""
+        changed = self._answering.set_roots(roots)
+        caller = await self._keeper.caller()
+        if changed and terms_of(caller).revision.handshake:
+            caller.notify("notifications/roots/list_changed")
 
-    # Lists.
-
-    async def _page(self, method: str, shape: type[M], cursor: str | None) -> M:
-        from trio_mcp.core.codec import from_json
-
-        params: JsonObject = {} if cursor is None else {"cursor": cursor}
-        return cast("M", from_json(cast("Any", shape), await self.request(method, params)))
-
-    async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
-        from trio_mcp.core.codec import from_json
-
-        pager = Pager(limits=self._limits)
-        while not pager.done:
-            result = await self.request(method, pager.params)
-            pager.received(result)
-            yield cast("M", from_json(cast("Any", shape), result))
-
-    def _good(self, items: Any, shape: type[T]) -> list[T]:
-        """What can be read; one that cannot must not hide the others."""
-        bad = [each for each in items if not isinstance(each, shape)]
-        for each in bad:
-            self._talk.mistake(f"left out of a list: {each.why}")
-        return [each for each in items if isinstance(each, shape)]
-
-    def _headers(self) -> Fields:
-        headers = self._options.get("headers", {})
-        return _fields_of(headers() if callable(headers) else headers)
+    def _own_headers(self) -> Fields:
+        return _fields(self._headers() if callable(self._headers) else self._headers)
 
 
-class _Ear:
-    """The client as its sessions have it: a `caller.Talk`."""
-
-    def __init__(self, client: Client, options: ClientOptions) -> None:
-        self._client = client
-        self._on_log = options.get("on_log")
-
-    async def answer(self, call: Call) -> JsonObject:
-        raise RequestError(INVALID_PARAMS, f"{call.request.method} is not served here")
-
-    async def answers(self, rounds: Rounds, ask: Ask, terms: Terms) -> dict[str, JsonObject]:
-        raise rounds.abandon(next(iter(ask.questions)).key)
-
-    def notice(self, notice: Notice) -> None:
-        note = notice.notification
-        if note.method == "notifications/message" and self._on_log is not None:
-            from trio_mcp.core.codec import from_json
-            from trio_mcp.core.models import LoggingMessageParams
-
-            try:
-                message = from_json(LoggingMessageParams, note.params)
-            except RemoteProtocolError as error:
-                self.mistake(str(error))
-                return
-            try:
-                self._on_log(message)
-            except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
-                _log.exception("on_log has failed")
-
-    def ended(self, outcome: Outcome) -> None:
-        pass
-
-    def mistake(self, why: str) -> None:
-        self._client._deviations.append(why)
-        _log.info("the server: %s", why)
-
-    def lost(self, failure: Failure) -> None:
-        pass
-
-
-def _may_be_renewed(error: McpError) -> bool:
-    return hasattr(error, "request_may_have_run")
-
-
-def _offer_of(options: ClientOptions) -> Offer:
+def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
     info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
     revisions = tuple(REVISIONS.values())
     if (name := options.get("revision")) is not None:
         if name not in REVISIONS:
             raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
         revisions = (REVISIONS[name],)
-    return Offer(info, NOTHING, revisions)
+    return Offer(info, capabilities, revisions)
 
 
-def _checked_level(level: str | None) -> str | None:
+def _level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
         raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
     return level
 
 
-def _fields_of(headers: Mapping[str, str]) -> Fields:
+def _fields(headers: Mapping[str, str]) -> Fields:
     return tuple(headers.items())

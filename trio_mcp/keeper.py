@@ -1,0 +1,261 @@
+"""One server, over as many sessions as it takes, and what a client has for it.
+
+A `Keeper` opens a session with a target, has its own task hold it, and gives whoever asks the session of the moment.
+What ends a connection is raised by the calls that wait, at once, and by each later one; nothing is raised in the
+background.  One end is not for good: a session that an HTTP server has lost is opened anew, once for all who need it
+(http-58), with everything that was listened to, in the revision that was spoken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import attrs
+import trio
+
+from trio_mcp.answering import Answering
+from trio_mcp.asked import PageRequest
+from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost
+from trio_mcp.connecting import Connection, Hold, Manner
+from trio_mcp.core.cache import ResponseCache
+from trio_mcp.core.codec import from_json
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.headers import Fields, Mirror
+from trio_mcp.core.jsonrpc import JsonObject, Limits
+from trio_mcp.core.models import LoggingMessageParams
+from trio_mcp.core.peer import Outcome
+from trio_mcp.core.session import Call, Notice, Offer
+from trio_mcp.core.terms import Terms
+from trio_mcp.duplex import Tap
+from trio_mcp.groups import open_nursery
+from trio_mcp.listening import Listening
+
+__all__ = ["Household", "Keeper", "terms_of"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("trio_mcp.client")
+
+_DEVIATIONS = 100  # that are kept, the newest; who wants all of them has the log
+_CLOSING = 30.0  # seconds that closing may take at the very most, whatever its parts are bounded by
+
+
+@attrs.frozen(eq=False, repr=False)
+class Household:
+    """What a client has for its server, and wants of it, in every session."""
+
+    answering: Answering
+    on_log: Callable[[LoggingMessageParams], object] | None
+    on_page_done: Callable[[PageRequest], object] | None
+    log_level: str | None
+    caches: bool
+
+
+class Keeper:
+    """See the head of this file.  It is the `Talk` of its sessions."""
+
+    def __init__(
+        self,
+        hold: Hold,
+        offer: Offer,
+        limits: Limits,
+        household: Household,
+        *,
+        headers: Callable[[], Fields],
+        mirrors: Callable[[str], Sequence[Mirror]],
+        tap: Tap | None,
+    ) -> None:
+        self._hold = hold
+        self._household = household
+        self._log_level = household.log_level
+        self._manner = Manner(offer, self, limits, headers, mirrors, tap)
+        self._nursery: trio.Nursery | None = None
+        self._connection: Connection | None = None
+        self._ending = self._over = trio.Event()  # of the session at hand
+        self._renewing: trio.Event | None = None
+        self._closing = trio.Event()
+        self._closed = trio.Event()
+        self.listening = Listening(limits)
+        self.deviations: deque[str] = deque(maxlen=_DEVIATIONS)
+        self.cache: ResponseCache | None = None
+        """Of the session at hand, if its revision has such a thing."""
+
+    # Its life.
+
+    async def live(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        failure: Failure | None = None
+        try:
+            async with open_nursery() as nursery:
+                self._nursery = nursery
+                await self._connect(self._manner.offer)
+                task_status.started()
+                await self._closing.wait()
+                await self._part()
+        except McpError as error:
+            failure = _repeated(error)
+            raise
+        finally:
+            self._closing.set()
+            self.listening.closed(failure)
+            self._closed.set()
+
+    async def _connect(self, offer: Offer) -> None:
+        assert self._nursery is not None
+        ending, over = trio.Event(), trio.Event()
+        manner = attrs.evolve(self._manner, offer=offer, ending=ending)
+
+        async def hold(task_status: trio.TaskStatus[Connection]) -> None:
+            try:
+                await self._hold(manner, task_status)
+            finally:
+                over.set()
+
+        connection = await self._nursery.start(hold, name="a session with the server")
+        self._connection, self._ending, self._over = connection, ending, over
+        caller = connection.caller
+        terms = terms_of(caller)
+        self.cache = ResponseCache(terms.revision) if self._household.caches and terms.revision.cacheable else None
+        if self._log_level is not None and terms.declares("logging"):
+            await _ask_for_log(caller, self._log_level)
+        self.listening.attach(caller)
+
+    async def _part(self) -> None:
+        self._ending.set()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSING):
+            await self._over.wait()
+
+    async def aclose(self) -> None:
+        self._closing.set()
+        await self._closed.wait()
+
+    # The session of the moment.
+
+    @property
+    def connection(self) -> Connection:
+        assert self._connection is not None  # nobody has a client that was not opened
+        return self._connection
+
+    async def caller(self) -> Caller:
+        """Whom to ask now; a session that the server has lost is opened anew first."""
+        while True:
+            if self._closing.is_set():
+                raise SessionClosed("the client has been closed")
+            failure = self.connection.caller.failure
+            if failure is None:
+                return self.connection.caller
+            error = failure()
+            if not isinstance(error, SessionLost):
+                raise error
+            await self._renewed(error)
+
+    async def _renewed(self, why: SessionLost) -> None:
+        """Wait until somebody, in a task that no caller's cancellation reaches, has opened the session anew."""
+        before = self._connection
+        self._begin_to_renew()
+        renewing = self._renewing
+        assert renewing is not None
+        await renewing.wait()
+        if self._connection is before:
+            raise SessionClosed(f"{why}, and could not be opened anew; the log says why") from why
+
+    def _begin_to_renew(self) -> None:
+        assert self._nursery is not None
+        if self._renewing is None:
+            self._renewing = trio.Event()
+            self._nursery.start_soon(self._renew, self._renewing, name="the session is opened anew")
+
+    async def _renew(self, done: trio.Event) -> None:
+        revision = terms_of(self.connection.caller).revision
+        try:
+            self._ending.set()
+            await self._connect(attrs.evolve(self._manner.offer, revisions=(revision,)))
+        except McpError as error:
+            _log.warning("the session was lost, and could not be opened anew: %s", error)
+        finally:
+            self._renewing = None
+            done.set()
+
+    async def ask(
+        self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None, headers: Fields = ()
+    ) -> JsonObject:
+        """One request, made a second time only where the first is known not to have been carried out."""
+        caller = await self.caller()
+        try:
+            return await caller.request(method, params, on_progress=on_progress, headers=headers)
+        except SessionLost as error:
+            if error.request_may_have_run:
+                raise
+        caller = await self.caller()
+        return await caller.request(method, params, on_progress=on_progress, headers=headers)
+
+    # As its sessions have it.
+
+    async def answer(self, call: Call) -> JsonObject:
+        return await self._household.answering.answer(call.request.method, call.request.params, call.terms)
+
+    def notice(self, notice: Notice) -> None:
+        note = notice.notification
+        if self.cache is not None:
+            self.cache.changed(note.method, note.params)
+        if note.method == "notifications/message":
+            self._hear_log(note.params)
+        elif note.method == "notifications/elicitation/complete":
+            _tell(self._household.on_page_done, self._household.answering.finished(note.params))
+        else:
+            self.listening.heard(notice)
+
+    def _hear_log(self, params: JsonObject) -> None:
+        try:
+            _tell(self._household.on_log, from_json(LoggingMessageParams, params))
+        except RemoteProtocolError as error:
+            self.mistake(str(error))
+
+    async def set_log_level(self, level: str) -> None:
+        self._log_level = level
+        await _ask_for_log(await self.caller(), level)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.listening.ended(outcome)
+
+    def mistake(self, why: str) -> None:
+        self.deviations.append(why)
+        _log.info("the server: %s", why)
+
+    def lost(self, failure: Failure) -> None:
+        if self._closing.is_set() or self._connection is None:
+            return
+        if isinstance(failure(), SessionLost):
+            self.listening.lost()
+            self._begin_to_renew()
+        else:
+            self.listening.closed(failure)
+
+
+def _tell(callback: Callable[[T], object] | None, what: T | None) -> None:
+    if callback is None or what is None:
+        return
+    try:
+        callback(what)
+    except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
+        _log.exception("a callback of the client has failed")
+
+
+def terms_of(caller: Caller) -> Terms:
+    """Those of a session that is open."""
+    terms = caller.session.terms
+    assert terms is not None
+    return terms
+
+
+async def _ask_for_log(caller: Caller, level: str) -> None:
+    if terms_of(caller).revision.handshake:
+        await caller.request("logging/setLevel", {"level": level})
+    else:
+        caller.session.log_level = level  # each request says so, from now on
+
+
+def _repeated(error: McpError) -> Failure:
+    return lambda: error
