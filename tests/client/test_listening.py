@@ -1,0 +1,906 @@
+"""Listening: a block hears what it asked for, in both eras, through gaps and to the end, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.linked import Link, Peer, Recorder, connect, linked, scripted, serving
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
+from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
+from trio_mcp import Limits, LocalProtocolError, Resource, Server
+from trio_mcp.caller import Failure
+from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.listen import (
+    ACKNOWLEDGED,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Change,
+    Kind,
+    resource_updated,
+)
+from trio_mcp.core.peer import Outcome
+from trio_mcp.core.session import Notice
+from trio_mcp.listening import Changes, Listening, NothingToHear
+
+Object = dict[str, Any]
+ONE, TWO = resource_updated("r://one"), resource_updated("r://two")
+LISTEN, SUBSCRIBE, UNSUBSCRIBE = "subscriptions/listen", "resources/subscribe", "resources/unsubscribe"
+LISTS: Object = {"tools": {"listChanged": True}, "prompts": {"listChanged": True}}
+EVERYTHING: Object = {**LISTS, "resources": {"listChanged": True, "subscribe": True}}
+OLD = "2025-11-25"
+ERAS = pytest.mark.parametrize("revision", [OLD, LATEST])
+PAUSES = [0.0, 1.0, 2.0, 4.0, 8.0]  # seconds before each attempt on the same session
+
+
+class Ear(Recorder):
+    """The talk of one client, through all its sessions."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__()
+        self.listening = Listening(limits or Limits())
+
+    def notice(self, notice: Notice) -> None:
+        super().notice(notice)
+        assert self.listening.heard(notice)
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        self.listening.ended(outcome)
+
+    def lost(self, failure: Failure) -> None:
+        super().lost(failure)
+        self.listening.lost()
+
+
+@contextlib.asynccontextmanager
+async def served(revision: str, **options: Any) -> AsyncIterator[tuple[Listening, Server, Ear]]:
+    """A client that listens to a server of ours with everything in it."""
+    ear, server = Ear(), everything()
+    async with linked(server, revision, talk=ear, **options) as link:
+        ear.listening.attach(link.caller)
+        yield ear.listening, server, ear
+
+
+def everything() -> Server:
+    server = Server("changing", offers=("tools", "prompts", "resources"), burst=0)
+    server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
+    server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
+    return server
+
+
+@contextlib.asynccontextmanager
+async def played(
+    revision: str, capabilities: Object = EVERYTHING, *, limits: Limits | None = None
+) -> AsyncIterator[tuple[Listening, Link, Peer]]:
+    """A client that listens to a server that the test plays."""
+    ear = Ear(limits)
+    async with scripted(revision, capabilities, talk=ear) as (link, peer):
+        ear.listening.attach(link.caller)
+        yield ear.listening, link, peer
+
+
+def heard(changes: Changes) -> list[Change]:
+    """What waits to be taken."""
+    return list(changes._heard)
+
+
+async def taken(changes: Changes, count: int) -> list[Change]:
+    return [await patiently(changes.__anext__, "a change") for _ in range(count)]
+
+
+class Block:
+    """A block in a task of its own, which takes what there is until it ends, or until `leave` is set."""
+
+    def __init__(self, listening: Listening, *asked: Change) -> None:
+        self.asked = asked
+        self.changes: Changes | None = None
+        self.heard: list[Change] = []
+        self.failure: BaseException | None = None
+        self.entered, self.over = trio.Event(), trio.Event()
+        self.scope = trio.CancelScope()
+        self._listening = listening
+
+    async def run(self) -> None:
+        try:
+            with self.scope:
+                async with self._listening.listen(*self.asked) as self.changes:
+                    self.entered.set()
+                    async for change in self.changes:
+                        self.heard.append(change)
+        except McpError as error:
+            self.failure = error
+        self.over.set()
+
+    async def failed(self, kind: type[McpError]) -> McpError:
+        await patiently(self.over.wait, "the end of a block")
+        assert type(self.failure) is kind
+        assert isinstance(self.failure, McpError)
+        return self.failure
+
+    async def ended(self) -> list[Change]:
+        await patiently(self.over.wait, "the end of a block")
+        assert self.failure is None
+        return self.heard
+
+
+@contextlib.asynccontextmanager
+async def blocks(listening: Listening, *asked: tuple[Change, ...]) -> AsyncIterator[list[Block]]:
+    """Blocks that run beside the test."""
+    made = [Block(listening, *each) for each in asked]
+    async with trio.open_nursery() as nursery:
+        for each in made:
+            nursery.start_soon(each.run)
+            await wait_all_tasks_blocked()  # so that they ask in order
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def acknowledge(peer: Peer, request: Object, filter: Object | None = None) -> None:
+    agreed = request["params"]["notifications"] if filter is None else filter
+    await peer.tell(ACKNOWLEDGED, {"notifications": agreed}, subscription=request)
+    await wait_all_tasks_blocked()
+
+
+async def agree(peer: Peer, revision: str, uris: tuple[str, ...] = ()) -> list[Object]:
+    """Agree to whatever one block has asked for."""
+    if revision == LATEST:
+        request = await peer.take(LISTEN)
+        await acknowledge(peer, request)
+        return [request]
+    requests = [await peer.take(SUBSCRIBE) for _ in uris]
+    for each in requests:
+        await peer.answer(each)
+    await wait_all_tasks_blocked()
+    return requests
+
+
+async def tell(peer: Peer, change: Change, subscription: Object | None = None) -> None:
+    await peer.send(
+        {
+            "method": change.kind.method,
+            "params": change.notification(None if subscription is None else subscription["id"]).params,
+        }
+    )
+    await wait_all_tasks_blocked()
+
+
+# With a server of ours.
+
+
+@req("sub-06", "sub-07", "sub-12", "res-21")
+@everywhere
+async def test_each_block_hears_what_it_asked_for_until_it_is_left(revision: str, autojump_clock: MockClock) -> None:
+    async with served(revision) as (listening, server, ear):
+        async with listening.listen(tools=True, resources=["r://one"]) as changes:
+            async with listening.listen(RESOURCES_CHANGED, resources=("r://one", "r://two")) as others:
+                assert changes.missing == others.missing == ()
+                server.changed("tools", "prompts", "resources")
+                server.updated("r://one")
+                server.updated("r://two")
+                assert set(await taken(changes, 2)) == {TOOLS_CHANGED, ONE}
+                assert set(await taken(others, 3)) == {RESOURCES_CHANGED, ONE, TWO}
+            await trio.sleep(1)
+            server.updated("r://two")
+            server.updated("r://one")
+            await trio.sleep(1)
+            assert heard(changes) == [ONE]
+            assert heard(others) == []
+        await trio.sleep(1)
+        before = len(ear.notices)
+        server.updated("r://one")
+        await trio.sleep(1)
+        assert len(ear.notices) == before  # the server does not even tell of it
+        assert ear.mistakes == []
+
+
+@everywhere
+async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str, autojump_clock: MockClock) -> None:
+    async with (
+        served(revision) as (listening, server, ear),
+        listening.listen(tools=True, resources="r://one") as changes,
+    ):
+        for _ in range(5):
+            server.updated("r://one")
+            server.changed("tools")
+            await trio.sleep(1)
+        assert heard(changes) == [ONE, TOOLS_CHANGED] or heard(changes) == [TOOLS_CHANGED, ONE]
+        assert sum(note.notification.method == Kind.TOOLS.method for note in ear.notices) == 5
+
+
+@everywhere
+async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_clock: MockClock) -> None:
+    error = KeyError("mine")
+    async with served(revision) as (listening, server, ear):
+        with pytest.raises(KeyError) as caught:
+            async with listening.listen(tools=True, resources="r://one"):
+                raise error
+        assert caught.value is error
+        await trio.sleep(1)
+        server.updated("r://one")
+        await trio.sleep(1)
+        assert ear.notices[-1:] == [] or ear.notices[-1].notification.method == ACKNOWLEDGED
+
+
+@modern
+async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_clock: MockClock) -> None:
+    ear, server = Ear(), everything()
+    async with server.running(), linked(server, revision, talk=ear) as link:
+        ear.listening.attach(link.caller)
+        async with ear.listening.listen(tools=True) as changes:
+            server.changed("tools")
+            await trio.sleep(1)
+            async with server.draining(5):
+                pass
+            assert [change async for change in changes] == [TOOLS_CHANGED]
+
+
+@ERAS
+@pytest.mark.parametrize("watch", ["the scenario", anything], ids=["the block", "everything"])
+def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str, watch: Any) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        ear, server = Ear(), everything()
+        async with linked(server, revision, talk=ear, streams=attempt.streams(lambda: pipe_pair(64))) as link:
+            ear.listening.attach(link.caller)
+            with attempt.window():
+                async with ear.listening.listen(tools=True, resources="r://one") as changes:
+                    server.updated("r://one")
+                    assert await anext(changes) == ONE
+            await trio.sleep(1)
+            assert server.statistics().listeners == (revision != LATEST)
+            ear.notices.clear()
+            server.updated("r://one")
+            await trio.sleep(1)
+            assert ear.notices == []
+            async with ear.listening.listen(resources="r://one") as changes:  # and the next one works
+                server.updated("r://one")
+                assert await anext(changes) == ONE
+
+    assert cancel_everywhere(scenario, watch=watch) > (20 if watch is anything else 3)
+
+
+# What is asked for.
+
+
+@pytest.mark.parametrize(
+    ("asked", "how", "why"),
+    [
+        ((), {}, "nothing to listen to"),
+        ((), {"resources": []}, "nothing to listen to"),
+        ((), {"resources": [5]}, "no change"),
+        ((), {"resources": [["r://one"]]}, "no change"),
+        (("tools",), {}, "no change"),
+        ((), {"resources": [""]}, "by its URI"),
+        ((Change(Kind.TOOLS, "one"),), {}, "without a URI"),
+        ((), {"resources": ["r://" + "x" * 20]}, "uri_length"),
+        ((), {"resources": [f"r://{n}" for n in range(4)]}, "listener_changes"),
+    ],
+)
+def test_what_cannot_be_listened_to_is_said_at_once(asked: Any, how: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        Listening(Limits(uri_length=20, listener_changes=3)).listen(*asked, **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "filter"),
+    [
+        ({"tools": True}, {"toolsListChanged": True}),
+        ({"prompts": True}, {"promptsListChanged": True}),
+        ({"resources": True}, {"resourcesListChanged": True}),
+        ({"resources": "r://one"}, {"resourceSubscriptions": ["r://one"]}),
+        ({"resources": iter(["r://one", "r://two", "r://one"])}, {"resourceSubscriptions": ["r://one", "r://two"]}),
+    ],
+)
+async def test_a_filter_has_what_was_asked_for(how: Any, filter: Object, autojump_clock: MockClock) -> None:
+    async with played(LATEST) as (listening, _, peer), trio.open_nursery() as nursery:
+
+        async def block() -> None:
+            async with listening.listen(**how):
+                pass
+
+        nursery.start_soon(block)
+        request = await peer.take(LISTEN)
+        assert request["params"]["notifications"] == filter
+        await acknowledge(peer, request)
+
+
+# Modern: agreeing.
+
+
+@req("sub-04")
+@modern
+async def test_what_the_server_did_not_agree_to_is_missing(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE, TWO)) as [block]:
+        request = await peer.take(LISTEN)
+        await tell(peer, ONE, request)  # too early, but a change all the same
+        assert not block.entered.is_set()
+        await trio.sleep(100)
+        await acknowledge(peer, request, {"resourceSubscriptions": ["r://one"], "other": 5})
+        assert block.entered.is_set()
+        assert block.changes is not None
+        assert block.changes.missing == (TOOLS_CHANGED, TWO)
+        assert block.heard == [ONE]
+
+
+@pytest.mark.parametrize("filter", [{}, {"toolsListChanged": False}, {"toolsListChanged": 5}, []])
+@modern
+async def test_agreeing_to_nothing_is_an_error_that_says_so(
+    revision: str, filter: Any, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        request = await peer.take(LISTEN)
+        await acknowledge(peer, request, filter)
+        error = await block.failed(NothingToHear)
+        assert "toolsListChanged" in str(error)
+        assert isinstance(error, NothingToHear)
+        assert error.missing == (TOOLS_CHANGED,)
+        assert (await peer.take(CANCELLED))["params"]["requestId"] == request["id"]
+
+
+@modern
+async def test_a_refusal_is_raised_on_entering(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two]:
+        first, second = await peer.take(LISTEN), await peer.take(LISTEN)
+        await peer.refuse(first, -32603, "no room")
+        error = await one.failed(RequestError)
+        assert isinstance(error, RequestError)
+        assert (error.code, error.message) == (-32603, "no room")
+        await acknowledge(peer, second)
+        assert two.entered.is_set()
+        assert await peer.silent()
+
+
+@req("sub-12")
+@modern
+@pytest.mark.parametrize("agreed", [True, False])
+async def test_leaving_a_block_cancels_its_request(revision: str, agreed: bool, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,), (ONE,)) as [one, two]:
+        first, second = await peer.take(LISTEN), await peer.take(LISTEN)
+        if agreed:
+            await acknowledge(peer, first)
+        await acknowledge(peer, second)
+        one.scope.cancel()
+        assert (await peer.take(CANCELLED))["params"]["requestId"] == first["id"]
+        await acknowledge(peer, first)  # too late
+        await tell(peer, TOOLS_CHANGED, first)
+        await peer.answer(first)
+        await tell(peer, ONE, second)
+        assert (one.heard, two.heard) == ([], [ONE])
+        assert await peer.silent()
+        assert link.caller.session.waiting == 1
+
+
+@req("sub-06")
+@modern
+async def test_changes_go_to_the_subscription_they_name(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,), (TOOLS_CHANGED,)) as both:
+        first, second = await peer.take(LISTEN), await peer.take(LISTEN)
+        await acknowledge(peer, second)  # in any order
+        await acknowledge(peer, first)
+        await tell(peer, TOOLS_CHANGED, second)
+        assert [block.heard for block in both] == [[], [TOOLS_CHANGED]]
+        for subscription in (None, {"id": "1"}, {"id": True}, {"id": 99}):
+            await tell(peer, TOOLS_CHANGED, subscription)
+        await tell(peer, PROMPTS_CHANGED, first)
+        assert [block.heard for block in both] == [[], [TOOLS_CHANGED]]
+
+
+# Modern: ending.
+
+
+@modern
+@pytest.mark.parametrize("agreed", [True, False])
+@pytest.mark.parametrize("how", ["result", "cancellation"])
+async def test_an_end_in_good_order_ends_the_iterator(
+    revision: str, how: str, agreed: bool, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+        request = await peer.take(LISTEN)
+        if agreed:
+            await acknowledge(peer, request)
+        await peer.tell(TOOLS_CHANGED.kind.method, subscription=request)
+        if how == "result":
+            await peer.answer(request)
+        else:
+            await peer.tell(CANCELLED, {"requestId": request["id"], "reason": "maintenance"})
+        assert await block.ended() == [TOOLS_CHANGED]
+        assert await peer.silent()
+
+
+@modern
+async def test_an_iterator_that_has_ended_stays_so(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), trio.open_nursery() as nursery:
+        nursery.start_soon(agree, peer, revision)
+        async with listening.listen(tools=True) as changes:
+            listening.closed()
+            for _ in range(2):
+                assert [change async for change in changes] == []
+        assert [change async for change in changes] == []
+
+
+def gone() -> McpError:
+    return SessionClosed("the stream broke off")
+
+
+@req("sub-09")
+@modern
+async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+        request = (await agree(peer, revision))[0]
+        await trio.sleep(100)
+        pauses = []
+        for _ in PAUSES:
+            link.caller.fail(request["id"], gone)
+            broken = trio.current_time()
+            request = await peer.take(LISTEN)
+            pauses.append(trio.current_time() - broken)
+            assert block.heard == [TOOLS_CHANGED, ONE] * (len(pauses) - 1)
+            await acknowledge(peer, request)
+            # Something may have been missed, so each is told once.
+            assert block.heard == [TOOLS_CHANGED, ONE] * len(pauses)
+        assert pauses == PAUSES
+        await tell(peer, ONE, request)
+        assert block.heard[-1] == ONE
+        link.caller.fail(request["id"], gone)
+        error = await block.failed(SessionClosed)
+        assert "6 times in a row" in str(error)
+        assert "the stream broke off" in str(error)
+        assert await peer.silent()
+        assert not link.caller.session.closed
+
+
+@req("sub-09")
+@modern
+async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_breaks(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        for _ in range(20):
+            request = (await agree(peer, revision))[0]
+            await trio.sleep(8)
+            link.caller.fail(request["id"], gone)
+            broken = trio.current_time()
+            await patiently(peer_has_something(peer), "the next listen")
+            assert trio.current_time() == broken
+        assert block.heard == [TOOLS_CHANGED] * 19
+
+
+def peer_has_something(peer: Peer) -> Callable[[], Any]:
+    async def come() -> None:
+        while not peer.messages:
+            await trio.lowlevel.checkpoint()
+
+    return come
+
+
+@modern
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [({"result": 5}, RemoteProtocolError), ({"result": {}, "error": {}}, RemoteProtocolError)],
+)
+async def test_a_server_that_answers_nonsense_before_agreeing_is_given_up_in_the_end(
+    revision: str, answer: Object, kind: type[McpError], autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        for _ in range(6):
+            request = await peer.take(LISTEN)
+            await peer.send({"id": request["id"], **answer})
+        error = await block.failed(kind)
+        assert LISTEN in str(error)
+        assert not block.entered.is_set()
+        assert trio.current_time() == sum(PAUSES)
+
+
+@modern
+async def test_a_refusal_after_a_gap_is_raised_by_the_iterator(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        request = (await agree(peer, revision))[0]
+        link.caller.fail(request["id"], gone)
+        await peer.refuse(await peer.take(LISTEN), -32602)
+        await block.failed(RequestError)
+
+
+@modern
+async def test_a_block_may_be_left_in_a_pause(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        for _ in range(3):
+            request = (await agree(peer, revision))[0]
+            link.caller.fail(request["id"], gone)
+        await wait_all_tasks_blocked()
+        block.scope.cancel()
+        await trio.sleep(100)
+        assert await peer.silent()
+
+
+# Legacy.
+
+
+@legacy
+async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with (
+        played(revision) as (listening, _, peer),
+        blocks(listening, (ONE,), (ONE, TWO, TOOLS_CHANGED), (TWO,)) as [first, second, third],
+    ):
+        requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
+        assert [request["params"] for request in requests] == [{"uri": "r://one"}, {"uri": "r://two"}]
+        await peer.answer(requests[0])
+        await wait_all_tasks_blocked()
+        assert [block.entered.is_set() for block in (first, second, third)] == [True, False, False]
+        await peer.answer(requests[1])
+        await wait_all_tasks_blocked()
+        assert second.entered.is_set()
+        assert third.entered.is_set()
+        async with listening.listen(resources=["r://one", "r://two"]):  # nothing to be asked
+            await tell(peer, TWO)
+            await tell(peer, TOOLS_CHANGED)
+        assert (first.heard, second.heard, third.heard) == ([], [TWO, TOOLS_CHANGED], [TWO])
+        second.scope.cancel()
+        assert await peer.silent()
+        first.scope.cancel()
+        assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://one"}
+        third.scope.cancel()
+        assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
+        assert await peer.silent()
+
+
+@req("res-27")
+@legacy
+async def test_for_one_resource_one_request_is_under_way_at_a_time(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, two]:
+        first, other = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
+        await peer.answer(other)
+        one.scope.cancel()
+        two.scope.cancel()
+        assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
+        assert await peer.silent()  # the other one waits for its answer
+        await peer.answer(first)
+        unsubscribing = await peer.take(UNSUBSCRIBE)
+        assert unsubscribing["params"] == {"uri": "r://one"}
+        async with blocks(listening, (ONE,)) as [again]:
+            assert await peer.silent()
+            await peer.refuse(unsubscribing, -32602, "not subscribed")  # does no harm
+            await peer.answer(await peer.take(SUBSCRIBE))
+            await wait_all_tasks_blocked()
+            assert again.entered.is_set()
+        await peer.take(UNSUBSCRIBE)
+        assert link.caller.session.waiting == 2  # r://two has no answer yet
+
+
+@legacy
+async def test_a_block_that_comes_while_it_is_subscribed_for_another_joins_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (ONE,)) as [one]:
+        request = await peer.take(SUBSCRIBE)
+        one.scope.cancel()
+        await wait_all_tasks_blocked()
+        async with blocks(listening, (ONE,)) as [two]:
+            await peer.answer(request)
+            await wait_all_tasks_blocked()
+            assert two.entered.is_set()
+            assert await peer.silent()
+        await peer.take(UNSUBSCRIBE)
+
+
+@legacy
+async def test_a_resource_that_is_refused_fails_those_who_wait_for_it_alone(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (ONE,), (ONE, TWO)) as [one, both]:
+        requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
+        await peer.answer(requests[0])
+        await peer.refuse(requests[1], -32002, "gone")
+        error = await both.failed(RequestError)
+        assert isinstance(error, RequestError)
+        assert error.code == -32002
+        assert one.entered.is_set()
+        await tell(peer, ONE)
+        assert one.heard == [ONE]
+        assert await peer.silent()
+
+
+@legacy
+async def test_a_refused_block_takes_back_what_was_granted(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (ONE, TWO)) as [block]:
+        requests = [await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)]
+        await peer.refuse(requests[0], -32002, "gone")
+        await block.failed(RequestError)
+        await peer.answer(requests[1])
+        assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
+        assert await peer.silent()
+
+
+@legacy
+async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
+        for _ in PAUSES:
+            link.caller.fail((await peer.take(SUBSCRIBE))["id"], gone)
+            await peer.answer(await peer.take(UNSUBSCRIBE))
+        await peer.answer(await peer.take(SUBSCRIBE))
+        await wait_all_tasks_blocked()
+        assert trio.current_time() == sum(PAUSES)
+        assert block.entered.is_set()
+        assert block.heard == []
+
+
+@legacy
+@pytest.mark.parametrize(
+    ("capabilities", "missing"),
+    [
+        (EVERYTHING, ()),
+        ({**LISTS, "resources": {"subscribe": True}}, ()),
+        ({**LISTS, "resources": {"subscribe": False}}, (ONE,)),
+        ({"tools": {}, "resources": {"subscribe": True}}, (TOOLS_CHANGED,)),
+    ],
+)
+async def test_what_the_server_has_not_declared_is_missing(
+    revision: str, capabilities: Object, missing: tuple[Change, ...], autojump_clock: MockClock
+) -> None:
+    async with (
+        played(revision, capabilities) as (listening, _, peer),
+        blocks(listening, (TOOLS_CHANGED, ONE)) as [block],
+    ):
+        await agree(peer, revision, () if ONE in missing else ("r://one",))
+        assert block.entered.is_set()
+        assert block.changes is not None
+        assert block.changes.missing == missing
+        assert await peer.silent()
+
+
+@legacy
+async def test_listening_to_nothing_that_was_declared_is_an_error_that_says_so(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with played(revision, {"prompts": {"listChanged": True}}) as (listening, _, peer):
+        with pytest.raises(NothingToHear, match="resourceSubscriptions, toolsListChanged"):
+            async with listening.listen(tools=True, resources="r://one"):
+                pass
+        assert await peer.silent()
+
+
+@legacy
+async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    ear, limits = Ear(), Limits(requests=2)
+    async with scripted(revision, EVERYTHING, talk=ear, limits=limits) as (link, peer):
+        ear.listening.attach(link.caller)
+        with pytest.raises(LocalProtocolError, match="2 requests are waiting"):
+            async with ear.listening.listen(resources=["r://one", "r://two", "r://three"]):
+                pass
+        for _ in range(2):
+            await peer.answer(await peer.take(SUBSCRIBE))
+        uris = {(await peer.take(UNSUBSCRIBE))["params"]["uri"] for _ in range(2)}
+        assert len(uris) == 2
+        assert await peer.silent()
+
+
+@modern
+async def test_one_listen_too_many_is_raised_on_entering(revision: str, autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with scripted(revision, EVERYTHING, talk=ear, limits=Limits(requests=1)) as (link, peer):
+        ear.listening.attach(link.caller)
+        async with blocks(ear.listening, (ONE,)) as [block]:
+            await agree(peer, revision)
+            with pytest.raises(LocalProtocolError, match="1 requests are waiting"):
+                async with ear.listening.listen(tools=True):
+                    pass
+            assert block.entered.is_set()
+
+
+# What waits is bounded.
+
+
+@ERAS
+async def test_what_lies_below_is_told_by_name_up_to_a_bound(revision: str, autojump_clock: MockClock) -> None:
+    async with (
+        played(revision, limits=Limits(listener_changes=3, uri_length=20)) as (listening, _, peer),
+        trio.open_nursery() as nursery,
+    ):
+        requests: list[Object] = []
+
+        async def agreeing() -> None:
+            requests.extend(await agree(peer, revision, ("r://one",)))
+
+        nursery.start_soon(agreeing)
+        async with listening.listen(tools=True, resources="r://one") as changes:
+            await wait_all_tasks_blocked()
+            subscription = requests[0] if revision == LATEST else None
+            below = [resource_updated(f"r://one/{n}") for n in range(100)]
+            for each in below:
+                await tell(peer, each, subscription)
+            assert heard(changes) == [*below[:3], ONE]
+            assert await taken(changes, 4) == [*below[:3], ONE]
+            await tell(peer, resource_updated("r://one/" + "x" * 100), subscription)
+            await tell(peer, below[0], subscription)
+            assert heard(changes) == [ONE, below[0]]
+
+
+# Sessions that come and go.
+
+
+@req("sub-10")
+@everywhere
+async def test_on_a_new_session_everything_is_asked_for_again_and_told_once(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    ear, server = Ear(), everything()
+    listening = ear.listening
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_collect_after_gap, listening, ear, server, revision, nursery)
+
+
+async def _collect_after_gap(
+    listening: Listening, ear: Ear, server: Server, revision: str, nursery: trio.Nursery
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(server) as stream:
+            link = await connect(nursery, stream, ear, revision)
+            listening.attach(link.caller)
+            changes = await stack.enter_async_context(listening.listen(tools=True, resources=["r://one"]))
+            others = await stack.enter_async_context(listening.listen(resources=["r://one", "r://two"]))
+            server.updated("r://two")
+            assert await taken(others, 1) == [TWO]
+        await patiently(link.ended.wait, "the link to end")
+        assert heard(changes) == heard(others) == []
+        async with serving(server) as stream:
+            link = await connect(nursery, stream, ear, revision)
+            listening.attach(link.caller)
+            assert await taken(changes, 2) == [TOOLS_CHANGED, ONE]
+            assert await taken(others, 2) == [ONE, TWO]
+            server.updated("r://two")
+            server.changed("tools")
+            assert (await taken(changes, 1), await taken(others, 1)) == ([TOOLS_CHANGED], [TWO])
+            assert ear.mistakes == []
+
+
+@ERAS
+async def test_without_a_session_a_block_waits_for_one(revision: str, autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
+        await trio.sleep(1000)
+        assert not block.entered.is_set()
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await agree(peer, revision)
+            assert block.entered.is_set()
+            assert block.heard == []  # it had heard nothing before, so it has missed nothing
+
+
+@ERAS
+async def test_a_session_that_is_lost_while_a_block_is_entered_is_made_good_by_the_next(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    ear = Ear()
+    asks = LISTEN if revision == LATEST else SUBSCRIBE
+    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await peer.take(asks)
+        assert not block.entered.is_set()
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await agree(peer, revision, ("r://one",))
+            assert block.entered.is_set()
+            assert block.heard == []
+
+
+async def test_the_next_session_may_be_of_another_era(autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
+        for gaps, revision in enumerate([LATEST, OLD, LATEST]):
+            async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+                ear.listening.attach(link.caller)
+                await agree(peer, revision, ("r://one",))
+                assert block.heard == [TOOLS_CHANGED, ONE] * gaps
+
+
+async def test_what_the_next_server_does_not_declare_is_missing_or_an_error(autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (TOOLS_CHANGED, ONE)) as [block]:
+        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await agree(peer, OLD, ("r://one",))
+        async with scripted(OLD, LISTS, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await wait_all_tasks_blocked()
+            assert block.changes is not None
+            assert block.changes.missing == (ONE,)
+            assert block.heard == [TOOLS_CHANGED]
+        async with scripted(OLD, {}, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await block.failed(NothingToHear)
+
+
+@ERAS
+@pytest.mark.parametrize("entered", [True, False])
+async def test_when_the_client_is_closed_every_block_ends(
+    revision: str, entered: bool, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+        if entered:
+            request = (await agree(peer, revision, ("r://one",)))[0]
+            await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
+            await wait_all_tasks_blocked()
+        listening.closed()
+        assert await block.ended() == [TOOLS_CHANGED] * entered
+        with pytest.raises(SessionClosed, match="the client is closed"):
+            async with listening.listen(tools=True):
+                pass
+
+
+@ERAS
+@pytest.mark.parametrize("entered", [True, False])
+async def test_what_closes_the_client_is_raised_after_what_was_heard(
+    revision: str, entered: bool, autojump_clock: MockClock
+) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE)) as [block]:
+        if entered:
+            request = (await agree(peer, revision, ("r://one",)))[0]
+            await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
+            await wait_all_tasks_blocked()
+        listening.closed(lambda: SessionClosed("the server has exited"))
+        listening.closed()  # it is closed already
+        error = await block.failed(SessionClosed)
+        assert str(error) == "the server has exited"
+        assert block.heard == [TOOLS_CHANGED] * entered
+        with pytest.raises(SessionClosed, match="has exited"):
+            async with listening.listen(tools=True):
+                pass
+
+
+# Waiting.
+
+
+async def test_two_tasks_do_not_share_what_is_heard(autojump_clock: MockClock) -> None:
+    async with played(OLD) as (listening, _, peer), listening.listen(tools=True) as changes:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(changes.__anext__)
+            await wait_all_tasks_blocked()
+            with pytest.raises(LocalProtocolError, match="another task"):
+                await anext(changes)
+            await tell(peer, TOOLS_CHANGED)
+        await tell(peer, TOOLS_CHANGED)
+        assert await anext(changes) == TOOLS_CHANGED
+
+
+async def test_a_cancelled_wait_loses_no_change(autojump_clock: MockClock) -> None:
+    async with played(OLD) as (listening, _, peer), listening.listen(tools=True, prompts=True) as changes:
+        with trio.move_on_after(5) as scope:
+            await anext(changes)
+        assert scope.cancelled_caught
+        await tell(peer, TOOLS_CHANGED)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await anext(changes)
+        assert scope.cancelled_caught
+        assert await anext(changes) == TOOLS_CHANGED
+
+
+async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_others(
+    autojump_clock: MockClock,
+) -> None:
+    async with scripted(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
+        listening = Listening(Limits())
+        listening.attach(link.caller)
+        await peer.tell("notifications/message", {"level": "info", "data": "hello"})
+        link.caller.begin("tools/list")
+        link.caller.act(())
+        await peer.answer(await peer.take("tools/list"), {"tools": []})
+        await wait_all_tasks_blocked()
+        [notice], [outcome] = link.talk.notices, link.talk.outcomes
+        assert not listening.heard(notice)
+        listening.ended(outcome)

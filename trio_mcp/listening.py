@@ -1,0 +1,492 @@
+"""Changes at the server, heard in blocks of code; the same in both eras, and across sessions.
+
+    async with listening.listen(tools=True, resources="notes://todo") as changes:
+        async for change in changes:
+            ...
+
+A block says what it wants to hear of, and each has a `Subscription` of its own for as long as a session knows of it
+(sub-07).  What that costs on the wire is the business of the era:
+
+- modern: one `subscriptions/listen` request for each block.  Its acknowledgement opens the block, and giving it up ends
+  the subscription, as its carrier has it.
+- legacy: the server tells of its lists unasked, and of a resource from `resources/subscribe` to
+  `resources/unsubscribe`, which are counted over all blocks.  For one URI only one of the two is under way at a time,
+  because by HTTP a later one could overtake; whatever is wanted by the time it is answered is sent then.
+
+There is no task behind this.  What the server says arrives through `heard` and `ended`, within which everything is
+settled, and asking is queueing.  So a block can be left anywhere without waiting, cancelled or not, and nothing is left
+behind.  Only what takes time, asking again after a while, is done by the task that waits in the block.
+
+| What ends a subscription | What becomes of its block |
+|---|---|
+| the server, in good order | the iterator ends |
+| the server refuses it | `RequestError` |
+| the stream broke, the session lives | it is asked for again, after a while; in the end that raises |
+| the session is lost | it is asked for on the next one |
+| the client is closed | the iterator ends, or raises what closed it |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import attrs
+import trio
+
+from trio_mcp.caller import Caller, Failure
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed, shown
+from trio_mcp.core.jsonrpc import ABSENT, Id, Limits
+from trio_mcp.core.listen import (
+    ACKNOWLEDGED,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Change,
+    Kind,
+    Subscription,
+    SubscriptionAcknowledged,
+    Subscriptions,
+    SubscriptionState,
+    listen_params,
+    resource_updated,
+)
+from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused
+from trio_mcp.core.revisions import Role
+from trio_mcp.core.session import Notice
+
+__all__ = ["Changes", "Listening", "NothingToHear"]
+
+_LISTEN, _SUBSCRIBE, _UNSUBSCRIBE = "subscriptions/listen", "resources/subscribe", "resources/unsubscribe"
+_ABOUT_CHANGES = frozenset({ACKNOWLEDGED, *(kind.method for kind in Kind)})
+
+# Seconds from a break to asking again on the same session, one for each break in a row.  A proxy that cuts idle streams
+# costs nothing, a server that restarts has a quarter of a minute; who breaks off once more is not listened to.
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+# Seconds after which a subscription has held, and a break is the first again.  As long as the longest pause, or a
+# server that breaks off at once would be asked without end.
+_HELD = 8.0
+
+_WAITING = frozenset({SubscriptionState.ASKED, SubscriptionState.BROKEN})
+
+
+class NothingToHear(McpError):
+    """The server tells of nothing that was asked for, so that a block would wait in vain.
+
+    `missing` is what was asked for.
+    """
+
+    def __init__(self, missing: tuple[Change, ...]) -> None:
+        kinds = ", ".join(sorted({change.kind.field for change in missing}))
+        super().__init__(f"the server tells of nothing that was asked for ({kinds}); look again from time to time")
+        self.missing = missing
+
+
+class Changes:
+    """What one block hears: an asynchronous iterator of `Change`, for one task at a time.
+
+    A change that happens again before it was taken is told once, as one look at the thing finds everything that came
+    before.  After a gap, when the stream or the session was lost and something may have been missed, every change that
+    is listened to is told once, whether it happened or not.  Of a resource, that of something below it may be told too.
+
+    The iterator ends when the server ends the subscription in good order, and when the client is closed.  It raises
+    `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it then tells of nothing any
+    more, `SessionClosed` (or what else the client was closed with) when the link is gone for good, and
+    `RemoteProtocolError` for answers that are none.  What was heard before is told before.  Waiting may be cancelled;
+    no change is lost by it.
+    """
+
+    def __init__(self, asked: tuple[Change, ...], listening: Listening, limits: Limits) -> None:
+        self.missing: tuple[Change, ...] = ()
+        """What the server did not agree to tell of (sub-04); it may be another after a gap."""
+        self._asked = dict.fromkeys(asked)
+        self._listening = listening
+        self._limits = limits
+        self._heard: dict[Change, None] = {}  # and not yet taken, in order
+        self._news = trio.Event()
+        self._state = SubscriptionState.BROKEN
+        self._subscription: Subscription | None = None  # as long as the session knows of it
+        self._owed: set[str] = set()  # URIs whose `resources/subscribe` has no answer yet
+        self._failure: Failure | None = None
+        self._opened_at: float | None = None  # None: never
+        self._breaks = 0  # in a row
+        self._again_at: float | None = None  # when to ask again; None: on the next session
+        self._taken = False  # by a task that waits
+
+    def __aiter__(self) -> Changes:
+        return self
+
+    async def __anext__(self) -> Change:
+        if self._taken:
+            raise LocalProtocolError("another task waits for these changes; let each listen for itself")
+        self._taken = True
+        try:
+            await trio.lowlevel.checkpoint()
+            while not self._heard:
+                if self._state is SubscriptionState.ENDED:
+                    raise StopAsyncIteration
+                await self._go_on()
+        finally:
+            self._taken = False
+        change = next(iter(self._heard))
+        del self._heard[change]
+        return change
+
+    async def _opened(self) -> None:
+        """Wait until the server has said what it agrees to."""
+        while self._state in _WAITING:
+            await self._go_on()
+        if self._failure is not None:
+            raise self._failure()
+
+    async def _go_on(self) -> None:
+        """Wait until something has changed; when it is time to ask again, do."""
+        if self._failure is not None:
+            raise self._failure()
+        with trio.CancelScope(deadline=math.inf if self._again_at is None else self._again_at):
+            await self._news.wait()
+        if self._news.is_set():
+            self._news = trio.Event()
+        elif self._again_at is not None:
+            self._listening._ask(self)
+
+    # What happens to it.
+
+    def _hear(self, change: Change) -> None:
+        told = [change]
+        # A server may name any number of things below those that were asked for.  Beyond this, these stand for them.
+        if change not in self._asked and (
+            len(self._heard) >= self._limits.listener_changes or len(change.item) > self._limits.uri_length
+        ):
+            told = [each for each in self._asked if each.kind is change.kind]
+        self._heard.update(dict.fromkeys(told))
+        self._news.set()
+
+    def _ask(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._owed = set()
+        self._again_at = None
+        self._state = SubscriptionState.ASKED
+
+    def _open(self, subscription: Subscription) -> None:
+        self.missing = subscription.missing
+        self._state = SubscriptionState.OPEN
+        if self._opened_at is not None:  # sub-10: nothing is kept for those who were cut off, so anything may be missed
+            self._heard.update(dict.fromkeys(subscription.agreed or ()))
+        self._opened_at = trio.current_time()
+        self._news.set()
+
+    def _close(self, failure: Failure | None = None) -> None:
+        """It is over, well or not."""
+        if self._state is SubscriptionState.OPEN or self._state in _WAITING:
+            self._state = SubscriptionState.ENDED if failure is None else SubscriptionState.REFUSED
+            self._failure = failure
+            self._news.set()
+
+    def _lose(self) -> None:
+        """The session is gone; the next one is waited for."""
+        if self._state is SubscriptionState.OPEN or self._state in _WAITING:
+            self._subscription = None
+            self._state = SubscriptionState.BROKEN
+            self._again_at = None
+            self._breaks = 0
+            self._news.set()
+
+    def _break(self, failure: Failure) -> None:
+        """The session goes on, without this."""
+        now = trio.current_time()
+        held = self._state is SubscriptionState.OPEN and self._opened_at is not None and now >= self._opened_at + _HELD
+        self._breaks = 0 if held else self._breaks
+        if self._breaks == len(_PAUSES):
+            self._close(failure)
+            return
+        self._state = SubscriptionState.BROKEN
+        self._again_at = now + _PAUSES[self._breaks]
+        self._breaks += 1
+        self._news.set()
+
+
+@attrs.define(eq=False)
+class _Resource:
+    """One that a legacy server was asked to tell of."""
+
+    uri: str
+    subscribed: bool = False  # as far as we know, or fear
+    asking: Id | None = None  # the request that will change it
+
+
+class Listening:
+    """Everything that one client listens to, whatever session it is in; see the head of this file.
+
+    Between `attach` and `lost` there is a session.  The caller of the one before must be lost before another is
+    attached, for the outcomes that come by `ended` do not say whose they are.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._caller: Caller | None = None
+        self._closed: Failure | None = None
+        self._blocks: dict[Changes, None] = {}  # that have been entered and not left
+        # Of the session:
+        self._subscriptions = Subscriptions()
+        self._listeners: dict[Id, Changes] = {}  # by the ids of their subscriptions
+        self._resources: dict[str, _Resource] = {}
+        self._asking: dict[Id, _Resource] = {}
+        self._wanted: frozenset[str] = frozenset()  # URIs
+        self._names = 0
+
+    # For the blocks.
+
+    def listen(
+        self,
+        *changes: Change,
+        tools: bool = False,
+        prompts: bool = False,
+        resources: bool | str | Iterable[str] = False,
+    ) -> AbstractAsyncContextManager[Changes]:
+        """Hear of changes for as long as the block runs: of these, of lists, and of resources with these URIs.
+
+        ``resources=True`` is the list of resources, URIs are what the resources hold; who wants both adds
+        `RESOURCES_CHANGED`.  Raises `LocalProtocolError` if nothing is asked for, or too much.
+
+        The block is entered when the server has agreed; what it has not agreed to is `Changes.missing`.  Entering it
+        raises `RequestError` if the server refuses, `NothingToHear` if it tells of nothing of all that, and otherwise
+        as the iterator does.  Without a session the next one is waited for.  How long, is for the caller's cancel scope
+        to say.  Leaving the block tells the server, and waits for nothing.
+        """
+        lists = ((TOOLS_CHANGED, tools), (PROMPTS_CHANGED, prompts), (RESOURCES_CHANGED, resources is True))
+        uris = () if isinstance(resources, bool) else (resources,) if isinstance(resources, str) else resources
+        asked = (*changes, *(each for each, wanted in lists if wanted), *map(resource_updated, uris))
+        return self._block(Changes(self._checked(asked), self, self._limits))
+
+    def _checked(self, asked: tuple[Change, ...]) -> tuple[Change, ...]:
+        limits = self._limits
+        for change in asked:
+            if not isinstance(change, Change) or not isinstance(change.item, str):
+                raise LocalProtocolError(f"{shown(change)} is no change; resources are named by their URIs, as strings")
+            if bool(change.item) is not bool(change.kind.item):
+                how = "by its URI" if change.kind.item else "without a URI"
+                raise LocalProtocolError(f"Kind.{change.kind.name} is listened to {how}")
+            if len(change.item) > limits.uri_length:
+                raise LocalProtocolError(f"a URI may have {limits.uri_length} characters (Limits.uri_length)")
+        asked = tuple(dict.fromkeys(asked))
+        if not asked:
+            raise LocalProtocolError("there is nothing to listen to; ask for tools, prompts or resources")
+        if (most := limits.listener_changes) < len(asked):
+            raise LocalProtocolError(f"a block may ask for {most} changes (Limits.listener_changes), not {len(asked)}")
+        return asked
+
+    @asynccontextmanager
+    async def _block(self, changes: Changes) -> AsyncIterator[Changes]:
+        await trio.lowlevel.checkpoint()
+        if self._closed is not None:
+            raise self._closed()
+        self._blocks[changes] = None
+        try:
+            self._ask(changes)
+            await changes._opened()
+            yield changes
+        finally:
+            del self._blocks[changes]
+            self._drop(changes)
+            changes._heard.clear()
+            changes._close()
+
+    # For the client.
+
+    def attach(self, caller: Caller) -> None:
+        """A session is open: everything that is listened to is asked for on it (sub-10).  Waits for nothing."""
+        self.lost()
+        self._caller = caller
+        for changes in list(self._blocks):
+            if changes._state is SubscriptionState.BROKEN:
+                self._ask(changes)
+
+    def heard(self, notice: Notice) -> bool:
+        """Take in what the server has told; False if that is not about changes."""
+        note = notice.notification
+        if note.method not in _ABOUT_CHANGES:
+            return False
+        for event in self._subscriptions.hear(note):
+            changes = self._listeners[event.subscription.id]
+            if not isinstance(event, SubscriptionAcknowledged):
+                changes._hear(event.change)
+            elif event.subscription.agreed:
+                changes._open(event.subscription)
+            else:
+                self._nothing(changes)
+        return True
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take in the outcome of a request that was made by `Caller.begin`; those of others are ignored."""
+        if self._caller is None or self._caller.session.closed:
+            return  # `lost` follows
+        resource = self._asking.pop(outcome.id, None)
+        if resource is not None:
+            self._answered(resource, outcome)
+        elif (subscription := self._subscriptions.over(outcome)) is not None:
+            changes = self._listeners.pop(subscription.id)
+            changes._subscription = None
+            if subscription.state is SubscriptionState.ENDED:
+                changes._close()
+            elif subscription.state is SubscriptionState.REFUSED:
+                changes._close(_failure(outcome))
+            else:
+                changes._break(_failure(outcome))
+
+    def lost(self) -> None:
+        """The session is gone; every block waits for the next."""
+        self._caller = None
+        self._subscriptions.lost()
+        self._listeners.clear()
+        self._resources.clear()
+        self._asking.clear()
+        self._wanted = frozenset()
+        for changes in self._blocks:
+            changes._lose()
+
+    def closed(self, failure: Failure | None = None) -> None:
+        """The client is gone: every block ends, with this error, or after an orderly end (None) without one."""
+        if self._closed is None:
+            self._closed = failure or _client_closed
+            self.lost()
+            for changes in self._blocks:
+                changes._close(failure)
+
+    # Within.
+
+    def _ask(self, changes: Changes) -> None:
+        """Ask for what a block wants to hear, if there is a session; else the next one will be asked."""
+        caller = self._caller
+        if caller is None or caller.session.closed:
+            changes._lose()
+            return
+        terms = caller.session.terms
+        assert terms is not None  # it was attached when it was open
+        if terms.revision.request(Role.CLIENT, _LISTEN) is None:
+            self._names += 1  # no string is the id of a request of ours
+            subscription = self._subscriptions.attach(f"block {self._names}", changes._asked, terms.capabilities)
+            self._watch(changes, subscription)
+        else:
+            try:
+                id = caller.begin(_LISTEN, listen_params(changes._asked))
+            except McpError as error:  # such as one request too many
+                changes._close(_raised(error))
+                return
+            subscription = self._subscriptions.ask(id, changes._asked)
+            changes._ask(subscription)
+            self._listeners[id] = changes
+            caller.act(())  # so that it is sent
+
+    def _watch(self, changes: Changes, subscription: Subscription) -> None:
+        """Subscribe to what a legacy server has declared."""
+        changes._ask(subscription)
+        self._listeners[subscription.id] = changes
+        if not subscription.agreed:
+            self._nothing(changes)
+            return
+        changes._owed = {each.item for each in subscription.agreed if each.kind is Kind.RESOURCE}
+        changes._owed -= {each.uri for each in self._resources.values() if each.subscribed and each.asking is None}
+        self._settle()
+        self._check(changes)
+
+    def _nothing(self, changes: Changes) -> None:
+        self._drop(changes)
+        missing = changes.missing = tuple(changes._asked)
+        changes._close(lambda: NothingToHear(missing))
+
+    def _check(self, changes: Changes) -> None:
+        """Open a block of the legacy era that is owed nothing any more."""
+        if changes._state is SubscriptionState.ASKED and not changes._owed and changes._subscription is not None:
+            changes._open(changes._subscription)
+
+    def _drop(self, changes: Changes) -> None:
+        """A block wants nothing of the server any more; tell it."""
+        subscription, changes._subscription = changes._subscription, None
+        if subscription is None or self._subscriptions.close(subscription.id) is None:
+            return
+        del self._listeners[subscription.id]
+        if subscription.attached:
+            self._settle()
+        elif self._caller is not None:
+            self._caller.give_up(subscription.id)  # sub-12
+
+    def _settle(self) -> None:
+        """Bring what a legacy server was told of resources in line with what is wanted."""
+        if self._caller is None or self._caller.session.closed:
+            return
+        self._wanted = self._subscriptions.uris
+        for uri in sorted(self._wanted - self._resources.keys()):  # so that the same is sent in every run
+            self._resources[uri] = _Resource(uri)
+        for resource in list(self._resources.values()):
+            self._step(self._caller, resource)
+        self._caller.act(())
+
+    def _step(self, caller: Caller, resource: _Resource) -> None:
+        """Send what is due for one resource, unless something is under way."""
+        wanted = resource.uri in self._wanted
+        if resource.asking is not None:
+            return
+        if wanted is resource.subscribed:
+            if not wanted:
+                self._resources.pop(resource.uri, None)
+            return
+        try:
+            # res-27: an unsubscribe follows a subscribe, whose answer has come.
+            resource.asking = caller.begin(_SUBSCRIBE if wanted else _UNSUBSCRIBE, {"uri": resource.uri})
+        except McpError as error:  # such as one request too many; what is to be unsubscribed is tried the next time
+            if wanted:
+                self._blame(resource, _raised(error), again=False)
+            return
+        self._asking[resource.asking] = resource
+
+    def _answered(self, resource: _Resource, outcome: Outcome) -> None:
+        """A `resources/subscribe` or `resources/unsubscribe` has its outcome."""
+        resource.asking = None
+        if resource.subscribed:
+            resource.subscribed = False  # whatever the server says to it, it is not asked again
+        elif isinstance(outcome, Refused):
+            self._blame(resource, _failure(outcome), again=False)
+        else:
+            # Without an answer it may have been carried out all the same, and is taken back before it is asked again.
+            resource.subscribed = True
+            if isinstance(outcome, Answered):
+                for changes in [each for each in self._blocks if resource.uri in each._owed]:
+                    changes._owed.discard(resource.uri)
+                    self._check(changes)
+            else:
+                self._blame(resource, _failure(outcome), again=True)
+        if self._caller is not None:
+            self._step(self._caller, resource)
+            self._caller.act(())
+
+    def _blame(self, resource: _Resource, failure: Failure, *, again: bool) -> None:
+        """The blocks that wait for this resource do so in vain."""
+        for changes in [each for each in self._blocks if resource.uri in each._owed]:
+            changes._owed.clear()
+            self._drop(changes)
+            if again:
+                changes._break(failure)
+            else:
+                changes._close(failure)
+
+
+def _client_closed() -> McpError:
+    return SessionClosed("the client is closed")
+
+
+def _raised(error: McpError) -> Failure:
+    return lambda: error
+
+
+def _failure(outcome: Outcome) -> Failure:
+    """What to raise for a request without a result."""
+    method = outcome.method
+    if isinstance(outcome, Refused):
+        error = outcome.error
+        return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+    if isinstance(outcome, Garbled):
+        return lambda: RemoteProtocolError(f"the server's answer to {method} is none: {outcome.why}")
+    why = getattr(outcome, "why", "no answer in time")
+    return lambda: SessionClosed(f"{method} broke off {len(_PAUSES) + 1} times in a row; at last: {why}")
