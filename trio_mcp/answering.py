@@ -81,8 +81,8 @@ _QUESTIONS = 100
 _PAGES = 100
 
 SamplingAnswer: TypeAlias = models.CreateMessageResult | tuple[str, str] | Declined | Dismissed
-FormAnswer: TypeAlias = Mapping[str, Any] | Accepted[Mapping[str, Any]] | Declined | Dismissed | None
-PageAnswer: TypeAlias = bool | Accepted[None] | Declined | Dismissed | None
+FormAnswer: TypeAlias = Mapping[str, Any] | Accepted[Any] | Declined | Dismissed | None
+PageAnswer: TypeAlias = bool | Accepted[Any] | Declined | Dismissed | None
 OnSampling: TypeAlias = Callable[[SamplingRequest], SamplingAnswer | Awaitable[SamplingAnswer]]
 OnElicitation: TypeAlias = Callable[[FormRequest], FormAnswer | Awaitable[FormAnswer]]
 OnElicitationUrl: TypeAlias = Callable[[PageRequest], PageAnswer | Awaitable[PageAnswer]]

@@ -491,6 +491,15 @@ async def test_a_field_that_is_more_than_a_form_may_have_can_be_answered_all_the
     assert heard[0].fields["nick"].raw == field
 
 
+async def test_a_default_of_a_kind_that_no_answer_has_is_none() -> None:
+    fields = {"a": {"type": "object", "default": {}}, "b": {"type": "array", "default": [1]}}
+    params = {"message": "?", "requestedSchema": {"type": "object", "properties": fields}}
+    heard: list[FormRequest] = []
+    answering = Answering(elicitation=saying({}, heard))
+    assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {}}
+    assert heard[0].defaults == {}
+
+
 @pytest.mark.parametrize(
     ("params", "why"),
     [
@@ -585,6 +594,8 @@ async def test_the_whole_url_is_shown_with_its_host_and_what_to_beware_of(
         "https:///in",
         "https:example.com",
         "javascript:alert(1)",
+        "javascript://example.com/%0aalert(1)",
+        "ftp://example.com/",
         "file:///etc/passwd",
         "data:text/html,x",
         "https://ex ample.com/",
@@ -695,12 +706,32 @@ async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
     assert answering.finished({"elicitationId": "1"}) is None
 
 
+async def test_a_page_that_is_declined_does_not_take_a_later_one_of_its_id_along() -> None:
+    later: list[PageRequest] = []
+
+    async def visit(page: PageRequest) -> bool:
+        if later:
+            return True
+        later.append(page)
+        await answered(answering, ELICIT, PAGE)
+        return False
+
+    answering = Answering(elicitation_url=visit)
+    assert await answered(answering, ELICIT, PAGE) == {"action": "decline"}
+    assert answering.finished({"elicitationId": "1"}) not in (None, later[0])
+
+
 async def test_only_so_many_pages_are_remembered() -> None:
     answering = Answering(elicitation_url=saying(True))
     for number in range(150):
         await answered(answering, ELICIT, {**PAGE, "elicitationId": str(number)})
     known = [number for number in range(150) if answering.finished({"elicitationId": str(number)})]
     assert known == list(range(50, 150))
+
+
+async def test_where_there_are_no_pages_a_mode_means_nothing() -> None:
+    error = await refused(Answering(elicitation=never, elicitation_url=never), ELICIT, PAGE, C)
+    assert (error.code, "requestedSchema: missing" in error.message) == (INVALID_PARAMS, True)
 
 
 async def test_the_modern_era_has_no_ids_of_pages() -> None:
@@ -813,7 +844,9 @@ async def test_changed_roots_are_exposed_and_said_to_be_changed() -> None:
     assert not answering.set_roots([Path("/a")])
     assert answering.set_roots(["/b"])
     assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///b"}]}
-    assert answering.set_roots(saying(["/b"]))
+    ask = saying(["/b"])
+    assert answering.set_roots(ask)
+    assert answering.set_roots(ask)  # it may say something else by now
     assert answering.set_roots(["/b"])
     with pytest.raises(LocalProtocolError):
         answering.set_roots(["b"])
