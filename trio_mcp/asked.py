@@ -31,8 +31,8 @@ __all__ = ["Form", "FormRequest", "PageRequest", "SamplingRequest", "host_of"]
 class SamplingRequest:
     """The server asks the client's model.
 
-    `params` has the messages and all that goes with them, as they came.  `max_tokens` is not to be exceeded (samp-23) and
-    `tool_choice` is to be obeyed (samp-16); the rest is advice.
+    `params` has the messages and all that goes with them, as they came.  `max_tokens` is never to be exceeded (samp-23)
+    and `tool_choice` is to be obeyed (samp-16); the rest is advice.
     """
 
     params: models.CreateMessageParams = attrs.field(repr=False)
