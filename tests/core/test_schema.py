@@ -186,6 +186,15 @@ class Len:
     max_length: int | None = None
 
 
+class FieldInfo:
+    """Stands for what pydantic's Field makes: it keeps bounds in a list of such objects."""
+
+    def __init__(self, *bounds: Any, default: Any = ..., description: str | None = None) -> None:
+        self.default = default
+        self.description = description
+        self.metadata = list(bounds)
+
+
 class Unit:
     title = "A class is no note."
 
@@ -576,7 +585,21 @@ def test_a_default_that_goes_through_a_converter_is_not_judged() -> None:
     assert schema_of(Converting)["properties"]["size"] == {"type": "integer"}
 
 
+def test_bounds_are_found_where_pydantic_keeps_them() -> None:
+    hint = Annotated[list[int], FieldInfo(Len(1, 3), Marker(), description="Sizes.")]
+    assert schema_of(hint) == {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "Sizes.",
+        "minItems": 1,
+        "maxItems": 3,
+    }
+
+
 def fielded(x: int = Field(ge=3)) -> None: ...  # type: ignore[assignment]
+
+
+def pydantic_fielded(x: int = FieldInfo(Ge(1), default=3, description="How many.")) -> None: ...  # type: ignore[assignment]
 
 
 @dataclasses.dataclass
@@ -591,6 +614,11 @@ class Fielded:
             lambda: parameters_schema(fielded),
             "parameter 'x' of fielded has a Field",
             "write x: Annotated[int, Field(ge=3)], ",
+        ),
+        (
+            lambda: parameters_schema(pydantic_fielded),
+            "parameter 'x' of pydantic_fielded has a FieldInfo",
+            "write x: Annotated[int, Field(description='How many.', ge=1)], ",
         ),
         (
             lambda: schema_of(Fielded),

@@ -13,7 +13,8 @@ A parameter with a default is not required, which does not make null a value of 
 that the schema would refuse is a mistake: hosts send what they are shown.
 
 The description of a member comes from `Annotated[T, "text"]`, else from the docstring (Google, NumPy or Sphinx style);
-bounds from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: `annotated_types` has them.
+bounds from `Annotated[T, Field(ge=1)]`, or from any object with attributes of those names: `annotated_types` has them,
+and pydantic keeps a list of those.
 
 What surprises: definitions are written out where they are used, because many hosts cannot follow a `$ref`; only
 recursive ones stand in `$defs`, and the root never is a `$ref`.  Equal hints give equal schemas, to the order of keys.
@@ -284,8 +285,8 @@ class _Builder:
     def closed_object(self, members: list[_Member], said: Mapping[str, str]) -> JsonObject:
         properties = {}
         for member in members:
-            if isinstance(member.default, Field):
-                raise _misplaced(member.default, member)
+            if isinstance(member.default, Field) or type(member.default).__name__ == _PYDANTICS:
+                raise _misplaced(member)
             schema = self.build(member.hint, member.where)
             if member.name in said:
                 schema.setdefault("description", said[member.name])
@@ -370,13 +371,18 @@ def _as_json(default: Any) -> Json | Absent:
     return default if type(default) in (str, int, float, bool) else ABSENT
 
 
-def _misplaced(field: Field, member: _Member) -> LocalProtocolError:
-    said = [(each.name, getattr(field, each.name)) for each in attrs.fields(Field)]
-    written = ", ".join(f"{name}={value!r}" for name, value in said if value is not None)
+_PYDANTICS = "FieldInfo"  # what pydantic's `Field` makes, known by name: nobody need have that to use this
+
+
+def _misplaced(member: _Member) -> LocalProtocolError:
+    said: dict[str, Any] = {}
+    for each in _with_what_it_keeps(member.default):
+        said |= {name: value for name in _SAID if _is_said(value := getattr(each, name, None))}
+    written = ", ".join(f"{name}={said[name]!r}" for name in _SAID if name in said)
     hint = inspect.formatannotation(member.hint)
     return LocalProtocolError(
-        f"{member.where} has a Field as its default; write {member.name}: Annotated[{hint}, Field({written})], and its "
-        "default, if it has one, after that"
+        f"{member.where} has a {type(member.default).__name__} as its default; write {member.name}: Annotated[{hint}, "
+        f"Field({written})], and its default, if it has one, after that"
     )
 
 
@@ -512,8 +518,21 @@ _BOUNDS: dict[str, dict[str, str]] = {  # attribute -> type in the schema -> key
 }
 
 
+_SAID = (*_NOTES, *_BOUNDS)
+
+
+def _is_said(value: Any) -> bool:
+    return value is not None and not callable(value)
+
+
+def _with_what_it_keeps(extra: Any) -> Iterator[Any]:
+    yield extra
+    if isinstance(kept := getattr(extra, "metadata", None), list):  # where pydantic has its bounds
+        yield from kept
+
+
 def _annotated(schema: JsonObject, extras: tuple[Any, ...], where: str) -> JsonObject:
-    for extra in extras:
+    for extra in itertools.chain.from_iterable(map(_with_what_it_keeps, extras)):
         if isinstance(extra, str):
             schema["description"] = extra
             continue
@@ -523,8 +542,7 @@ def _annotated(schema: JsonObject, extras: tuple[Any, ...], where: str) -> JsonO
             if isinstance(note := getattr(extra, attribute, None), str):
                 schema[keyword] = note
         for attribute, keywords in _BOUNDS.items():
-            bound = getattr(extra, attribute, None)
-            if bound is not None and not callable(bound):
+            if _is_said(bound := getattr(extra, attribute, None)):
                 _bind(schema, keywords, bound, f"{where}: {attribute}={bound!r}")
     return schema
 
