@@ -165,11 +165,12 @@ class Context:
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress, if the client asked for it.
 
-        Raises `LocalProtocolError` when `progress` does not rise, also when nobody hears it.  Waits while the client
-        does not read.
+        Where it stands still nothing is sent.  Raises `LocalProtocolError` when `progress` falls, or is no number, also
+        when nobody hears it.  Waits while the client does not read.
         """
-        if not isinstance(progress, int | float) or not self._progress < progress < math.inf:
-            before = "" if self._progress == -math.inf else f" above {self._progress}"
+        number = isinstance(progress, int | float) and type(progress) is not bool and -math.inf < progress < math.inf
+        if not number or progress < self._progress:
+            before = "" if self._progress == -math.inf else f" from {self._progress}"
             raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")
         self._progress = progress
         link = self._heard

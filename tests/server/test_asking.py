@@ -1169,7 +1169,8 @@ async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autoju
         with assert_checkpoints():
             await ctx.progress(1, 3, "one")
         await ctx.progress(2.5)
-        for wrong in (2.5, 1, True, float("inf")):
+        await ctx.progress(2.5)
+        for wrong in (1, True, float("inf")):
             with pytest.raises(LocalProtocolError, match="must rise"):
                 await ctx.progress(wrong)
         return ""

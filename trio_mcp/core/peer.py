@@ -319,19 +319,22 @@ class Peer:
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """Report progress of a request that we serve.  False if nobody wants it (any more): nothing was sent.
+        """Report progress of a request that we serve.  False if nothing was sent: nobody wants it (any more), or
+        `progress` is the last value again ("The progress value MUST increase").
 
-        Raises `LocalProtocolError` when `progress` is no number above the last one ("The progress value MUST
-        increase"), and for what cannot be written.
+        Raises `LocalProtocolError` when `progress` is no number or falls, and for what cannot be written.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
             return False
-        if not _is_number(progress) or progress <= serving.progress or not (total is None or _is_number(total)):
-            why = f"above {shown(serving.progress)}, to a number; a total is a number too"
+        if not _is_number(progress) or progress < serving.progress or not (total is None or _is_number(total)):
+            why = f"from {shown(serving.progress)}, to a number; a total is a number too"
             raise LocalProtocolError(f"progress of request {shown(id)} must rise {why}")
         if not (message is None or isinstance(message, str)):
             raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
+        # A loop that reports how many items it has done says the same twice where one was skipped.
+        if progress == serving.progress:
+            return False
         params: JsonObject = {"progressToken": serving.token, "progress": progress}
         if total is not None:
             params["total"] = total
