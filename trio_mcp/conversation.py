@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from trio_mcp.context import ClientError, Context
-from trio_mcp.core.errors import INTERNAL_ERROR, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import INTERNAL_ERROR, NotDeclared, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
@@ -92,12 +92,15 @@ class _Asked:
 class Conversation:
     """One client of a running server; see the head of this file.
 
-    `wire` is the conversation's own.  With `terms` the session is open under them from the start: that is how a request
-    which comes in no session is served.
+    `wire` is the conversation's own; without `changes` nothing can be told by it, and none are promised.  With `terms`
+    the session is open under them from the start: that is how a request which comes in no session is served.
     """
 
-    def __init__(self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX, terms: Terms | None = None) -> None:
-        self.session = ServerSession(run.offer(), link=link, limits=run.limits, terms=terms)
+    def __init__(
+        self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX, terms: Terms | None = None, changes: bool = True
+    ) -> None:
+        self._offer = run.offer if changes else run.quiet_offer
+        self.session = ServerSession(self._offer(), link=link, limits=run.limits, terms=terms)
         self._run = run
         self._wire = wire
         self._alone = terms is not None
@@ -130,7 +133,7 @@ class Conversation:
 
         What is answered at once waits in the session, and nobody is woken: the transport looks when it has been heard.
         """
-        self.session.offer = self._run.offer()  # a kind of thing that the server lacked may have been added
+        self.session.offer = self._offer()  # a kind of thing that the server lacked may have been added
         about = self._wire if wire is None else wire
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             self._act(event)
@@ -371,7 +374,12 @@ class Conversation:
     async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
         asked: dict[str, _Asked] = {}
-        asking = worded(ctx, questions)
+        try:
+            asking = worded(ctx, questions)
+        except NotDeclared as error:
+            if self._alone:  # where `initialize` leaves nothing behind, it is not the client that lacks it
+                error.args = (f"{ctx.method} has a question, and {_NO_SESSION}",)
+            raise
         if ctx.wire.answers_only or self._alone:
             why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
             _log.warning("%s", why)

@@ -105,7 +105,7 @@ class _Alone(Owner):
         self.lane = Lane(self, Way(verdict.answer, revision), traffic, _ids(verdict.message))
         link = Link.EXCHANGE if self._modern else Link.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
-        self.conversation = Conversation(run, self.lane, link=link, terms=terms)
+        self.conversation = Conversation(run, self.lane, link=link, terms=terms, changes=self._modern)
         all.add(self.conversation)
 
     def pull(self, lane: Lane) -> None:
@@ -258,7 +258,8 @@ class Endpoint:
     async def _open_session(self, verdict: Serve, case: _Case) -> Gone:
         id = self._sessions.new_id()
         log = MemoryEventLog(self._limits) if self._event_log is None else self._event_log(id)
-        session = HttpSession(self._run, self._traffic, self._sessions, id, case.principal, log)
+        changes = not self.policy.json_only
+        session = HttpSession(self._run, self._traffic, self._sessions, id, case.principal, log, changes=changes)
         lane = session.answer(verdict.answer, _ids(verdict.message))
         gone = lane.carry(case.response, verdict.cors)
         self._hear(session.conversation, verdict.message, case, lane)

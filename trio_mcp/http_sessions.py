@@ -69,10 +69,18 @@ class HttpSession(Owner):
     overrun = False  # each request has a response of its own
 
     def __init__(
-        self, run: Run, traffic: Traffic, sessions: Sessions, id: str, principal: str | None, log: EventLog
+        self,
+        run: Run,
+        traffic: Traffic,
+        sessions: Sessions,
+        id: str,
+        principal: str | None,
+        log: EventLog,
+        *,
+        changes: bool = True,
     ) -> None:
         self.log = log
-        self.conversation = Conversation(run, self, link=Link.SESSION)
+        self.conversation = Conversation(run, self, link=Link.SESSION, changes=changes)
         self._traffic = traffic
         self._sessions = sessions
         self._id = id

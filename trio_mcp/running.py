@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Draining", "Run", "Runs", "Statistics", "check_seconds"]
 
+_OF_CHANGES = ("listChanged", "subscribe")
+
 
 def check_seconds(name: str, seconds: object) -> None:
     if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
@@ -90,9 +92,15 @@ class Run:
         window: float,
         sealer: StateSealer,
         threads: int,
+        shared: bool,
     ) -> None:
+        self.shared = shared
+        """It ends with a block of the program's own, and not with its connections."""
+        self.ended = trio.Event()
+        """Set when its lifespan has ended, too."""
         self.nursery = nursery
         self.offer = offer
+        self._quiet: tuple[Offer, Offer] | None = None
         self.limits = limits
         self.connections: set[Connection] = set()
         self.draining = False
@@ -110,6 +118,17 @@ class Run:
         )
         nursery.start_soon(self.publisher.run, name="changes of the server, merged")
         nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
+
+    def quiet_offer(self) -> Offer:
+        """As `offer`, for who can be told nothing but answers: changes are not promised."""
+        offer = self.offer()
+        if self._quiet is None or self._quiet[0] is not offer:
+            kept = {
+                kind: {name: value for name, value in what.items() if name not in _OF_CHANGES}
+                for kind, what in offer.capabilities.items()
+            }
+            self._quiet = offer, attrs.evolve(offer, capabilities=kept)
+        return self._quiet[1]
 
     async def drain(self) -> None:
         """Take nothing new from now on; returns when all connections have ended in good order."""
@@ -172,6 +191,12 @@ class Runs:
             run.stop()
 
 
+async def _drained(run: Run) -> None:
+    await run.drain()
+    if not run.shared:  # so that who cancels everything afterwards cuts no lifespan short
+        await run.ended.wait()
+
+
 class Draining:
     """The block of `Server.draining`; a class, as `groups.open_nursery` is one."""
 
@@ -195,7 +220,7 @@ class Draining:
     async def _drain(self, runs: tuple[Run, ...]) -> None:
         async with trio.open_nursery() as nursery:
             for run in runs:
-                nursery.start_soon(run.drain)
+                nursery.start_soon(_drained, run)
         self._gone.set()
 
     async def _wait(

@@ -370,7 +370,8 @@ class Server:
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """The server ends in good order.  From the beginning of the block no new request is taken, nor a connection
         served that begins; what runs goes on, and each connection ends when it has nothing left.  The end of the block
-        waits for all of them, until `seconds` after its beginning (`math.inf`: as long as it takes).  What is left then
+        waits for all of them, and for the lifespans of runs that end with them, until `seconds` after its beginning
+        (`math.inf`: as long as it takes).  What is left then
         is cancelled, and answered with an error for which there is a second; it is stopped without one if the block is
         cancelled or raises.
 
@@ -447,7 +448,7 @@ class _Running:
     A class, and no generator that would have to be in this block for as long: see `groups`.
     """
 
-    __slots__ = ("_server", "_shared", "_stack")
+    __slots__ = ("_run", "_server", "_shared", "_stack")
 
     def __init__(self, server: Server, *, shared: bool) -> None:
         self._server = server
@@ -476,7 +477,7 @@ class _Running:
             run = Run(
                 server, parts, lifespans, nursery,
                 offer=server.offer, limits=server._limits, window=server._burst, sealer=server._sealer,
-                threads=server._threads,
+                threads=server._threads, shared=self._shared,
             )  # fmt: skip
             server._own.add(run)
             stack.callback(server._own.discard, run)
@@ -487,6 +488,7 @@ class _Running:
             if self._shared:
                 server._shared = run
             self._stack = stack.pop_all()
+        self._run = run
         return run
 
     async def __aexit__(
@@ -494,7 +496,10 @@ class _Running:
     ) -> bool | None:
         if self._shared:
             self._server._shared = None
-        return await self._stack.__aexit__(kind, error, traceback)
+        try:
+            return await self._stack.__aexit__(kind, error, traceback)
+        finally:
+            self._run.ended.set()
 
 
 def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:

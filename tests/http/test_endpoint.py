@@ -20,7 +20,7 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, NotDeclared, SessionClosed
 from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.replay import MemoryEventLog
 from trio_mcp.endpoint import Admitted, Endpoint
@@ -295,18 +295,37 @@ async def test_a_question_without_a_session_fails_at_once_for_nothing_could_brin
         await ctx.progress(1)
         try:
             await ctx.roots()
-        except RequestError as error:
+        except NotDeclared as error:  # what the client can is not known
             return str(error)
         return "answered"
 
     async with at(server, sessions=False) as door:
-        # Sessionless: what the client can is not known, so it is a question that no client declares it can answer.
         visit = await door.post(
             request("tools/call", {"name": "asks"}, revision=revision, progress=1), revision=revision
         )
         await wait_all_tasks_blocked()
         assert visit.response.ended
         assert methods(visit.response.messages) == [PROGRESS, "the answer"]
+        said = visit.response.messages[-1]["result"]["content"][0]["text"]
+        assert "sessions=False" in said
+
+
+@pytest.mark.parametrize("options", [{"sessions": False}, {"json_only": True}])
+@in_sessions
+async def test_where_nothing_can_be_told_unasked_no_changes_are_promised(
+    revision: str, options: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage.server, **options) as door:
+        opening = await door.initialize_alone(revision)
+        declared = opening.response.json["result"]["capabilities"]
+        assert declared["tools"] == declared["resources"] == {}
+        session = None if "sessions" in options else await door.initialize(revision)
+        subscribe = request("resources/subscribe", {"uri": "r://1"}, revision=revision)
+        visit = await door.post(subscribe, session, revision=revision)
+        error = visit.response.json["error"]
+        assert error["code"] == -32601
+        assert "resources.subscribe, which was not declared" in error["message"]
 
 
 async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockClock) -> None:

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import unwrapped, wide
 from tests.server.wire import LATEST, Broken, WireError, connected, everywhere, modern
-from trio_mcp import Context, LocalProtocolError, Server, serve_stream
+from trio_mcp import Context, LocalProtocolError, Server, serve_http, serve_stream
 from trio_mcp.running import Run
 
 
@@ -108,6 +108,26 @@ async def test_a_run_of_its_own_ends_with_its_lifespan(autojump_clock: MockClock
             pass
         await wire.ended.wait()
     assert ended == [60]
+
+
+async def test_the_lifespan_of_a_run_that_ends_is_waited_for_and_not_cut_short(autojump_clock: MockClock) -> None:
+    ended = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await trio.sleep(3)
+            ended.append(trio.current_time())
+
+    server = working(lifespan=lifespan)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_http, server)
+        async with server.draining(10):
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert ended == [3]
 
 
 async def test_what_runs_for_ever_is_waited_for_if_that_is_said(autojump_clock: MockClock) -> None:
