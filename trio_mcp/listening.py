@@ -22,7 +22,7 @@ behind.  Only what takes time, asking again after a while, is done by the task t
 | the server, in good order | the iterator ends |
 | the server refuses it | `RequestError` |
 | the stream broke, the session lives | it is asked for again, after a while; in the end that raises |
-| the session is lost | it is asked for on the next one |
+| the session is lost | it is asked for on the next one; if there is to be none, that raises |
 | the client is closed | the iterator ends, or raises what closed it |
 """
 
@@ -93,8 +93,8 @@ class Changes:
     The iterator ends when the server ends the subscription in good order, and when the client is closed.  It raises
     `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it then tells of nothing any
     more, `SessionClosed` (or what else the client was closed with) when the link is gone for good, and
-    `RemoteProtocolError` for answers that are none.  What was heard before is told before.  Waiting may be cancelled;
-    no change is lost by it.
+    `RemoteProtocolError` for answers that are none.  What was heard until then is told first.  Waiting may be
+    cancelled; no change is lost by it.
     """
 
     def __init__(self, asked: tuple[Change, ...], listening: Listening, limits: Limits) -> None:
@@ -227,6 +227,7 @@ class Listening:
         self._limits = limits
         self._caller: Caller | None = None
         self._closed: Failure | None = None
+        self._hopeless: Failure | None = None  # why no other session is expected
         self._blocks: dict[Changes, None] = {}  # that have been entered and not left
         # Of the session:
         self._subscriptions = Subscriptions()
@@ -335,16 +336,19 @@ class Listening:
             else:
                 changes._break(_failure(outcome))
 
-    def lost(self) -> None:
-        """The session is gone; every block waits for the next."""
-        self._caller = None
+    def lost(self, failure: Failure | None = None) -> None:
+        """The session is gone; every block waits for the next.
+
+        With `failure` none is on its way, and until one is attached after all each block that waits raises that.
+        """
+        self._caller, self._hopeless = None, failure
         self._subscriptions.lost()
         self._listeners.clear()
         self._resources.clear()
         self._asking.clear()
         self._wanted = frozenset()
         for changes in self._blocks:
-            changes._lose()
+            changes._lose() if failure is None else changes._close(failure)
 
     def closed(self, failure: Failure | None = None) -> None:
         """The client is gone: every block ends, with this error, or after an orderly end (None) without one."""
@@ -360,7 +364,7 @@ class Listening:
         """Ask for what a block wants to hear, if there is a session; else the next one will be asked."""
         caller = self._caller
         if caller is None or caller.session.closed:
-            changes._lose()
+            changes._lose() if self._hopeless is None else changes._close(self._hopeless)
             return
         terms = caller.session.terms
         assert terms is not None  # it was attached when it was open

@@ -711,13 +711,15 @@ async def test_what_lies_below_is_told_by_name_up_to_a_bound(revision: str, auto
         trio.open_nursery() as nursery,
     ):
         requests: list[Object] = []
+        agreed = trio.Event()
 
         async def agreeing() -> None:
             requests.extend(await agree(peer, revision, ("r://one",)))
+            agreed.set()
 
         nursery.start_soon(agreeing)
         async with listening.listen(tools=True, resources="r://one") as changes:
-            await wait_all_tasks_blocked()
+            await agreed.wait()
             subscription = requests[0] if revision == LATEST else None
             below = [resource_updated(f"r://one/{n}") for n in range(100)]
             for each in below:
@@ -823,6 +825,29 @@ async def test_what_the_next_server_does_not_declare_is_missing_or_an_error(auto
         async with scripted(OLD, {}, talk=ear) as (link, peer):
             ear.listening.attach(link.caller)
             await block.failed(NothingToHear)
+
+
+@ERAS
+async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [waiting]:
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await agree(peer, revision)
+        assert waiting.changes is not None
+        ear.listening.lost(lambda: SessionClosed("the server is not there any more"))
+        error = await waiting.failed(SessionClosed)
+        assert str(error) == "the server is not there any more"
+        with pytest.raises(SessionClosed, match="not there any more"):
+            async with ear.listening.listen(tools=True):
+                pass
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):  # and now it is again
+            ear.listening.attach(link.caller)
+            async with blocks(ear.listening, (TOOLS_CHANGED,)) as [another]:
+                await agree(peer, revision)
+                assert another.entered.is_set()
 
 
 @ERAS
