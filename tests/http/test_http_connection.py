@@ -24,7 +24,7 @@ from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.http_connection import HttpConnection, Shared
-from trio_mcp.http_wire import refused
+from trio_mcp.http_wire import Head, refused
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)
@@ -280,7 +280,7 @@ async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(auto
         assert peer.script.log[-1] == "gone /wait"  # who reads no further cannot see its client leave
 
 
-@pytest.mark.parametrize("size", [500, 999, 1000, 5000])
+@pytest.mark.parametrize("size", [500, 1900 - len(post(b"x" * 900)), 999, 1000, 5000])  # the second: 1000 with its head
 async def test_a_client_is_in_its_next_request_before_we_know_that_it_has_the_answer(
     size: int, autojump_clock: MockClock
 ) -> None:
@@ -458,6 +458,9 @@ async def test_who_has_sent_its_body_or_cannot_know_of_100_gets_none(version: st
         assert await peer.read() == b""
         await peer.send(asked[-2:])
         assert answers(await peer.read())[0][2] == b"body"
+    async with connected() as peer:
+        await peer.send(asked)
+        assert (await peer.read()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_body_in_chunks_is_one_body(autojump_clock: MockClock) -> None:
@@ -478,6 +481,12 @@ async def test_the_small_body_of_a_refused_request_is_forgotten_and_the_connecti
         await peer.send(b"56789" + get())
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
         assert peer.script.bodies == [b""]
+
+
+async def test_what_follows_the_whole_body_of_a_refused_request_is_the_next_one(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(post(b"body", "/refuse") + get("/echo/next"))
+        assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
 
 
 async def test_who_goes_on_sending_after_a_refusal_is_not_read_for_ever(autojump_clock: MockClock) -> None:
@@ -507,6 +516,13 @@ async def test_after_a_refusal_a_body_that_may_be_long_ends_the_connection(
         assert (status, fields["connection"]) == (403, "close")
         await peer.over.wait()
         assert peer.stream._out.buffer == b""
+
+
+async def test_a_body_that_is_too_long_for_a_refused_request_is_refused_with_it(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(message_bytes=1000)) as peer:
+        await peer.send(get("/refuse", "Content-Length: 1001", method="POST"))
+        ((status, fields, _),) = answers(await peer.end())
+        assert (status, fields["connection"]) == (403, "close")
 
 
 async def test_a_whole_body_in_chunks_of_a_refused_request_keeps_the_connection(autojump_clock: MockClock) -> None:
@@ -554,6 +570,14 @@ async def test_what_cannot_be_read_is_refused_and_the_connection_closed(
         assert len(peer.script.bodies) == 1
 
 
+async def test_what_cannot_be_read_is_told_also_after_a_head(autojump_clock: MockClock) -> None:
+    async with connected() as peer:
+        await peer.send(get("/echo", method="HEAD") + b"bad\r\n\r\n")
+        _, refused = answers(await peer.end(), "HEAD", "GET")
+        assert refused[0] == 400
+        assert "request line" in why(refused)
+
+
 # Versions and methods.
 
 
@@ -566,19 +590,21 @@ async def test_a_head_is_answered_without_a_body_but_with_its_length(autojump_cl
 
 
 async def test_a_head_of_a_stream_has_no_body_either(autojump_clock: MockClock) -> None:
-    async with connected() as peer:
+    writes: list[bytes] = []
+    async with connected(tap=lambda way, data: writes.append(data) if way == "out" else None) as peer:
         await peer.send(get("/stream", method="HEAD") + get())
         response = await peer.script.response()
         await response.send(b"data", more=True)
         await response.send(b"", more=False)
         one, two = answers(await peer.read(), "HEAD", "GET")
         assert (one[2], two[0]) == (b"", 200)
+        assert len(writes) == 2  # and nothing is written for what is not sent
 
 
 async def test_no_content_has_no_length(autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(get("/wait"))
-        await (await peer.script.response()).begin(204, (), b"", more=False)
+        await (await peer.script.response()).begin(204, (), b"dropped", more=False)
         ((status, fields, _),) = answers(await peer.read())
         assert status == 204
         assert fields.keys() == {"date"}
@@ -635,6 +661,7 @@ async def test_who_wants_the_connection_closed_gets_it_closed_and_is_told_so(aut
                 await (await peer.script.response()).begin(200, TEXT, b"", more=False)
             ((_, fields, _),) = answers(await peer.end())
             assert fields["connection"] == "close"
+            assert trio.current_time() < 1
 
 
 async def test_a_head_that_came_in_time_is_not_held_against_its_client(autojump_clock: MockClock) -> None:
@@ -652,6 +679,11 @@ async def test_what_follows_a_request_to_close_is_not_looked_at(autojump_clock: 
         await peer.send(get("/echo", "Connection: close") + get("/never"))
         assert len(answers(await peer.end())) == 1
         assert peer.script.log == ["head /echo", "body /echo"]
+        # Nor is the connection closed with that in it: its client might not read the answer then.
+        assert not peer.over.is_set()
+        await peer.send(get("/never"))
+        await peer.stream.aclose()
+        await peer.over.wait()
 
 
 # Upgrades.
@@ -685,9 +717,19 @@ async def test_a_request_for_a_websocket_is_handed_over_with_what_followed_it(au
         get("/echo/ws", *UPGRADE, version="1.0"),
         get("/echo/ws", *UPGRADE, method="POST"),
         get("/echo/ws", *UPGRADE, "Content-Length: 0") + b"",
+        get("/echo/ws", *UPGRADE, "Content-Length: 4") + b"body",
         get("/echo?x=http://localhost/echo/ws", *UPGRADE),
     ],
-    ids=["another path", "another protocol", "none", "HTTP/1.0", "POST", "an empty body", "another path with a query"],
+    ids=[
+        "another path",
+        "another protocol",
+        "none",
+        "HTTP/1.0",
+        "POST",
+        "an empty body",
+        "a body",
+        "another path with a query",
+    ],
 )
 async def test_any_other_request_stays_http(data: bytes, autojump_clock: MockClock) -> None:
     handed = []
@@ -834,6 +876,18 @@ async def test_a_response_may_take_for_ever_if_its_client_waits(autojump_clock: 
         assert answers(await peer.read())[0][2] == b"at last"
 
 
+async def test_the_time_of_a_slow_body_is_not_held_against_its_response(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(body_seconds=30)) as peer:
+        asked = post(b"body", "/wait")
+        await peer.send(asked[:-2])
+        await trio.sleep(1)
+        await peer.send(asked[-2:])
+        response = await peer.script.response()
+        await trio.sleep(80_000)
+        await response.begin(200, TEXT, b"at last", more=False)
+        assert [(status, body) for status, _, body in answers(await peer.read())] == [(200, b"at last")]
+
+
 async def test_a_client_that_reads_nothing_is_dropped(autojump_clock: MockClock) -> None:
     async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
         await peer.send(get("/wait"))
@@ -845,6 +899,22 @@ async def test_a_client_that_reads_nothing_is_dropped(autojump_clock: MockClock)
         await peer.over.wait()
         assert trio.current_time() - began < 62
         assert "gone /wait" not in peer.script.log
+
+
+async def test_who_reads_nothing_gets_no_more_time_by_the_end_of_everything(autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+
+        async def hurry() -> None:
+            await trio.sleep(59.5)
+            peer.connection.hurry()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hurry)
+            with pytest.raises(trio.BrokenResourceError):
+                await response.begin(200, TEXT, b"x" * 2000, more=True)
+            assert trio.current_time() == 60
 
 
 @pytest.mark.parametrize("caller_is_cancelled", [False, True])
@@ -962,6 +1032,27 @@ async def test_what_is_being_written_may_be_finished_when_everything_is_cancelle
         assert (b"x" * 1000 in raw) is reads
 
 
+@pytest.mark.parametrize("takes", [0.5, math.inf])
+async def test_a_stream_has_a_moment_to_close_politely_when_everything_is_cancelled(
+    takes: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ours, theirs = wide()
+    ends: list[float] = []
+
+    async def aclose() -> None:
+        try:
+            await trio.sleep(takes)
+        finally:
+            ends.append(trio.current_time())
+
+    monkeypatch.setattr(theirs, "aclose", aclose)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(HttpConnection(Shared(Script(), Limits()), theirs).serve)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert ends == [min(takes, 1)]
+
+
 def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
     asked = post(b"one") + get("/refuse", "Content-Length: 3", method="POST") + b"abc" + get("/stream")
 
@@ -1018,6 +1109,20 @@ async def test_a_connection_keeps_nothing_that_is_over(autojump_clock: MockClock
             assert not any(each is peer.connection or each is vars(peer.connection) for each in holders)
 
 
+async def test_of_a_request_whose_response_lasts_the_head_is_not_kept(autojump_clock: MockClock) -> None:
+    def heads() -> int:
+        gc.collect()
+        return sum(isinstance(each, Head) for each in gc.get_objects())
+
+    before = heads()
+    async with connected() as peer:
+        await peer.send(get("/stream"))
+        response = await peer.script.response()
+        await wait_all_tasks_blocked()
+        assert heads() <= before
+        await response.send(b"", more=False)
+
+
 # What goes wrong on our side.
 
 
@@ -1058,6 +1163,36 @@ async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autoj
     with pytest.raises(Mistake):
         await HttpConnection(Shared(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
     assert await ours.receive_some() == b""
+
+
+async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    class Mistake(Exception):
+        pass
+
+    def tap(_direction: str, data: bytes) -> None:
+        if data == b"body":
+            raise Mistake
+
+    ours, theirs = wide()
+    asked = post(b"body")
+    raised = []
+
+    async def serve() -> None:
+        try:
+            await HttpConnection(Shared(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+        except Mistake as error:
+            raised.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await ours.send_all(asked[:-4])
+        await wait_all_tasks_blocked()
+        await ours.send_all(asked[-4:])
+        assert await ours.receive_some() == b""
+    assert len(raised) == 1
+    assert caplog.records == []
 
 
 async def test_nothing_is_logged_because_of_a_client(
