@@ -57,6 +57,7 @@ from trio_mcp.core.rounds import Ask, Rounds
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import LOG_LEVELS, Terms
+from trio_mcp.following import Follow
 from trio_mcp.groups import open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
@@ -406,6 +407,23 @@ class Client:
         result = from_json(CallToolResult, said)
         self._book.judge(name, result)
         return result if returns is ABSENT else typed(name, result, returns)
+
+    def follow_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        meta: Mapping[str, Json] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Follow[CallToolResult]:
+        """``async with client.follow_tool(...) as call``: the call runs beside the block, which iterates over its
+        progress and asks for its `result`; see `FollowedCall`.  A call that is not done at the end is cancelled.
+        """
+
+        async def call(on_progress: OnProgress) -> CallToolResult:
+            return await self.call_tool(name, arguments, on_progress=on_progress, meta=meta, headers=headers)
+
+        return Follow(call, f"tools/call {name[:80]!r}, followed")
 
     async def _call_anew(self, params: JsonObject, refused: HeadersRefused, **how: Any) -> JsonObject:
         """Once more, with the headers that the tool wants by now."""

@@ -1,0 +1,98 @@
+"""A call that is followed while it runs: its progress is iterated over, and its result waited for.
+
+async with client.follow_tool("forecast", {"city": "Oslo"}) as call:
+    async for report in call:
+        print(report.progress, report.total, report.message)
+    result = await call.result()
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import attrs
+import trio
+
+from trio_mcp.caller import OnProgress
+from trio_mcp.groups import open_nursery
+
+__all__ = ["Follow", "FollowedCall", "Progress"]
+
+T = TypeVar("T")
+
+_REPORTS = 1000  # that wait to be taken; then the oldest are left out, for the last says it all
+
+
+@attrs.frozen
+class Progress:
+    """How far a call has got."""
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class FollowedCall(Generic[T]):
+    """An asynchronous iterator of `Progress`, for one task at a time; it ends with the call, well or not."""
+
+    def __init__(self) -> None:
+        self._reports: deque[Progress] = deque(maxlen=_REPORTS)
+        self._news = trio.Event()
+        self._over = trio.Event()
+        self._result: T | None = None
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> FollowedCall[T]:
+        return self
+
+    async def __anext__(self) -> Progress:
+        while not self._reports:
+            if self._over.is_set():
+                raise StopAsyncIteration
+            await self._news.wait()
+            self._news = trio.Event()
+        await trio.lowlevel.checkpoint()
+        return self._reports.popleft()
+
+    async def result(self) -> T:
+        """The result of the call, once it has ended.  Raises as the call does."""
+        await self._over.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # without an error there is one
+
+    def _reported(self, progress: float, total: float | None, message: str | None) -> None:
+        self._reports.append(Progress(progress, total, message))
+        self._news.set()
+
+    async def _run(self, call: Callable[[OnProgress], Awaitable[T]]) -> None:
+        try:
+            self._result = await call(self._reported)
+        except Exception as error:  # noqa: BLE001  # it is for whoever waits for the result
+            self._error = error
+        finally:
+            self._over.set()
+            self._news.set()
+
+
+class Follow(Generic[T]):
+    """The block of a followed call; a class, as `groups.open_nursery` is one.  Its end cancels the call."""
+
+    def __init__(self, call: Callable[[OnProgress], Awaitable[T]], name: str) -> None:
+        self._call = call
+        self._name = name
+
+    async def __aenter__(self) -> FollowedCall[T]:
+        self._nursery = open_nursery()
+        nursery = await self._nursery.__aenter__()
+        followed: FollowedCall[T] = FollowedCall()
+        nursery.start_soon(followed._run, self._call, name=self._name)
+        return followed
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._nursery.__aexit__(kind, error, traceback)
