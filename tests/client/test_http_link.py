@@ -1,0 +1,1124 @@
+"""A client's session by HTTP: with our own server in every revision, and with servers that do what they should not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.http_script import (
+    SESSION,
+    URL,
+    Asked,
+    Bench,
+    Out,
+    Play,
+    legacy,
+    linked,
+    modern,
+    script,
+)
+from tests.http.served import listening, served
+from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
+from tests.server.wire import CAPABILITIES
+from trio_mcp.caller import HeadersRefused, OpeningError, SessionLost
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.headers import find_mirrors
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.revisions import META_VERSION
+from trio_mcp.core.sse import SseEvent, encode_event
+from trio_mcp.http_link import NeedsSse, NotAnswered, Unauthorized
+from trio_mcp.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
+
+SESSIONS = (B, C, D)
+in_all = pytest.mark.parametrize("revision", [A, B, C, D, E])
+streamable = pytest.mark.parametrize("revision", [*SESSIONS, E])
+in_sessions = pytest.mark.parametrize("revision", SESSIONS)
+RESULT = {"content": [{"type": "text", "text": "done"}]}
+
+
+def playing(revision: str, play: Play) -> Play:
+    return modern(play) if revision == E else legacy(play)
+
+
+async def unasked(asked: Asked, out: Out) -> None:
+    raise AssertionError(f"{asked.what} was not to come")
+
+
+async def failing(bench: Bench, method: str = "tools/list", params: Any = None) -> McpError:
+    with pytest.raises(McpError) as failed:
+        await patiently(partial(bench.caller.request, method, params), "an outcome")
+    return failed.value
+
+
+# With our own server.
+
+
+@contextlib.asynccontextmanager
+async def at(
+    stage: Stage, revision: str, *, over: Any = served, sse: bool = False, **options: Any
+) -> AsyncIterator[Bench]:
+    """A link to our own server: over HTTP+SSE for the revision that has nothing else."""
+    sse = sse or revision == A
+    async with over(stage.server, **(OLD if sse else {}), **options) as web:
+        url = f"http://{web.headers['Host']}{'/sse' if sse else '/mcp'}"
+        capabilities = CAPABILITIES[revision]
+        async with linked(web.connect, [revision], url=url, sse=sse, capabilities=capabilities) as bench:
+            yield bench
+
+
+def text_of(result: dict[str, Any]) -> str:
+    text: str = result["content"][0]["text"]
+    return text
+
+
+@req("http-08", "http-09", "http-19", "http-66", "http-67", "http-62", "http-63")
+@in_all
+async def test_calls_are_answered_in_every_revision(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage, revision) as bench:
+        reports: list[float] = []
+        result = await bench.caller.request("tools/list")
+        assert [each["name"] for each in result["tools"]] == ["play"]
+        result = await bench.caller.request(
+            "tools/call",
+            play("progress", "progress", "say hello"),
+            on_progress=lambda *report: reports.append(report[0]),
+        )
+        assert text_of(result) == "hello"
+        assert reports == [1, 2]
+        with pytest.raises(RequestError):
+            await bench.caller.request("resources/read", {"uri": "nowhere://1"})
+        assert bench.talk.mistakes == []
+
+
+@in_all
+async def test_calls_are_answered_over_sockets(revision: str) -> None:
+    async with at(Stage(), revision, over=listening) as bench:
+        results: list[str] = []
+
+        async def call(number: int) -> None:
+            results.append(text_of(await bench.caller.request("tools/call", play(f"say {number}"))))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(call, number)
+        assert sorted(map(int, results)) == list(range(20))
+
+
+@req("cancel-11", "cancel-15", "cancel-16", "http-29")
+@in_all
+async def test_leaving_a_call_stops_its_handler_and_the_session_goes_on(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage, revision) as bench:
+        with trio.move_on_after(5):
+            await bench.caller.request("tools/call", play("wait x", name="long"))
+        await wait_all_tasks_blocked()
+        assert stage.cancelled == ["long"]
+        assert text_of(await bench.caller.request("tools/call", play("say still"))) == "still"
+
+
+@req("http-125")
+@pytest.mark.parametrize("revision", [A, *SESSIONS])
+async def test_what_a_server_asks_in_a_call_is_answered(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    method, answer, _ = QUESTIONS["sample"]
+    async with at(stage, revision) as bench:
+        bench.talk.answers[method] = lambda call: answer
+        result = await bench.caller.request("tools/call", play("sample", "say asked"), on_progress=lambda *_: None)
+        assert text_of(result) == "asked"
+        assert len(stage.answers) == 1
+
+
+@req("http-31", "http-32")
+@in_sessions
+async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with at(stage, revision) as bench:
+        bench.nursery.start_soon(bench.link.stand)
+        await wait_all_tasks_blocked()
+        stage.server.changed("tools")
+        await trio.sleep(5)
+        assert [each.notification.method for each in bench.talk.notices] == [TOOLS]
+
+
+async def test_a_modern_session_has_no_such_stream(autojump_clock: MockClock) -> None:
+    async with at(Stage(), E) as bench:
+        await bench.link.stand()  # returns
+
+
+@req("http-41", "http-44", "http-48", "http-50")
+async def test_a_call_goes_on_where_the_server_has_hung_up(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage, D) as bench:
+        reports: list[float] = []
+        start = trio.current_time()
+        steps = play("progress", "hang-up 7", "progress", "say back")
+        result = await bench.caller.request("tools/call", steps, on_progress=lambda *report: reports.append(report[0]))
+        assert text_of(result) == "back"
+        assert reports == [1, 2]
+        assert stage.answers == [True]
+        assert trio.current_time() - start >= 7
+
+
+@req("http-59")
+@in_sessions
+async def test_closing_ends_the_session_at_the_server(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
+        await bench.caller.request("tools/list")
+        id = bench.link._id
+        await bench.link.aclose()
+        await bench.link.aclose()  # again is nothing
+        answer = await web.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, session=id, revision=revision)
+        assert answer.status == 404
+        with pytest.raises(SessionClosed):
+            await bench.caller.request("tools/list")
+
+
+@in_all
+async def test_closing_ends_every_call_at_once(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage, revision) as bench:
+        ended: list[str] = []
+
+        async def call() -> None:
+            with pytest.raises(SessionClosed, match="closed from this side"):
+                await bench.caller.request("tools/call", play("wait x"), on_progress=lambda *_: None)
+            ended.append("call")
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            start = trio.current_time()
+            await bench.link.aclose()
+        assert ended == ["call"] * 3
+        assert trio.current_time() == start
+
+
+@req("http-58")
+@in_sessions
+async def test_a_session_that_the_server_ended_is_lost(revision: str, autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with served(stage.server) as web, linked(web.connect, [revision]) as bench:
+        gone = await web.end(bench.link._id)
+        assert gone.status in (200, 202, 204)
+        failed = await failing(bench)
+        assert isinstance(failed, SessionLost)
+        assert failed.request_may_have_run is False
+        assert isinstance(bench.talk.failure and bench.talk.failure(), SessionLost)
+
+
+@in_all
+async def test_the_callers_own_headers_go_with_everything(revision: str, autojump_clock: MockClock) -> None:
+    seen: list[Any] = []
+
+    async def authenticate(request: Any) -> str | None:
+        seen.append(request.headers.get("Authorization"))
+        return "ann" if request.headers.get("Authorization") else None
+
+    stage, sse = Stage(), revision == A
+    tokens = iter(range(100))
+    options = {"authenticate": authenticate, **(OLD if sse else {})}
+    async with served(stage.server, **options) as web:
+        url = URL if not sse else "http://127.0.0.1:3000/sse"
+        headers = lambda: (("Authorization", f"Bearer {next(tokens)}"),)  # noqa: E731
+        async with linked(web.connect, [revision], url=url, sse=sse, headers=headers) as bench:
+            await bench.caller.request("tools/list")
+            await bench.caller.request("tools/list", headers=(("authorization", "Bearer own"),))
+    assert "Bearer own" in seen
+    assert None not in seen
+    assert len(set(seen)) == len(seen)  # asked for each time
+
+
+# What is sent.
+
+
+@pytest.mark.parametrize(
+    "name", ["Accept", "content-type", "MCP-SESSION-ID", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Param-x", "Host"]
+)
+@pytest.mark.parametrize("of", ["all", "one"])
+async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of: str) -> None:
+    async with script(modern(unasked)) as server:
+        mine: list[tuple[str, str]] = []
+        async with linked(server.connect, [E], headers=lambda: tuple(mine)) as bench:
+            given = ((name, "s3cret"),)
+            mine.extend(given if of == "all" else ())
+            with pytest.raises(LocalProtocolError, match=name) as failed:
+                await bench.caller.request("tools/list", headers=given if of == "one" else ())
+            assert "s3cret" not in str(failed.value)
+            mine.clear()
+
+
+async def test_what_the_callers_headers_raise_reaches_who_asks() -> None:
+    async with script(modern(unasked)) as server:
+        mine: list[BaseException] = []
+
+        def headers() -> tuple[tuple[str, str], ...]:
+            if mine:
+                raise mine[0]
+            return ()
+
+        async with linked(server.connect, [E], headers=headers) as bench:
+            mine.append(ZeroDivisionError())
+            failed = await failing(bench)
+            assert isinstance(failed, LocalProtocolError)
+            assert failed.__cause__ is mine.pop()
+
+
+@req("http-78", "http-97", "http-74", "http-75", "http-68")
+async def test_arguments_of_a_tool_go_into_headers() -> None:
+    async def answer(asked: Asked, out: Out) -> None:
+        await out.json(asked.answer({"resultType": "complete", **RESULT}))
+
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    rules = {"t": find_mirrors(schema).rules}
+    async with (
+        script(modern(answer)) as server,
+        linked(server.connect, [E], mirrors=lambda tool: rules.get(tool, ())) as bench,
+    ):
+        await bench.caller.request("tools/call", {"name": "t", "arguments": {"region": "eu"}})
+        await bench.caller.request("tools/call", {"name": "t", "arguments": {"region": None}})
+        await bench.caller.request("tools/call", {"name": "other", "arguments": {"region": "eu"}})
+    calls = [each for each in server.asked if each.what == "tools/call"]
+    assert [each.headers.get("Mcp-Param-Region") for each in calls] == ["eu", None, None]
+    assert [(each.headers["Mcp-Method"], each.headers["Mcp-Name"]) for each in calls] == [
+        ("tools/call", "t"), ("tools/call", "t"), ("tools/call", "other"),
+    ]  # fmt: skip
+    for each in server.asked:
+        assert each.headers["MCP-Protocol-Version"] == each.message["params"]["_meta"][META_VERSION] == E
+
+
+@req("http-55", "http-61", "http-62", "http-63", "http-119", "http-32")
+@in_sessions
+async def test_the_session_and_its_version_go_with_everything_after_the_opening(revision: str) -> None:
+    async def answer(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.reply(405)
+        else:
+            await out.json(asked.answer({"tools": []}))
+
+    async with script(legacy(answer)) as server, linked(server.connect, [revision]) as bench:
+        await bench.caller.request("tools/list")
+        await bench.link.stand()
+        assert SESSION not in repr(bench.link) + repr(vars(bench.link)["_flights"])
+    assert server.heard == ["initialize", "notifications/initialized", "tools/list", "GET", "DELETE"]
+    opening, *rest = server.asked
+    assert "Mcp-Session-Id" not in opening.headers
+    assert "MCP-Protocol-Version" not in opening.headers
+    assert [each.headers["Mcp-Session-Id"] for each in rest] == [SESSION] * 4
+    assert [each.headers.get("MCP-Protocol-Version") for each in rest] == [None if revision == B else revision] * 4
+    assert bench.talk.mistakes == []
+
+
+async def test_nothing_overtakes_the_end_of_the_handshake(autojump_clock: MockClock) -> None:
+    go = trio.Event()
+
+    async def playing(asked: Asked, out: Out) -> None:
+        if asked.what == "notifications/initialized":
+            await go.wait()
+            await out.reply(202)
+        else:
+            await legacy(answer)(asked, out)
+
+    async def answer(asked: Asked, out: Out) -> None:
+        await out.json(asked.answer({"tools": []}))
+
+    async with script(playing) as server, linked(server.connect, [D]) as bench:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.caller.request, "tools/list")
+            with trio.move_on_after(1):
+                await bench.caller.request("ping")  # which is given up before it was sent
+            await wait_all_tasks_blocked()
+            assert server.heard == ["initialize", "notifications/initialized"]
+            go.set()
+        # Nor is the server told of the end of what it has never seen.
+        assert server.heard == ["initialize", "notifications/initialized", "tools/list"]
+
+
+@req("cancel-15", "cancel-19")
+@streamable
+async def test_giving_up_closes_the_response_and_says_so_only_where_that_is_the_rule(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async def hold(asked: Asked, out: Out) -> None:
+        if asked.what == "notifications/cancelled":
+            await out.reply(202)
+        else:
+            await out.begin()
+            await out.hold()
+
+    async with script(playing(revision, hold)) as server, linked(server.connect, [revision]) as bench:
+        with trio.move_on_after(3):
+            await bench.caller.request("tools/list")
+        await wait_all_tasks_blocked()
+        told = [each.message["params"] for each in server.asked if each.what == "notifications/cancelled"]
+        [id] = [each.id for each in server.asked if each.what == "tools/list"]
+        assert [each["requestId"] for each in told] == ([] if revision == E else [id])
+        assert server.left == ["tools/list"]  # its connection was closed
+
+
+@req("http-13")
+async def test_a_request_by_a_modern_server_is_not_answered() -> None:
+    async def ask(asked: Asked, out: Out) -> None:
+        await out.begin()
+        await out.event({"jsonrpc": "2.0", "id": 7, "method": "ping"})
+        await out.event(asked.answer({"tools": [], "resultType": "complete"}))
+        await out.end()
+
+    async with script(modern(ask)) as server, linked(server.connect, [E]) as bench:
+        await bench.caller.request("tools/list")
+        await wait_all_tasks_blocked()
+        assert server.heard == ["server/discover", "tools/list"]
+        assert len(bench.talk.mistakes) == 1
+
+
+# What comes back, and should not.
+
+
+def event(value: Any) -> bytes:
+    return encode_event(SseEvent(value if isinstance(value, bytes) else json.dumps(value).encode()))
+
+
+def reply(status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> Play:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(status, body, headers, kind)
+
+    return play
+
+
+def stream(*pieces: bytes, ends: bool = True, cut: bool = False) -> Play:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.begin()
+        for each in pieces:
+            await out.chunk(each)
+        if cut:
+            out.cut()
+        elif ends:
+            await out.end()
+        else:
+            await out.hold()
+
+    return play
+
+
+def says(raw: bytes) -> Play:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.raw(raw)
+        out.cut()
+
+    return play
+
+
+def answers(make: Callable[[Asked], Any], status: int = 200) -> Play:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.json(make(asked), status)
+
+    return play
+
+
+REPORT = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
+
+BAD = {
+    "204": (reply(204, kind=""), RemoteProtocolError, "no Content-Type"),
+    "202": (reply(202, kind=""), RemoteProtocolError, "no Content-Type"),
+    "html": (reply(200, b"<html>", "text/html"), RemoteProtocolError, "text/html"),
+    "no JSON": (reply(200, b"{"), RemoteProtocolError, "not JSON"),
+    "not UTF-8": (reply(200, b'{"\xff": 1}'), RemoteProtocolError, "UTF-8"),
+    "empty": (reply(200), RemoteProtocolError, "JSON"),
+    "another id": (answers(lambda asked: {**asked.answer(), "id": 999}), RemoteProtocolError, "something else"),
+    "a notification": (answers(lambda asked: REPORT), RemoteProtocolError, "something else"),
+    "no result": (answers(lambda asked: {**asked.answer(), "result": 3}), RemoteProtocolError, "an object"),
+    "400": (reply(400, b"bad", "text/plain"), NotAnswered, "HTTP 400"),
+    "500": (reply(500, b"", ""), NotAnswered, "HTTP 500"),
+    "502": (reply(502, b"<html>", "text/html"), NotAnswered, "HTTP 502"),
+    "413": (reply(413), NotAnswered, "HTTP 413"),
+    "401": (reply(401, **{"WWW-Authenticate": "Bearer"}), Unauthorized, "HTTP 401"),
+    "403": (reply(403), Unauthorized, "HTTP 403"),
+    "error": (answers(lambda asked: asked.error(-32603, "oh"), 500), RequestError, "oh"),
+    "error of no id": (answers(lambda asked: {**asked.error(-32600, "oh"), "id": None}, 400), RequestError, "oh"),
+    "redirect abroad": (reply(307, Location="http://example.com/mcp"), RemoteProtocolError, "another origin"),
+    "redirect nowhere": (reply(308), RemoteProtocolError, "Location"),
+    "redirect for GET": (reply(303, Location="/other"), RemoteProtocolError, "cannot be followed"),
+    "redirect in circles": (reply(307, Location="/mcp"), RemoteProtocolError, "more than 5 times"),
+    "too busy": (reply(503, **{"Retry-After": "3600"}), NotAnswered, "3600 seconds"),
+    "always busy": (reply(429, **{"Retry-After": "2"}), NotAnswered, "HTTP 429"),
+    "closed": (says(b""), NotAnswered, "tools/list has no answer"),
+    "no HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), NotAnswered, "tools/list has no answer"),
+    "half a head": (says(b"HTTP/1.1 200 OK\r\nContent-"), NotAnswered, "tools/list has no answer"),
+    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), NotAnswered, "tools/list has no answer"),
+    "empty stream": (stream(), RemoteProtocolError, "the stream ended before the answer"),
+    "stream cut": (stream(event(REPORT), cut=True), NotAnswered, "the stream ended before the answer"),
+    "stream of junk": (stream(event(b"junk"), b"data\r\r\n\n: \xff"), RemoteProtocolError, "the stream ended"),
+    "half an event": (stream(b"data: {}\n"), RemoteProtocolError, "the stream ended before the answer"),
+    "no answer on it": (stream(event(REPORT)), RemoteProtocolError, "the stream ended before the answer"),
+    "packed": (reply(200, b"{}", **{"Content-Encoding": "gzip"}), NotAnswered, "packed"),
+}  # fmt: skip
+
+
+@req("http-05", "http-114")
+@pytest.mark.parametrize("revision", [D, E])
+@pytest.mark.parametrize("case", BAD)
+async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
+    case: str, revision: str, autojump_clock: MockClock
+) -> None:
+    bad, kind, why = BAD[case]
+    good = False
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "answer":  # of junk that may have been a request
+            await out.reply(202)
+        else:
+            await (answers(lambda asked: asked.answer({"tools": []})) if good else bad)(asked, out)
+
+    async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+        start = trio.current_time()
+        failed = await failing(bench)
+        assert type(failed) is kind
+        assert why in str(failed)
+        assert SESSION not in str(failed)
+        assert trio.current_time() - start <= (2 if case == "always busy" else 0)
+        good = True
+        assert await bench.caller.request("tools/list") == {"tools": []}
+
+
+@pytest.mark.parametrize("revision", [D, E])
+async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
+    async with script(playing(revision, says(b""))) as server, linked(server.connect, [revision]) as bench:
+        failed = await failing(bench)
+        assert isinstance(failed, NotAnswered)
+        assert failed.request_may_have_run
+        assert isinstance(failed.__cause__, ReplyBroken)
+        server.refuses = True
+        refused = await failing(bench)
+        assert isinstance(refused, ConnectionFailed)
+        server.refuses = False
+        bench.link._id = None  # nothing to say goodbye to
+
+
+@pytest.mark.parametrize("revision", [D, E])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_beyond_the_limit_fails_its_call_alone(revision: str, streams: bool) -> None:
+    long = True
+
+    async def play(asked: Asked, out: Out) -> None:
+        result = asked.answer({"tools": ["x" * 5000 if long else "x"]})
+        await (stream(event(result), ends=not long) if streams else answers(lambda asked: result))(asked, out)
+
+    limits = Limits(message_bytes=4000)
+    async with script(playing(revision, play)) as server, linked(server.connect, [revision], limits=limits) as bench:
+        failed = await failing(bench)
+        assert isinstance(failed, RemoteProtocolError if streams else ReplyTooLong)
+        assert "4000" in str(failed)
+        long = False
+        assert await bench.caller.request("tools/list") == {"tools": ["x"]}
+
+
+@pytest.mark.parametrize("revision", [D, E])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_id_that_comes_back_as_a_string_is_put_right_and_told(revision: str, streams: bool) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        result = {**asked.answer({"tools": []}), "id": str(asked.id)}
+        await (stream(event(result)) if streams else answers(lambda asked: result))(asked, out)
+
+    async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert "as the string" in bench.talk.mistakes[0]
+
+
+@req("http-112")
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_events_may_be_split_and_joined_anywhere_and_comments_are_nothing(size: int) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        result = asked.answer({"tools": [], "text": "\u2028 \u2029 \x85 \n"})
+        data = b"\xef\xbb\xbf: hello\n\n" + b"".join(map(event, [REPORT, REPORT]))
+        data += b"event: ping\ndata: 3\n\n: keep-alive\n\n"
+        data += b"data: " + json.dumps(result, ensure_ascii=False).encode() + b"\r\n\r\n" + event(REPORT)
+        await stream(*(data[at : at + size] for at in range(0, len(data), size)))(asked, out)
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": [], "text": "\u2028 \u2029 \x85 \n"}
+        # What follows the answer is not heard any more.
+        assert [each.notification.method for each in bench.talk.notices] == ["notifications/message"] * 2
+
+
+async def test_a_connection_is_kept_when_its_stream_has_ended_after_the_answer(autojump_clock: MockClock) -> None:
+    ends = True
+
+    async def play(asked: Asked, out: Out) -> None:
+        await stream(event(asked.answer({"tools": []})), ends=ends)(asked, out)
+
+    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+        for _ in range(3):
+            await bench.caller.request("tools/list")
+            await wait_all_tasks_blocked()
+        assert len(server.links) == 1
+        ends = False
+        start = trio.current_time()
+        await bench.caller.request("tools/list")
+        assert trio.current_time() == start  # the answer is there, and not held back for the end of its stream
+        await trio.sleep(5)
+        assert server.left == ["tools/list"]
+
+
+async def test_a_busy_server_is_asked_once_more_when_it_said(autojump_clock: MockClock) -> None:
+    busy = [reply(429, **{"Retry-After": "3"}), reply(503, **{"Retry-After": "5"})]
+
+    async def play(asked: Asked, out: Out) -> None:
+        await (busy.pop() if len(busy) % 2 else answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+        if len(busy) == 2:
+            busy.pop()
+
+    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+        busy.pop(0)
+        start = trio.current_time()
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert trio.current_time() == start + 5
+        assert server.heard == ["server/discover", "tools/list", "tools/list"]
+
+
+@streamable
+async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.target == "/mcp":
+            await out.reply(307, headers={"Location": "/mcp/"})
+        else:
+            await playing(revision, answers(lambda asked: asked.answer({"tools": []})))(asked, out)
+
+    async with script(play) as server, linked(server.connect, [revision]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+    assert {each.target for each in server.asked} == {"/mcp", "/mcp/"}
+
+
+async def test_refused_headers_are_told_apart(autojump_clock: MockClock) -> None:
+    refuse = answers(lambda asked: asked.error(-32020, "Mcp-Param-Region is missing"), 400)
+    async with script(modern(refuse)) as server, linked(server.connect, [E]) as bench:
+        failed = await failing(bench, "tools/call", {"name": "t"})
+        assert isinstance(failed, HeadersRefused)
+        assert failed.error.code == -32020
+        assert isinstance(await failing(bench, "tools/list"), RequestError)
+
+
+# Sessions.
+
+
+async def test_all_that_met_the_end_of_a_session_has_not_run_and_the_rest_may_have(autojump_clock: MockClock) -> None:
+    gone = trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        name = asked.message["params"]["name"]
+        if name == "streaming":
+            await out.begin()
+            await out.hold()
+        elif name == "silent":
+            await out.hold()
+        else:
+            await gone.wait()
+            await out.reply(404, b'{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"}}')
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        ran: dict[str, bool] = {}
+
+        async def call(name: str) -> None:
+            failed = await failing(bench, "tools/call", {"name": name})
+            assert isinstance(failed, SessionLost)
+            ran[name] = failed.request_may_have_run
+
+        async with trio.open_nursery() as nursery:
+            for name in ("streaming", "silent", "one", "two", "three"):
+                nursery.start_soon(call, name)
+            await wait_all_tasks_blocked()
+            start = trio.current_time()
+            gone.set()
+            await wait_all_tasks_blocked()
+            assert ran == {"one": False, "two": False, "three": False}
+            await call("late")  # while it is not known yet what becomes of the others
+        assert ran == {"one": False, "two": False, "three": False, "late": False, "streaming": True, "silent": True}
+        assert trio.current_time() - start <= 1
+    assert "DELETE" not in server.heard
+
+
+def breaking(*connections: Play) -> tuple[Play, list[Asked]]:
+    """One connection after the other."""
+    rest, gets = list(connections), list[Asked]()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.method == "GET":
+            gets.append(asked)
+        await rest.pop(0)(asked, out)
+
+    return play, gets
+
+
+def with_id(id: str, value: Any = None, retry: int | None = None) -> bytes:
+    return encode_event(SseEvent(b"" if value is None else json.dumps(value).encode(), id=id, retry=retry))
+
+
+ANSWER = {"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}  # initialize had the first id
+
+
+@req("http-41", "http-44", "http-48", "http-50")
+@in_sessions
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_stream_that_breaks_is_taken_up_after_its_last_event(
+    revision: str, cut: bool, autojump_clock: MockClock
+) -> None:
+    play, gets = breaking(
+        stream(with_id("e1", retry=3000), with_id("e2", REPORT), cut=cut),
+        reply(503),
+        stream(cut=cut),
+        stream(with_id("e3", REPORT), with_id("e4", ANSWER)),
+    )
+    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+        start = trio.current_time()
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert trio.current_time() == start + 9
+        assert [each.headers["Last-Event-ID"] for each in gets] == ["e2"] * 3
+        assert [each.headers["Accept"] for each in gets] == ["text/event-stream"] * 3
+        assert len(bench.talk.notices) == 2
+
+
+@req("http-114")
+async def test_a_modern_stream_is_not_taken_up(autojump_clock: MockClock) -> None:
+    play, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+    async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
+        failed = await failing(bench)
+        assert isinstance(failed, NotAnswered)
+        assert isinstance(failed.__cause__, ReplyBroken)
+        assert gets == []
+
+
+async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
+    play, gets = breaking(stream(with_id("e1", REPORT), cut=True))
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                failed = await failing(bench)
+                assert isinstance(failed, NotAnswered)
+                assert isinstance(failed.__cause__, ConnectionFailed)
+
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            server.refuses = True
+        assert trio.current_time() - start == 1 + 2 + 4 + 8 + 16
+        assert gets == []
+        server.refuses = False
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, SessionLost), (401, Unauthorized), (405, RemoteProtocolError)])
+async def test_a_stream_that_cannot_be_taken_up_ends_its_call(
+    status: int, kind: type, autojump_clock: MockClock
+) -> None:
+    play, gets = breaking(stream(with_id("e1", REPORT)), reply(status))
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        failed = await failing(bench)
+        assert type(failed) is kind
+        if isinstance(failed, SessionLost):
+            assert failed.request_may_have_run
+        assert len(gets) == 1
+
+
+@req("http-37")
+async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojump_clock: MockClock) -> None:
+    note = {"jsonrpc": "2.0", "method": TOOLS}
+    play, gets = breaking(
+        stream(event(note)), stream(with_id("a", note), cut=True), stream(with_id("b", note)), reply(405)
+    )
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        await bench.link.stand()
+        assert len(bench.talk.notices) == 3
+        assert [each.headers.get("Last-Event-ID") for each in gets] == [None, None, "a", "b"]
+        assert bench.talk.mistakes == []
+
+
+@pytest.mark.parametrize(
+    ("connections", "told", "lost"),
+    [
+        ([reply(404)], False, False),  # it may be that there is no such thing
+        ([stream(), reply(404)], False, True),
+        ([reply(401)], True, False),
+        ([reply(500)] * 6, True, False),
+        ([says(b"")] * 7, True, False),
+        ([stream()] * 6, True, False),
+    ],
+)
+async def test_that_stream_is_given_up_without_an_end_of_the_session(
+    connections: list[Play], told: bool, lost: bool, autojump_clock: MockClock
+) -> None:
+    play, _ = breaking(*connections, answers(lambda asked: asked.answer({"tools": []})))
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        await bench.link.stand()
+        assert bool(bench.talk.mistakes) is told
+        assert (bench.talk.failure is not None) is lost
+        if not lost:
+            assert await bench.caller.request("tools/list") == {"tools": []}
+
+
+@pytest.mark.parametrize("how", ["silent", "500", "404", "gone", "cut"])
+async def test_closing_takes_two_seconds_at_most_and_never_raises(how: str, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.method != "DELETE":
+            await legacy(unasked)(asked, out)
+        elif how == "silent":
+            await out.hold()
+        elif how == "cut":
+            out.cut()
+        else:
+            await out.reply(int(how))
+
+    async with script(play) as server, linked(server.connect, [D]) as bench:
+        server.refuses = how == "gone"
+        if server.refuses:
+            for each in server.links:
+                each.close()
+        start = trio.current_time()
+        await bench.link.aclose()
+        assert trio.current_time() - start == (2 if how == "silent" else 0)
+
+
+async def test_closing_says_goodbye_even_when_it_is_cancelled(autojump_clock: MockClock) -> None:
+    async with script(legacy(unasked)) as server, linked(server.connect, [D]) as bench:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await bench.link.aclose()
+        assert scope.cancelled_caught
+        assert server.heard[-1] == "DELETE"
+
+
+async def test_what_cannot_be_told_is_a_mistake_and_no_more() -> None:
+    refused = reply(400, b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"not now"}}')
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what in ("notifications/initialized", "answer", "notifications/roots/list_changed"):
+            await refused(asked, out)
+        else:
+            await legacy(ask)(asked, out)
+
+    async def ask(asked: Asked, out: Out) -> None:
+        await out.begin()
+        await out.event({"jsonrpc": "2.0", "id": "s", "method": "ping"})
+        await out.event(asked.answer({"tools": []}))
+        await out.end()
+
+    roots = {"roots": {"listChanged": True}}
+    async with script(play) as server, linked(server.connect, [D], capabilities=roots) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+        assert bench.caller.notify("notifications/roots/list_changed")
+        await wait_all_tasks_blocked()
+        assert len(bench.talk.mistakes) == 3
+        assert all("not now" in each for each in bench.talk.mistakes)
+        assert sorted(server.heard)[:2] == ["answer", "initialize"]
+
+
+# Opening.
+
+
+def first(*replies: Play, then: Play) -> Play:
+    rest = list(replies)
+
+    async def play(asked: Asked, out: Out) -> None:
+        await (rest.pop(0) if rest else then)(asked, out)
+
+    return play
+
+
+@req("http-108", "http-109", "http-124")
+@pytest.mark.parametrize(
+    "probe",
+    [
+        reply(400), reply(404, b"", ""), reply(405), reply(400, b"Bad Request: no session", "text/plain"),
+        answers(lambda asked: asked.error(-32601)), answers(lambda asked: asked.error(-32600), 400),
+        answers(lambda asked: asked.error(-32000, "Server not initialized"), 400),
+        stream(event({"jsonrpc": "2.0", "id": 1, "error": {"code": -32602, "message": "?"}})),
+        reply(202, b"", ""), reply(200, b"<html>", "text/html"), reply(200, b"{"), stream(),
+    ],
+)  # fmt: skip
+async def test_a_server_that_does_not_know_discovery_is_initialized(probe: Play) -> None:
+    then = legacy(answers(lambda asked: asked.answer({"tools": []})))
+    async with script(first(probe, then=then)) as server, linked(server.connect, [D, E]) as bench:
+        assert bench.caller.session.terms is not None
+        assert bench.caller.session.terms.revision.name == D
+        assert await bench.caller.request("tools/list") == {"tools": []}
+    assert server.heard == ["server/discover", "initialize", "notifications/initialized", "tools/list", "DELETE"]
+    assert "Mcp-Session-Id" not in server.asked[1].headers
+
+
+@pytest.mark.parametrize(
+    ("opening", "cause"),
+    [
+        (reply(500), NotAnswered), (reply(401), Unauthorized), (says(b""), NotAnswered), (reply(503), NotAnswered),
+        (stream(cut=True), NotAnswered), (reply(302, Location="/x"), RemoteProtocolError),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("revisions", [[D], [E], [D, E]])
+async def test_an_opening_that_fails_says_why(opening: Play, cause: type, revisions: list[str]) -> None:
+    async with script(opening) as server, linked(server.connect, revisions, opens=False) as bench:
+        with pytest.raises(McpError) as failed:
+            await bench.caller.open()
+        # The probe of a server that redirects wrongly is no proof of anything, so it is asked to initialize.
+        silent = cause is RemoteProtocolError and revisions == [E]
+        assert type(failed.value) is (OpeningError if silent else cause)
+
+
+async def test_an_opening_without_a_connection_says_so() -> None:
+    async with script(unasked) as server, linked(server.connect, [D, E], opens=False) as bench:
+        server.refuses = True
+        with pytest.raises(ConnectionFailed):
+            await bench.caller.open()
+
+
+@req("sse-10", "sse-11", "sse-12")
+@pytest.mark.parametrize("revision", [B, C, D])
+@pytest.mark.parametrize("status", [400, 404, 405, 409])
+async def test_a_server_that_refuses_initialize_may_be_one_of_http_sse(revision: str, status: int) -> None:
+    async with script(reply(status)) as server, linked(server.connect, [revision], opens=False) as bench:
+        with pytest.raises(NotAnswered if (revision, status) == (D, 409) else NeedsSse):
+            await bench.caller.open()
+
+
+async def test_a_modern_server_that_serves_another_version_is_spoken_to_in_that() -> None:
+    refuse = answers(lambda asked: asked.error(-32022, "no", data={"supported": [D]}), 400)
+    then = legacy(answers(lambda asked: asked.answer({"tools": []})))
+    async with script(first(refuse, then=then)) as server, linked(server.connect, [C, D, E]) as bench:
+        assert await bench.caller.request("tools/list") == {"tools": []}
+    assert server.asked[1].message["params"]["protocolVersion"] == D
+
+
+async def test_a_probe_that_takes_too_long_is_dropped(autojump_clock: MockClock) -> None:
+    async def hold(asked: Asked, out: Out) -> None:
+        await out.hold()
+
+    async with (
+        script(first(hold, then=legacy(unasked))) as server,
+        linked(server.connect, [D, E], opens=False) as bench,
+    ):
+        await bench.caller.open(probe=5)
+        await wait_all_tasks_blocked()
+        assert server.left == ["server/discover"]
+        assert trio.current_time() == 5
+
+
+# HTTP+SSE.
+
+
+class OldServer:
+    """A server of HTTP+SSE: what it is asked waits in `posted`, and `say` is its stream."""
+
+    def __init__(self, begins: Play | None = None, takes: Play | None = None) -> None:
+        self.begins = begins
+        self.takes = takes or reply(202, b"Accepted", "text/plain")
+        self.out: Out | None = None
+        self.posts: list[Asked] = []
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.method == "POST":
+            self.posts.append(asked)
+            if asked.what == "initialize":
+                result = {
+                    "protocolVersion": A,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "o", "version": "1"},
+                }
+                await self.say(asked.answer(result))
+            await (reply(202) if asked.what in ("initialize", "notifications/initialized") else self.takes)(asked, out)
+        elif self.begins is not None:
+            await self.begins(asked, out)
+        else:
+            self.out = out
+            await out.begin()
+            await out.chunk(b"event: endpoint\ndata: /messages?session=s3cret\n\n")
+            await out.hold()
+
+    async def say(self, value: Any) -> None:
+        assert self.out is not None
+        await self.out.event(value)
+
+
+def raw(*pieces: bytes, ends: bool = True) -> Play:
+    return stream(*pieces, ends=ends)
+
+
+@req("sse-06", "sse-08", "sse-14")
+async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clock: MockClock) -> None:
+    old = OldServer()
+    async with script(old.play) as server, linked(server.connect, [A], sse=True) as bench:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.caller.request, "tools/list")
+            await wait_all_tasks_blocked()
+            await old.say(old.posts[-1].answer({"tools": []}))
+        assert server.heard == ["GET", "initialize", "notifications/initialized", "tools/list"]
+        assert {each.target for each in old.posts} == {"/messages?session=s3cret"}
+        assert bench.talk.mistakes == []
+
+
+@req("sse-14", "sse-08")
+@pytest.mark.parametrize(
+    ("begins", "kind", "why"),
+    [
+        (raw(event(REPORT), ends=False), RemoteProtocolError, "endpoint event"),
+        (raw(b"event: endpoint\ndata: http://example.com/m\n\n", ends=False), RemoteProtocolError, "own origin"),
+        (raw(), RemoteProtocolError, "ended before"),
+        (raw(ends=False), RemoteProtocolError, "within 10 seconds"),
+        (stream(cut=True), ReplyBroken, "connection"),
+        (says(b""), ReplyBroken, "connection"),
+        (reply(404), NotAnswered, "no event stream"),
+        (reply(405), NotAnswered, "no event stream"),
+        (reply(200, b"{}"), NotAnswered, "no event stream"),
+        (reply(500), NotAnswered, "HTTP 500"),
+        (reply(401), Unauthorized, "HTTP 401"),
+    ],
+)
+async def test_a_stream_that_does_not_begin_as_it_should_is_none(
+    begins: Play, kind: type, why: str, autojump_clock: MockClock
+) -> None:
+    old = OldServer(begins)
+    async with script(old.play) as server, linked(server.connect, [A], sse=True, opens=False) as bench:
+        with pytest.raises(kind, match=why):
+            await bench.nursery.start(bench.link.run)
+        assert trio.current_time() <= 10
+        assert server.heard == ["GET"]
+
+
+@pytest.mark.parametrize("how", ["end", "cut", "too long"])
+async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: MockClock) -> None:
+    old = OldServer()
+    limits = Limits(message_bytes=4000)
+    async with script(old.play) as server, linked(server.connect, [A], sse=True, limits=limits) as bench:
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                failed = await failing(bench)
+                assert type(failed) is SessionClosed
+                assert (failed.__cause__ is None) is (how == "end")
+
+            for _ in range(3):
+                nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            assert old.out is not None
+            if how == "end":
+                await old.out.end()
+            elif how == "cut":
+                old.out.cut()
+            else:
+                await old.say({"x": "y" * 5000})
+        with pytest.raises(SessionClosed):
+            await bench.caller.request("tools/list")
+
+
+@pytest.mark.parametrize(
+    ("takes", "kind"),
+    [
+        (reply(404), NotAnswered), (reply(500), NotAnswered), (says(b""), NotAnswered), (reply(401), Unauthorized),
+        (answers(lambda asked: asked.error(-32602, "no"), 400), RequestError),
+    ],
+)  # fmt: skip
+async def test_a_post_that_is_refused_fails_its_request_alone(takes: Play, kind: type) -> None:
+    old = OldServer(takes=takes)
+    async with script(old.play) as server, linked(server.connect, [A], sse=True) as bench:
+        assert type(await failing(bench)) is kind
+        old.takes = reply(202)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.caller.request, "tools/list")
+            await wait_all_tasks_blocked()
+            await old.say(old.posts[-1].answer({"tools": []}))
+
+
+# Faults at every byte, and cancelling at every step.
+
+
+def recorded(revision: str, streams: bool) -> bytes:
+    """A response to a call, from its first byte to its last."""
+    answer = json.dumps({"jsonrpc": "2.0", "id": 2, "result": RESULT}).encode()
+    if not streams:
+        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+            len(answer),
+            answer,
+        )
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = [b": hello\n\n", event(REPORT), b"data: " + answer + b"\n\n"]
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in events) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("fault", [b"", b"\x00junk\r\n\r\n"])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("revision", [D, E])
+async def test_a_fault_after_any_byte_is_one_outcome_at_once(
+    revision: str, streams: bool, fault: bytes, autojump_clock: MockClock
+) -> None:
+    whole = recorded(revision, streams)
+    at = 0
+
+    async def play(asked: Asked, out: Out) -> None:
+        await says(whole[:at] + fault)(asked, out)
+
+    outcomes: list[str] = []
+    for each in range(len(whole) + 1):
+        at = each
+        async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+            start = trio.current_time()
+            try:
+                assert await bench.caller.request("tools/call", {"name": "t"}) == RESULT
+                outcomes.append("result")
+            except (NotAnswered, RemoteProtocolError):
+                outcomes.append("error")
+            assert trio.current_time() == start
+    assert set(outcomes) == {"result", "error"}
+    first = outcomes.index("result")
+    assert first >= whole.index(RESULT["content"][0]["text"].encode())
+
+
+@pytest.mark.parametrize("revision", [D, E])
+@pytest.mark.parametrize("watch", ["the scenario", "to the server", anything])
+def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(revision: str, watch: Any) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "notifications/cancelled":
+            await out.reply(202)
+            return
+        await out.begin()
+        await out.event(REPORT)
+        await out.event(asked.answer({"tools": []}))
+        await out.end()
+
+    async def scenario(attempt: Attempt) -> None:
+        async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
+            with attempt.window():
+                await bench.caller.request("tools/list")
+            assert await bench.caller.request("tools/list") == {"tools": []}
+            await wait_all_tasks_blocked()
+            assert bench.link._flights == {}
+            assert bench.link._scopes == set()
+            assert bench.talk.mistakes == []
+
+    assert cancel_everywhere(scenario, watch=watch) > 1
+
+
+@pytest.mark.parametrize("kind", ["sessions", "modern", "http+sse"])
+def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
+    stage_of = {"sessions": D, "modern": E, "http+sse": A}
+
+    async def scenario(attempt: Attempt) -> None:
+        stage = Stage()
+        async with served(stage.server, check=False, **(OLD if kind == "http+sse" else {})) as web:
+            url = "http://127.0.0.1:3000/sse" if kind == "http+sse" else URL
+            with attempt.window():
+                async with linked(web.connect, [stage_of[kind]], url=url, sse=kind == "http+sse") as bench:
+                    if kind == "sessions":
+                        bench.nursery.start_soon(bench.link.stand)
+                    await bench.caller.request("tools/call", play("progress", "progress"), on_progress=lambda *_: None)
+
+    assert cancel_everywhere(scenario, watch="the scenario") > 5

@@ -1,0 +1,277 @@
+"""A session with a server by HTTP, in all its kinds: how what the server says is heard.
+
+Streamable HTTP answers each POST by itself, with a body or with a stream of its own.  What is on the stream is heard as
+it comes, and nothing more is read once the answer has come.  A stream of the legacy era that breaks before is taken up
+again as `StreamResumption` says; in the modern era that is the end of its request, and closing it, by us, is its
+cancellation.  What belongs to no request comes by one more stream, in the legacy era alone.
+
+HTTP+SSE, the transport of 2024-11-05, has one stream for all, and nothing comes back by a POST but whether it was
+taken.
+
+How messages are sent is the same for both, and stands in `http_posts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+import attrs
+import trio
+
+from trio_mcp.caller import Caller
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.http_client import (
+    Challenged,
+    Exchange,
+    Failed,
+    NoStream,
+    Reconnect,
+    ReplyVerdict,
+    SessionGone,
+    Streaming,
+    StreamResumption,
+    read_answer,
+    read_endpoint,
+)
+from trio_mcp.core.jsonrpc import Error, Request, decode
+from trio_mcp.core.peer import PeerMistake
+from trio_mcp.core.revisions import LEGACY
+from trio_mcp.core.sse import EventReader, Oversized, SseEvent
+from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
+from trio_mcp.http_posts import Flight, NeedsSse, NotAnswered, Posts, Unauthorized, closed_here, drain, name_of
+
+__all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NotAnswered", "SseLink", "Unauthorized"]
+
+ENDPOINT = 10.0
+"""Seconds in which an HTTP+SSE stream has to begin: what is none may be a stream that never says a word."""
+
+_GOODBYE = 2.0  # seconds for the DELETE of a session
+
+
+@attrs.define(eq=False, repr=False)
+class _Stream:
+    """An event stream over all its connections."""
+
+    exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
+    resumption: StreamResumption
+    opened: bool = False
+    settled: bool = False  # what was asked for has come
+    broken: McpError | None = None  # how its last connection ended, unless in good order
+
+
+class HttpLink(Posts):
+    """A session by Streamable HTTP, in both eras, as a `Carrier`.
+
+    Tasks run in `nursery`, which must outlast the session.  `headers` gives the caller's own headers for each request,
+    `mirrors` what goes into headers of the arguments of a tool.
+    """
+
+    async def stand(self) -> None:
+        """Hear what the server says outside of requests, until it has no stream for that, or the session ends.
+
+        For a legacy session that has opened; in the modern era there is none, and this returns at once.
+        """
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                if self._revision.handshake:
+                    await self._ready.wait()
+                    await self._stand()
+            finally:
+                self._scopes.discard(scope)
+
+    async def _stand(self) -> None:
+        stream = _Stream(self._exchange(None, "GET"), StreamResumption(self._revision, standalone=True))
+        try:
+            verdict = await self._follow(stream, Reconnect(0, ""))
+        except McpError as error:
+            verdict = Failed(str(error))
+        if isinstance(verdict, SessionGone) and stream.opened:
+            self._forgotten(None)
+        elif not isinstance(verdict, NoStream | SessionGone):
+            # A 404 to the first GET may be that of a server which has no such thing; the next POST will tell.
+            why = getattr(verdict, "why", "")
+            self._caller.act([PeerMistake(f"what the server says outside of requests is not heard any more: {why}")])
+
+    async def aclose(self) -> None:
+        """End everything in flight, and tell the server that the session is over (http-59).
+
+        Never raises because of the server, and takes two seconds at most.
+        """
+        self._lose(closed_here)
+        if self._id is not None:
+            goodbye, self._id = self._exchange(None, "DELETE"), None
+            deadline = trio.current_time() + _GOODBYE
+            with trio.CancelScope(shield=True, deadline=deadline), suppress(McpError):
+                await self._ask(goodbye)
+        await trio.lowlevel.checkpoint()
+
+    async def _answer(self, exchange: Exchange, flight: Flight) -> ReplyVerdict | None:
+        stream = _Stream(exchange, StreamResumption(exchange.revision))
+
+        async def listen(exchange: Exchange, reply: HttpReply) -> None:
+            stream.exchange = exchange  # it may have moved
+            flight.streams = True
+            self._news.unpark_all()
+            await self._listen(stream, reply)
+
+        verdict = await self._ask(exchange, listen)
+        if not isinstance(verdict, Streaming):
+            return verdict
+        if not stream.settled:
+            verdict = await self._follow(stream, stream.resumption.ended())
+        if stream.settled:
+            return None
+        if isinstance(verdict, SessionGone):
+            self._forgotten(None)  # and not with this id, for it may have run
+            return None
+        if isinstance(verdict, Failed) and stream.broken is not None:
+            raise NotAnswered(f"{name_of(exchange.message)} has no answer: {verdict.why}") from stream.broken
+        return verdict
+
+    async def _follow(self, stream: _Stream, plan: Reconnect | Failed) -> ReplyVerdict:
+        """Take the stream up again, until what was asked for has come, or it is over."""
+
+        async def listen(exchange: Exchange, reply: HttpReply) -> None:
+            await self._listen(stream, reply)
+
+        while isinstance(plan, Reconnect):
+            await trio.sleep(plan.seconds)
+            get = self._exchange(None, "GET", stream.exchange.url)
+            try:
+                verdict = await self._ask(get, listen, after=plan.last_event_id)
+            except (ConnectionFailed, ReplyBroken) as error:
+                stream.broken = error
+                plan = stream.resumption.ended()
+                continue
+            if stream.settled or isinstance(verdict, SessionGone | Challenged):
+                return verdict
+            if isinstance(verdict, Streaming):
+                plan = stream.resumption.ended()
+            elif isinstance(verdict, NoStream) and stream.exchange.message is None:
+                return verdict
+            else:
+                plan = stream.resumption.refused(verdict)
+        return plan
+
+    async def _listen(self, stream: _Stream, reply: HttpReply) -> None:
+        """Read one connection of the stream, to its end or to the answer."""
+        reader = EventReader(self._limits.message_bytes)
+        stream.opened, stream.broken = True, None
+        try:
+            while not stream.settled and (data := await reply.receive()):
+                events = reader.feed(data)
+                stream.resumption.heard(reader, events)
+                for event in events:
+                    if not stream.settled:
+                        self._take(stream, event)
+            if stream.settled:
+                await drain(reply)
+        except ReplyBroken as error:
+            stream.broken = error
+
+    def _take(self, stream: _Stream, event: SseEvent | Oversized) -> None:
+        exchange = stream.exchange
+        if isinstance(event, Oversized):
+            self._skip(stream, event)
+            return
+        if event.event != "message" or not event.data:
+            return  # http-46: a place to resume from, and no message
+        message = decode(event.data, self._limits)
+        # An error without an id can mean nothing else than the request whose stream this is.
+        if exchange.asked and (exchange.answered_by(message) or (isinstance(message, Error) and message.id is None)):
+            stream.settled = True
+            self._settle(exchange.message, read_answer(exchange, message))
+        else:
+            about = exchange.message.id if isinstance(exchange.message, Request) else None
+            self._caller.hear(message, trio.current_time(), about=about)
+
+    def _skip(self, stream: _Stream, event: Oversized) -> None:
+        why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
+        if stream.exchange.message is None:
+            self._caller.act([PeerMistake(f"{why}; skipped")])
+        else:  # It is the answer, most likely, and who waited for another might wait for ever.
+            stream.settled = True
+            self._settle(stream.exchange.message, Failed(why))
+
+
+class SseLink(Posts):
+    """A session by HTTP+SSE (2024-11-05), as a `Carrier`: what is sent is posted, what is heard comes by one stream.
+
+    The session is one of `Link.DUPLEX`: with the stream everything is lost.
+    """
+
+    _sse = True
+
+    def __init__(
+        self, caller: Caller, pool: HttpPool, url: str, *, nursery: trio.Nursery, headers: Callable[[], Fields]
+    ) -> None:
+        super().__init__(caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: ())
+        self._target = None  # sse-14: nothing is sent before the server has said where to
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry the session until its stream ends; started once the server has said where to post.
+
+        Raises what went wrong before that: `Unauthorized`, `NotAnswered`, `RemoteProtocolError`, and as the pool does.
+        """
+        get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
+        verdict: ReplyVerdict | None = None
+        cause: McpError | None = None
+        with trio.CancelScope(deadline=trio.current_time() + ENDPOINT) as scope:
+            self._scopes.add(scope)
+
+            async def listen(exchange: Exchange, reply: HttpReply) -> None:
+                await self._listen(exchange, reply, scope, task_status)
+
+            try:
+                verdict = await self._ask(get, listen)
+            except McpError as error:
+                if self._target is None:
+                    raise
+                cause = error
+            finally:
+                self._scopes.discard(scope)
+        if self._target is None:
+            raise closed_here() if self._over else _no_endpoint(verdict)
+        self._lose(lambda: _chained(SessionClosed("the server has ended the event stream of the session"), cause))
+
+    async def _listen(
+        self, exchange: Exchange, reply: HttpReply, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
+    ) -> None:
+        reader = EventReader(self._limits.message_bytes)
+        while data := await reply.receive():
+            for event in reader.feed(data):
+                if self._target is None:
+                    target = read_endpoint(exchange.url, event)
+                    if isinstance(target, Failed):
+                        raise RemoteProtocolError(target.why)
+                    self._target = target
+                    scope.deadline = math.inf
+                    task_status.started()
+                    self.wake()
+                elif isinstance(event, Oversized):
+                    # Whose answer it was cannot be told, and who waited for it would wait for ever.
+                    why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
+                    raise RemoteProtocolError(why)
+                elif event.event == "message" and event.data:
+                    self._caller.hear(decode(event.data, self._limits), trio.current_time())
+
+
+def _chained(error: SessionClosed, cause: McpError | None) -> SessionClosed:
+    error.__cause__ = cause
+    return error
+
+
+def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:
+    """Why there is no session by HTTP+SSE."""
+    if verdict is None:
+        return RemoteProtocolError(f"no endpoint event came within {ENDPOINT:g} seconds")
+    if isinstance(verdict, Streaming):
+        return RemoteProtocolError("the event stream has ended before its endpoint event")
+    if isinstance(verdict, Challenged):
+        return Unauthorized(f"the event stream was refused: {verdict.why}", verdict.status, verdict.challenge)
+    status = verdict.status if isinstance(verdict, Failed) else None
+    return NotAnswered(f"there is no event stream here: {getattr(verdict, 'why', 'GET is not served')}", status=status)

@@ -1,0 +1,444 @@
+"""What both kinds of HTTP have in common: a task and a POST for each message, and what becomes of it.
+
+What a reply means is decided in `core.http_client`; here it is done:
+
+| The verdict | What happens |
+|---|---|
+| an answer | it is heard |
+| TryInitialize | the opening goes on as with a legacy server |
+| TryVersion | its error is heard: the opening knows what to make of it, and later it is an error like any |
+| TrySse | the link is lost by `NeedsSse` |
+| SessionGone | the link is lost by `SessionLost`; what has not run is told apart from what may have |
+| RetryAfter | the same is sent once more, if that is no longer off than `PATIENCE` |
+| Redirected | the same is sent there, up to five times in a row |
+| RefreshTools, Challenged, Failed | the request fails with an error of its own |
+
+A request that cannot be answered any more fails at once, alone, and with the cause chained; while the session is being
+opened it takes the link with it.  What else cannot be told the server (a notification, an answer) is a mistake that is
+reported.  So nothing here needs a timeout: a connection that ends is seen, and how long a server that is there may
+think is for the scope of whoever asked.
+
+Messages overtake each other, but for one rule: until the server has taken ``notifications/initialized`` nothing goes
+that may not precede it, because servers judge in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeAlias
+
+import attrs
+import trio
+
+from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.headers import (
+    EVENT_STREAM,
+    LAST_EVENT_ID,
+    METHOD,
+    NAME,
+    PARAM_PREFIX,
+    PROTOCOL_VERSION,
+    SESSION_ID,
+    Fields,
+    Mirror,
+    media_type,
+)
+from trio_mcp.core.http_client import (
+    Accepted,
+    Challenged,
+    Exchange,
+    Failed,
+    Received,
+    Redirected,
+    RefreshTools,
+    ReplyVerdict,
+    RetryAfter,
+    SessionGone,
+    Streaming,
+    TryInitialize,
+    TrySse,
+    TryVersion,
+    read_reply,
+    request_headers,
+)
+from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Id, Invalid, Message, Notification, Request, Result, encode
+from trio_mcp.core.opening import Phase
+from trio_mcp.core.peer import PeerMistake
+from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
+from trio_mcp.http_pool import HttpPool, HttpReply, ReplyBroken
+
+__all__ = ["PATIENCE", "Flight", "NeedsSse", "NotAnswered", "Posts", "Unauthorized", "closed_here", "drain", "name_of"]
+
+PATIENCE = 60.0
+"""The longest Retry-After, in seconds, that is waited for.  Beyond it the request fails at once, and says how long."""
+
+_MOVES = 5  # redirects in a row: a URL that was moved has one or two of them, a loop has no end
+_LEFTOVERS = 1.0  # seconds for the end of a reply that has said all, so that its connection can be used again
+_GRACE = 1.0  # seconds for requests that were sent to a lost session to be refused like the first of them
+
+# What may go out a second time if the server closed the connection as it was sent: whatever changes nothing, or comes
+# to the same if it is done twice.  A tool may do anything.
+_REPEATABLE = frozenset(
+    {
+        *("initialize", "server/discover", "ping", "tools/list", "prompts/list", "prompts/get", "completion/complete"),
+        *("resources/list", "resources/templates/list", "resources/read", "resources/subscribe"),
+        *("resources/unsubscribe", "logging/setLevel", "subscriptions/listen"),
+    }
+)
+_OPENING = frozenset({"initialize", "server/discover"})
+_INITIALIZED = "notifications/initialized"
+_OURS = frozenset(
+    each.lower() for each in ("Accept", "Content-Type", SESSION_ID, PROTOCOL_VERSION, METHOD, NAME, LAST_EVENT_ID)
+)
+
+Listen: TypeAlias = "Callable[[Exchange, HttpReply], Awaitable[None]]"
+
+
+class NotAnswered(SessionClosed):
+    """One request has no answer, and will have none; the session goes on.
+
+    `status` is that of the reply, where it was one that says so; `request_may_have_run` is False if it surely has not.
+    """
+
+    def __init__(self, why: str, *, status: int | None = None, request_may_have_run: bool = True) -> None:
+        super().__init__(why)
+        self.status = status
+        self.request_may_have_run = request_may_have_run
+
+
+class Unauthorized(McpError):
+    """The server wants to know who asks (401), or that one may not (403).  `challenge` is its WWW-Authenticate."""
+
+    def __init__(self, why: str, status: int, challenge: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.challenge = challenge
+
+
+class NeedsSse(McpError):
+    """The server does not take `initialize` here; it may be one of HTTP+SSE, which begins with a GET."""
+
+
+@attrs.define(eq=False, repr=False)
+class Flight:
+    """A message on its way; of a request, until it has its answer."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    sent: bool = False
+    streams: bool = False  # the server has begun to answer
+
+
+class Posts:
+    """What both kinds of HTTP have in common: a task and a POST for each message."""
+
+    _sse = False
+
+    def __init__(
+        self,
+        caller: Caller,
+        pool: HttpPool,
+        url: str,
+        *,
+        nursery: trio.Nursery,
+        headers: Callable[[], Fields],
+        mirrors: Callable[[str], Sequence[Mirror]],
+    ) -> None:
+        self._caller = caller
+        self._session = caller.session
+        self._limits = caller.session.limits
+        self._pool = pool
+        self._url = url
+        self._nursery = nursery
+        self._headers = headers
+        self._mirrors = mirrors
+        self._id: str | None = None  # of the session; http-61: never shown
+        self._proposed: Revision | None = None  # while nothing is agreed
+        self._target: str | None = url  # of every POST
+        self._flights: dict[Id, Flight] = {}
+        self._probe: Id | None = None  # the last request that was to open the session
+        self._scopes: set[trio.CancelScope] = set()  # of everything that runs
+        self._withheld: set[Id] = set()  # requests that nobody has seen, so that nobody need be told of their end
+        self._ready = trio.Event()  # the server has been told that the handshake is over, or there is none
+        self._news = trio.lowlevel.ParkingLot()  # a reply has begun, or a message has landed
+        self._over = False
+        self._gone = False  # the server does not know the session any more
+        if self._session.opened:
+            self._ready.set()
+        caller.carry(self)
+
+    # As a carrier.
+
+    def wake(self) -> None:
+        if self._target is None or self._over:
+            return
+        if self._session.opened and not self._revision.handshake:
+            self._ready.set()
+        for message, _ in self._session.outgoing():
+            # cancel-01: a cancellation is for what is "believed to be still in-progress".
+            if _cancelled(message) not in self._withheld:
+                self._begin(message)
+        self._withheld.clear()  # what is told of them is queued before `forget`
+
+    def forget(self, id: Id) -> None:
+        flight = self._flights.pop(id, None)
+        if flight is not None:
+            if not flight.sent:
+                self._withheld.add(id)
+            flight.scope.cancel(reason="nobody waits for the answer")
+
+    def _begin(self, message: Message) -> None:
+        if self._gone:
+            if isinstance(message, Request):
+                self._caller.fail(message.id, lambda: SessionLost(False))
+            return
+        flight = Flight()
+        if isinstance(message, Request):
+            if message.method in _OPENING:
+                if self._probe is not None:
+                    self.forget(self._probe)  # it took too long, and what it says now would be of no use
+                self._probe, self._id = message.id, None
+                self._proposed = _proposed(message)
+            self._flights[message.id] = flight
+        self._scopes.add(flight.scope)
+        self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
+
+    # One message.
+
+    async def _carry(self, message: Message, flight: Flight) -> None:
+        try:
+            with flight.scope:
+                await self._turn(message)
+                flight.sent = True
+                try:
+                    exchange = self._exchange(message)
+                    verdict = await self._answer(exchange, flight)
+                    if verdict is not None:
+                        self._settle(message, verdict)
+                except ReplyBroken as error:
+                    why = NotAnswered(f"{name_of(message)} has no answer: {error}", request_may_have_run=error.sent)
+                    why.__cause__ = error
+                    self._fail(message, why)
+                except McpError as error:
+                    self._fail(message, error)
+                if isinstance(message, Notification) and message.method == _INITIALIZED:
+                    self._ready.set()  # however it went: a server that refused it refuses what follows, or does not
+        finally:
+            self._scopes.discard(flight.scope)
+            self._news.unpark_all()
+
+    async def _turn(self, message: Message) -> None:
+        """Wait until the server can make sense of it."""
+        early = isinstance(message, Request | Notification) and message.method in (*_OPENING, _INITIALIZED)
+        if not early and not isinstance(message, Result | Error | Batch):
+            await self._ready.wait()
+
+    def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> Exchange:
+        assert self._target is not None
+        return Exchange(
+            url or self._target,
+            self._revision,
+            message,
+            method,
+            session=self._id,
+            speaks=self._session.offer.revisions,
+            probing=self._session.terms is None and not self._sse,
+            sse=self._sse,
+        )
+
+    @property
+    def _revision(self) -> Revision:
+        terms = self._session.terms
+        revision = self._proposed if terms is None else terms.revision
+        assert revision is not None  # nothing is sent before something is proposed
+        return revision
+
+    async def _answer(self, exchange: Exchange, flight: Flight) -> ReplyVerdict | None:
+        """What came of it; None if that has been settled already."""
+        return await self._ask(exchange)
+
+    async def _ask(self, exchange: Exchange, listen: Listen | None = None, *, after: str = "") -> ReplyVerdict:
+        """Send it, wherever that leads, and say what came back; a stream has been read by `listen` then."""
+        moves = 0
+        body = b"" if exchange.message is None else self._encoded(exchange.message)
+        while True:
+            fields = self._fields(exchange, after)
+            async with self._pool.request(
+                exchange.method, exchange.url, fields, body, replayable=_repeatable(exchange.message)
+            ) as reply:
+                verdict = await self._judge(exchange, reply)
+                if isinstance(verdict, Streaming):
+                    assert listen is not None  # or nothing would be answered by a stream
+                    await listen(exchange, reply)
+            if isinstance(verdict, Redirected):
+                moves += 1
+                if moves > _MOVES:
+                    return Failed(f"the server redirects more than {_MOVES} times")
+                exchange = attrs.evolve(exchange, url=verdict.url)
+            elif isinstance(verdict, RetryAfter) and exchange.method == "POST":
+                if verdict.seconds > PATIENCE:
+                    return Failed(
+                        f"HTTP {reply.status}: the server is busy for {verdict.seconds} seconds", reply.status
+                    )
+                await trio.sleep(verdict.seconds)
+                exchange = attrs.evolve(exchange, again=True)
+            else:
+                return verdict
+
+    async def _judge(self, exchange: Exchange, reply: HttpReply) -> ReplyVerdict:
+        body = b""
+        good = 200 <= reply.status < 300
+        if good and exchange.method == "POST" and (exchange.sse or not exchange.asked):
+            await drain(reply)  # it says no more than its status
+        elif not good or media_type(reply.headers.get("Content-Type", ""))[0] != EVENT_STREAM:
+            body = await reply.read(self._limits.message_bytes)
+        verdict = read_reply(exchange, reply.status, reply.headers, body, self._limits)
+        if isinstance(verdict, Received | Streaming) and verdict.session is not None:
+            self._id = verdict.session
+        return verdict
+
+    def _encoded(self, message: Message) -> bytes:
+        assert not isinstance(message, Invalid)  # what is sent is what we have made
+        return encode(message, null_id=self._session.unreadable_id_is_null)
+
+    def _fields(self, exchange: Exchange, after: str) -> Fields:
+        """The protocol's headers, and the caller's own beside them; those of a call go before those of all."""
+        message = exchange.message
+        mirrors: Sequence[Mirror] = ()
+        own: Fields = ()
+        if isinstance(message, Request):
+            own = self._caller.headers_of(message.id)
+            if message.method == "tools/call":
+                mirrors = self._mirrors(str(message.params.get("name")))
+        protocol = request_headers(exchange, mirrors=mirrors, last_event_id=after)
+        named = {name.lower() for name, _ in own}
+        given = (*[(name, value) for name, value in self._general() if name.lower() not in named], *own)
+        for name, _ in given:
+            if name.lower() in _OURS or name.lower().startswith(PARAM_PREFIX.lower()):
+                raise LocalProtocolError(f"the header {name} is the protocol's own; leave it out")
+        return (*protocol, *given)
+
+    def _general(self) -> Fields:
+        try:
+            return self._headers()
+        except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
+            raise LocalProtocolError("the headers for a request could not be made") from error
+
+    # What became of it.
+
+    def _settle(self, message: Message | None, verdict: ReplyVerdict) -> None:
+        if isinstance(message, Request) and self._flights.pop(message.id, None) is None:
+            return  # nobody waits for it any more
+        id = message.id if isinstance(message, Request) else None
+        if isinstance(verdict, Received):
+            self._caller.hear(verdict.message, trio.current_time(), about=id)
+        elif isinstance(verdict, TryVersion):
+            self._caller.hear(verdict.error, trio.current_time(), about=id)
+        elif isinstance(verdict, TryInitialize):
+            self._caller.fall_back(verdict.why)
+        elif isinstance(verdict, SessionGone):
+            self._forgotten(id)
+        elif not isinstance(verdict, Accepted):
+            self._lapse(message, _error(message, verdict))
+
+    def _fail(self, message: Message, error: McpError) -> None:
+        if not isinstance(message, Request) or self._flights.pop(message.id, None) is not None:
+            self._lapse(message, error)
+
+    def _lapse(self, message: Message | None, error: McpError) -> None:
+        if not isinstance(message, Request):
+            # A Talk may want to tell its user: the server waits for this, perhaps.
+            self._caller.act([PeerMistake(f"{name_of(message)} did not get through to the server: {error}")])
+        elif self._session.terms is not None:
+            self._caller.fail(message.id, lambda: error)
+        elif self._session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
+            self._caller.fall_back(str(error))  # whatever is no answer to the probe is said by no modern server
+        else:
+            self._lose(lambda: error)
+
+    def _forgotten(self, id: Id | None) -> None:
+        """http-58: the session is over.
+
+        Whoever else has asked may be about to hear the same, and so that nothing has run; what is answered by a stream
+        already, has begun to.
+        """
+        first, self._gone, self._id = not self._gone, True, None
+        if id is not None:
+            self._caller.fail(id, lambda: SessionLost(False))
+        for other, flight in list(self._flights.items()):
+            if not flight.sent:
+                self.forget(other)
+                self._caller.fail(other, lambda: SessionLost(False))
+        if all(each.streams for each in self._flights.values()):
+            self._lose(lambda: SessionLost(True))
+        elif first:
+            self._nursery.start_soon(self._end, name="the end of a session")
+
+    async def _end(self) -> None:
+        with trio.move_on_after(_GRACE):
+            while not all(each.streams for each in self._flights.values()):
+                await self._news.park()
+        self._lose(lambda: SessionLost(True))
+
+    def _lose(self, failure: Failure) -> None:
+        """Nothing more is sent or heard."""
+        self._over = True
+        self._flights.clear()
+        self._caller.lost(failure)
+        for scope in list(self._scopes):
+            scope.cancel(reason="the session is over")
+
+    async def aclose(self) -> None:
+        """End everything in flight.  Never raises because of the server."""
+        self._lose(closed_here)
+        await trio.lowlevel.checkpoint()
+
+
+def name_of(message: Message | None) -> str:
+    return message.method if isinstance(message, Request | Notification) else "an answer"
+
+
+def _cancelled(message: Message) -> Id | None:
+    """The request of ours that this is the end of."""
+    if isinstance(message, Notification) and message.method == "notifications/cancelled":
+        id: Id = message.params["requestId"]
+        return id
+    return None
+
+
+def _proposed(message: Request) -> Revision:
+    """The revision in which a session is to be opened."""
+    params = message.params
+    return REVISIONS[params["protocolVersion"] if "protocolVersion" in params else params["_meta"][META_VERSION]]
+
+
+def _repeatable(message: Message | None) -> bool:
+    return not isinstance(message, Request) or message.method in _REPEATABLE
+
+
+async def drain(reply: HttpReply) -> None:
+    """Read what may follow, though nobody needs it, so that the connection can be used again."""
+    with trio.move_on_after(_LEFTOVERS), suppress(ReplyBroken):
+        while await reply.receive():
+            pass
+
+
+def closed_here() -> SessionClosed:
+    return SessionClosed("the connection was closed from this side")
+
+
+def _error(message: Message | None, verdict: ReplyVerdict) -> McpError:
+    what = name_of(message)
+    if isinstance(verdict, Challenged):
+        return Unauthorized(f"{what} was refused: {verdict.why}", verdict.status, verdict.challenge)
+    if isinstance(verdict, RefreshTools):
+        error = verdict.error
+        return HeadersRefused(RequestError(error.code, error.message, None if error.data is ABSENT else error.data))
+    if isinstance(verdict, TrySse):
+        return NeedsSse(f"{what} was refused with {verdict.why}; the server may be one of HTTP+SSE")
+    assert isinstance(verdict, Failed)
+    # Without a status it is not HTTP that failed, but what was said by it.
+    if verdict.status is None:
+        return RemoteProtocolError(f"{what} has no answer: {verdict.why}")
+    return NotAnswered(f"{what} has no answer: {verdict.why}", status=verdict.status)
