@@ -347,10 +347,12 @@ class Child(trio.abc.AsyncResource):
             nursery.start_soon(self._be_patient, nursery.cancel_scope)
             await self._ended.wait()
         for number, patience in ((signal.SIGTERM, self._grace), (signal.SIGKILL, _REAPED)):
-            if self._signal(number):
+            if self._signal(number) or self._returncode is None:
                 with trio.move_on_after(patience):
                     await self._gone()
-        if self._returncode is None:
+        if self._returncode is not None:
+            await self._ended.wait()  # it was just reaped, and what it has left is being read
+        else:
             _log.error("the server %r (process %d) cannot be ended: end it by hand", self._name, self.pid)
 
     @trio.lowlevel.enable_ki_protection

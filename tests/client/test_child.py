@@ -186,6 +186,38 @@ async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchil
         assert sorted(outcomes) == ["reader", "writer"]
 
 
+async def test_what_was_written_before_a_death_can_be_read_later_though_somebody_holds_stdout_open() -> None:
+    program = """
+ready, told = os.pipe()
+if not (left := os.fork()):
+    os.setsid()
+    os.write(told, b"x")
+    stay()
+os.read(ready, 1)
+os.write(1, b"x" * 50_000)
+say(f"<{left}")
+"""
+    async with running(program) as child:
+        while child.exit is None:  # noqa: ASYNC110  # nobody tells who does not read
+            await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+        data, _, left = (await heard(child)).partition(b"<")
+        assert data == b"x" * 50_000
+        os.kill(int(left), signal.SIGKILL)
+
+
+async def test_what_is_kept_of_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(fd: int, size: int) -> bytes:
+        return bytes(65_536) if size == 2**20 else read(fd, size)
+
+    read = os.read
+    async with running(GRANDCHILD.format("") + STAYS, until=b"ready") as child:
+        with monkeypatch.context() as patch:
+            patch.setattr("trio_mcp.child.os.read", endless)
+            os.kill(child.pid, signal.SIGKILL)
+            assert len(await heard(child)) == 2**20
+
+
 async def test_a_stream_ends_though_somebody_who_has_left_the_group_holds_it_and_goes_on_writing() -> None:
     program = """
 if not (left := os.fork()):
@@ -325,18 +357,34 @@ async def test_a_child_has_a_group_and_a_session_of_its_own() -> None:
 
 
 async def test_many_tasks_may_close_it_at_once_and_none_of_them_is_cut_short() -> None:
+    statuses: list[int | None] = []
     async with running("read(); os.write(2, b'in order')") as child:
 
         async def close() -> None:
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await child.aclose()
-                assert exit_of(child).status == 0
+                statuses.append(exit_of(child).status)
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(close)
     assert child.stderr_tail == "in order"
+    assert statuses == [0] * 5
+
+
+@pytest.mark.parametrize("steps", range(3))
+async def test_how_it_ended_is_known_though_it_is_closed_while_its_end_is_being_seen(steps: int) -> None:
+    for _ in range(8):  # the orders in which the tasks may run
+        async with running("os.write(2, b'last');" + STAYS, until=b"ready", grace=0) as child:
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(child.pid, signal.SIGKILL)
+            # The loop is blocked meanwhile, and has yet to see it.
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+        assert exit_of(child).signal is signal.SIGKILL
+        assert child.stderr_tail == "last"
 
 
 async def test_the_bodys_exception_leaves_as_the_same_object() -> None:
@@ -356,19 +404,37 @@ async def test_a_nursery_that_is_cancelled_ends_it(program: str) -> None:
     assert child.exit is not None
 
 
-def test_ctrl_c_leaves_it_time_to_end_in_order() -> None:
-    children = []
+@pytest.mark.parametrize("when", ["while it starts", "while the body runs", "while it is heard"])
+def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    heard: list[bytes] = []
+
+    async def starting(*args: Any, **options: Any) -> trio.Process:
+        process = await open_process(*args, **options)
+        pids.append(process.pid)
+        if when == "while it starts":
+            signal.raise_signal(signal.SIGINT)
+        return process
+
+    def hear(data: bytes) -> None:
+        if when == "while it is heard" and not heard:
+            signal.raise_signal(signal.SIGINT)
+        heard.append(data)
 
     async def main() -> None:
         async with open_nursery() as nursery:
-            children.append(await start_child(nursery, python("read(); os.write(2, b'in order')"), grace=LONG))
-            signal.raise_signal(signal.SIGINT)
+            program = python("os.write(2, b'begun, ');read(); os.write(2, b'in order')")
+            await start_child(nursery, program, grace=LONG, stderr=hear)
+            if when == "while the body runs":
+                signal.raise_signal(signal.SIGINT)
             await trio.sleep_forever()
 
+    open_process = trio.lowlevel.open_process
+    monkeypatch.setattr("trio_mcp.child.trio.lowlevel.open_process", starting)
     with pytest.raises(KeyboardInterrupt):
         trio.run(main)
-    assert children[0].stderr_tail == "in order"
-    assert exit_of(children[0]).status == 0
+    assert b"".join(heard) == b"begun, in order"
+    assert not group_of(pids[0])
 
 
 @pytest.mark.parametrize("program", ["read()", "stay()", "os._exit(3)"])
@@ -448,17 +514,47 @@ async def test_the_dead_whom_nobody_reaps_are_not_waited_for(monkeypatch: pytest
     assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # it is dead
 
 
+async def test_a_number_that_was_given_back_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(pid: int, number: int) -> None:
+        sent.append(number)
+        killpg(pid, number)
+
+    sent: list[int] = []
+    killpg = os.killpg
+    monkeypatch.setattr("trio_mcp.child.os.killpg", kill)
+    async with running(STAYS, until=b"ready", grace=SHORT):
+        pass
+    assert sent == [signal.SIGTERM, 0]
+
+
+def pipes() -> set[tuple[int, str]]:
+    return {fd for fd in open_fds() if fd[1].startswith("pipe:")}
+
+
+def forbid(pid: int, number: int) -> None:
+    raise PermissionError
+
+
+async def test_one_whom_we_may_not_signal_still_has_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trio_mcp.child.os.killpg", forbid)
+    async with running("import time; read(); time.sleep(0.2); os._exit(7)", grace=SHORT) as child:
+        pass
+    assert exit_of(child).status == 7
+    assert not caplog.records
+
+
 async def test_one_that_cannot_be_ended_is_given_up_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def forbid(pid: int, number: int) -> None:
-        raise PermissionError
-
+    before = pipes()
     async with running(STAYS, until=b"ready", grace=SHORT) as child:
         with monkeypatch.context() as patch:
             patch.setattr("trio_mcp.child.os.killpg", forbid)
             await child.aclose()
         assert child.exit is None
+        assert pipes() == before
         assert f"(process {child.pid}) cannot be ended" in caplog.text
         os.kill(child.pid, signal.SIGKILL)
         await child._process.wait()
