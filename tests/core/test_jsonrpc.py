@@ -132,6 +132,13 @@ def test_an_error_without_an_id_is_accepted(id: str) -> None:
     assert read(f'{{"jsonrpc":"2.0",{id}"error":{{"code":-32700,"message":"m"}}}}') == Error(None, -32700, "m")
 
 
+def test_a_missing_jsonrpc_is_not_called_a_wrong_one() -> None:
+    for data, why in (('"jsonrpc":"1.0",', 'jsonrpc must be "2.0"'), ("", 'the member "jsonrpc": "2.0" is missing')):
+        message = read(f'{{{data}"id":1,"method":"m"}}')
+        assert isinstance(message, Invalid)
+        assert message.why == why
+
+
 def test_params_that_are_null_are_no_params() -> None:
     assert read('{"jsonrpc":"2.0","id":1,"method":"m","params":null}') == Request(1, "m", {})
     assert read('{"jsonrpc":"2.0","method":"m","params":null}') == Notification("m", {})

@@ -97,7 +97,7 @@ def test_without_a_dialect_it_is_2020_12() -> None:
     compiled = compile_schema(schema)
     assert compiled.dialect == DEFAULT_DIALECT == D2020
     assert compiled.errors([1]) == []
-    assert compiled.errors(["x"]) == [Problem("/0", "type", "must be of type integer")]
+    assert compiled.errors(["x"]) == [Problem("/0", "type", "must be of type integer, not a string")]
     assert compiled.errors([1, 2]) == [Problem("", "unevaluatedItems", "has items that are not allowed")]
     assert compiled.errors({"a": 1}) == [Problem("", "required", 'lacks the member "b"')]
 
@@ -274,11 +274,56 @@ def test_a_problem_names_the_place_the_keyword_and_what_the_schema_wants() -> No
         "additionalProperties": False,
     }
     assert set(compile_schema(schema).errors({"a/b": 1, "e": "y", "~other": 1, "n": 4})) == {
-        Problem("/a~1b", "type", "must be of type null or string"),
+        Problem("/a~1b", "type", "must be of type null or string, not an integer"),
         Problem("/n", "maximum", "must be at most 3"),
         Problem("/e", "enum", 'must be one of ["x", 1]'),
-        Problem("/~0other", "additionalProperties", "is not allowed"),
+        Problem("/~0other", "additionalProperties", 'is not allowed; there are "a/b", "n", "e"'),
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({}, "an object"), ([], "an array"), ("x", "a string"), (7.5, "a floating-point number"), (True, "a boolean"),
+        (None, "null"),
+    ],
+)  # fmt: skip
+def test_what_came_instead_is_said_by_its_kind(value: Any, kind: str) -> None:
+    assert compile_schema({"type": "integer"}).errors(value) == [
+        Problem("", "type", f"must be of type integer, not {kind}")
+    ]
+
+
+CLOSED = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({**CLOSED, "properties": {"a": {}, "b": {}}}, '; there are "a", "b"'),
+        ({**CLOSED, "properties": {}}, ", nor is any other"),
+        ({**CLOSED, "properties": {"a": {}}, "patternProperties": {"^b": {}}}, ""),
+        ({"unevaluatedProperties": False, "properties": {"a": {}}}, ""),
+        ({"$ref": "#/$defs/b", "$defs": {"b": {**CLOSED, "properties": {"c": {}}}}}, '; there are "c"'),
+        ({"anyOf": [{"type": "null"}, {**CLOSED, "properties": {"a": {}}}]}, '; there are "a"'),
+        ({"allOf": [{**CLOSED, "properties": {"a": {}}}]}, '; there are "a"'),
+        ({"$id": "https://e.com/", "$ref": "x", "$defs": {"x": {"$id": "x", **CLOSED, "properties": {"a": {}}}}}, ""),
+        ({**CLOSED, "properties": {str(number): {} for number in range(100)}}, '"18", "19"…'),
+    ],
+)
+def test_which_members_there_are_is_said_where_it_is_a_list_of_names(schema: Any, said: str) -> None:
+    (problem,) = compile_schema(schema).errors({"other": 1})
+    assert problem.path == "/other"
+    assert problem.message.startswith("is not allowed")
+    assert problem.message.endswith(said or "allowed")
+    assert len(problem.message) < 250
+
+
+def test_a_schema_that_is_changed_afterwards_does_no_harm() -> None:
+    schema = {"properties": {"a": {**CLOSED, "properties": {"c": {}}}}}
+    compiled = compile_schema(schema)
+    schema.clear()
+    assert compiled.errors({"a": {"b": 1}}) == [Problem("/a/b", "additionalProperties", "is not allowed")]
 
 
 SECRET = "hunter2-hunter2"
@@ -332,7 +377,7 @@ def test_no_problem_ever_quotes_the_value(schema: Any, value: Any) -> None:
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_where_one_alternative_has_the_right_type_its_problems_are_told(keyword: str) -> None:
     schema = {keyword: [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "null"}]}
-    assert compile_schema(schema).errors({"a": "x"}) == [Problem("/a", "type", "must be of type integer")]
+    assert compile_schema(schema).errors({"a": "x"}) == [Problem("/a", "type", "must be of type integer, not a string")]
     nested = {keyword: [schema, {"type": "array"}]}
     assert compile_schema({"items": nested}).errors([{"a": "x"}])[0].path in ("/0", "/0/a")
 

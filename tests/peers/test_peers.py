@@ -52,7 +52,7 @@ TABLE: dict[str, Any] = {
 # What some revisions have otherwise.
 OTHERWISE: dict[str, dict[str, Any]] = {
     "2024-11-05": {"structured result": '{"sum": 5}', "bad arguments": -32602},
-    "2025-06-18": {"bad arguments": {"raised": "McpError: /a: must be of type integer", "code": -32602}},
+    "2025-06-18": {"bad arguments": {"raised": "McpError: /a: must be of type integer, not a string", "code": -32602}},
     "2026-07-28": {"unknown resource": -32602},
 }
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+from collections.abc import Mapping
 from math import inf, isinf
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -33,6 +34,7 @@ from trio_mcp.core.records import record
 
 __all__ = [
     "ABSENT",
+    "KINDS",
     "Absent",
     "Batch",
     "Error",
@@ -225,7 +227,7 @@ class Limits:
 # From bytes.
 
 _BLANK = " \t\r\n"
-_KINDS: dict[type, str] = {
+KINDS: Mapping[type, str] = {
     dict: "an object",
     list: "an array",
     str: "a string",
@@ -234,6 +236,7 @@ _KINDS: dict[type, str] = {
     bool: "a boolean",
     type(None): "null",
 }
+"""What JSON gives, in words."""
 
 
 def decode(data: bytes, limits: Limits) -> Message:
@@ -265,7 +268,7 @@ def _message(
 ) -> Request | Notification | Result | Error | Invalid:
     """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
-        return _owed(f"a message is an object, not {_KINDS[type(value)]}")
+        return _owed(f"a message is an object, not {KINDS[type(value)]}")
     if type(id := value.get("id")) is str and len(id) > limits.id_length:
         why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
         return _refused({**value, "id": None}, why)
@@ -275,7 +278,9 @@ def _message(
         return _refused(value, "the message holds a number too large, half a surrogate pair, or too many levels")
     # core-01: "a received message without it is not processed".
     if value.get("jsonrpc") != "2.0":
-        return _refused(value, 'jsonrpc must be "2.0"')
+        return _refused(
+            value, 'jsonrpc must be "2.0"' if "jsonrpc" in value else 'the member "jsonrpc": "2.0" is missing'
+        )
     if "method" in value:
         return _call(value)
     if "result" in value or "error" in value:
@@ -286,18 +291,18 @@ def _message(
 def _call(value: JsonObject) -> Request | Notification | Invalid:
     method = value["method"]
     if type(method) is not str:
-        return _refused(value, f"method must be a string, not {_KINDS[type(method)]}")
+        return _refused(value, f"method must be a string, not {KINDS[type(method)]}")
     if "result" in value or "error" in value:
         return _refused(value, "a message with a method has neither result nor error")
     id = value.get("id", ABSENT)
     # core-06: null is an id that cannot be, which is not the same as having none.
     if id is not ABSENT and type(id) is not int and type(id) is not str:
-        return _refused(value, f"id must be a string or an integer, not {_KINDS[type(id)]}")
+        return _refused(value, f"id must be a string or an integer, not {KINDS[type(id)]}")
     params = value.get("params")
     if params is None:  # null is what careless serialisers write for "absent"
         params = {}
     elif type(params) is not dict:
-        return _refused(value, f"params must be an object, not {_KINDS[type(params)]}", INVALID_PARAMS)
+        return _refused(value, f"params must be an object, not {KINDS[type(params)]}", INVALID_PARAMS)
     return Notification(method, params) if id is ABSENT else Request(id, method, params)
 
 
@@ -308,14 +313,14 @@ def _response(value: JsonObject) -> Result | Error | Invalid:
         if id is None:
             return _refused(value, "a result must carry the id of its request")
         if type(result) is not dict:
-            return _refused(value, f"result must be an object, not {_KINDS[type(result)]}")
+            return _refused(value, f"result must be an object, not {KINDS[type(result)]}")
         return Result(id, result)
     error = value["error"]
     if "result" in value:
         return _refused(value, "a response has either a result or an error, not both")
     # core-10: an error whose request could not be read has no id, or null in the older revisions.
     if id is None and value.get("id") is not None:
-        return _refused(value, f"id must be a string or an integer, not {_KINDS[type(value['id'])]}")
+        return _refused(value, f"id must be a string or an integer, not {KINDS[type(value['id'])]}")
     if type(error) is not dict or type(error.get("code")) is not int or type(error.get("message")) is not str:
         return _refused(value, "error must be an object with an integer code and a string message")
     return Error(id, error["code"], error["message"], error.get("data", ABSENT))
@@ -517,7 +522,7 @@ def _check(message: Message | _Sendable) -> None:
     for name, kinds in _SHAPES[kind]:
         value = getattr(message, name)
         if not isinstance(value, kinds) or isinstance(value, bool):
-            expected = " or ".join(_KINDS[each] for each in kinds)
+            expected = " or ".join(KINDS[each] for each in kinds)
             raise LocalProtocolError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
 
 

@@ -16,8 +16,8 @@ What surprises:
   value is measured before it is judged.
 - A verdict is cheap and its reasons are not (a thousandfold, as measured), so reasons are only worked out where the
   price allows.  The verdict is right in any case.
-- A problem names the place, the keyword and what the schema wants, never the value found: it may be a secret.  Names
-  of members are part of a place and do appear.
+- A problem names the place, the keyword and what the schema wants, and never of the value found more than what kind of
+  JSON it is: it may be a secret.  Names of members are part of a place and do appear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urljoin
@@ -33,7 +33,7 @@ from urllib.parse import unquote, urljoin
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.jsonrpc import KINDS, Json, JsonObject
 from trio_mcp.core.records import record
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class CompiledSchema:
     """A schema that is valid, self-contained and bounded.  Made by `compile_schema`."""
 
     dialect: str
+    _schema: Json = attrs.field(repr=False)
     _validator: jsonschema_rs.Validator = attrs.field(repr=False)
     _price: _Price = attrs.field(repr=False)
 
@@ -150,7 +151,7 @@ class CompiledSchema:
             found = self._validator.iter_errors(instance)
         except ValueError:  # half a surrogate pair, a set, a member whose name is no string
             return [Problem("", "", "is not JSON")]
-        problems = chain.from_iterable(_problems(leaf) for error in found for leaf in _closest(error))
+        problems = chain.from_iterable(_problems(leaf, self._schema) for error in found for leaf in _closest(error))
         return list(dict.fromkeys(problems))[:_PROBLEMS]
 
 
@@ -183,7 +184,7 @@ def compile_schema(schema: Json) -> CompiledSchema:
         raise _refusal(error, dialect) from None
     except ValueError as error:
         raise InvalidSchema("invalid", f"the schema is not JSON: {error}") from None
-    return CompiledSchema(dialect, validator, price)
+    return CompiledSchema(dialect, schema, validator, price)
 
 
 def check_input_schema(schema: Json) -> None:
@@ -553,16 +554,34 @@ def _wrong_type(inner: jsonschema_rs.ValidationError, outer: jsonschema_rs.Valid
     return inner.kind.name == "type" and inner.instance_path == outer.instance_path
 
 
-def _problems(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
+def _problems(error: jsonschema_rs.ValidationError, schema: Json) -> Iterator[Problem]:
     keyword, value = error.kind.name, error.kind.value
     if keyword in ("additionalProperties", "unevaluatedProperties"):
+        message = "is not allowed" + _what_is(error, schema)
         for name in value[:_PROBLEMS]:
-            yield Problem(_pointer([*error.instance_path, name]), keyword, "is not allowed")
+            yield Problem(_pointer([*error.instance_path, name]), keyword, message)
         return
     message = _MESSAGES.get(keyword, f"breaks {keyword}")
-    if "{}" in message:  # then the value is the schema's
-        message = message.format(" or ".join(value) if keyword == "type" else _shown(value))
+    if keyword == "type":
+        came = KINDS.get(type(error.instance))
+        message = message.format(" or ".join(value)) + (f", not {came}" if came else "")
+    elif "{}" in message:  # then the value is the schema's
+        message = message.format(_shown(value))
     yield Problem(_pointer(error.instance_path), keyword, message)
+
+
+def _what_is(error: jsonschema_rs.ValidationError, schema: Json) -> str:
+    """Which members are allowed where others are not; nothing, where that is not simply a list of names."""
+    if error.kind.name != "additionalProperties" or error.absolute_keyword_location is not None:
+        return ""  # the latter: a part of the schema has a name of its own, and the path begins there
+    found = [schema]
+    for step in error.schema_path[:-1]:
+        found = [below for at in found for below in _step(at, str(step))]
+    if not found or "patternProperties" in found[0]:  # the former: it was changed after it was compiled
+        return ""
+    names = found[0].get("properties", ())
+    shown = ", ".join(_shown(name) for name in islice(names, _PROBLEMS)) + ("…" if len(names) > _PROBLEMS else "")
+    return f"; there are {_shortened(shown, _SHOWN)}" if names else ", nor is any other"
 
 
 def _pointer(path: list[str | int]) -> str:
