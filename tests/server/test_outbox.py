@@ -89,6 +89,48 @@ async def test_a_writer_is_there_only_while_there_is_something_to_write(autojump
     assert wire.words == [["a", "b"], ["c"]] * 2
 
 
+async def test_no_writer_is_sent_for_while_somebody_writes(autojump_clock: MockClock) -> None:
+    async with wired() as wire, trio.open_nursery() as nursery:
+        nursery.start_soon(wire.say, "a")
+        await wait_all_tasks_blocked()
+        wire.put("b")
+        assert not wire.nursery.child_tasks
+    assert wire.words == [["a"], ["b"]]
+
+
+async def test_a_writer_that_comes_late_does_not_write_beside_somebody_else(autojump_clock: MockClock) -> None:
+    class Busy(Wire):
+        at_work = 0
+
+        async def send(self, what: list[str]) -> None:
+            if not self.written:
+                self.waiting.append("c")  # so that there is something for the writer
+            self.at_work += 1
+            assert self.at_work == 1
+            await super().send(what)
+            self.at_work -= 1
+
+    async with trio.open_nursery() as nursery:
+        wire = Busy(nursery)
+        wire.put("a")  # a writer is sent for
+        await wire.say("b")
+    assert wire.outbox.failure is None
+    assert wire.words == [["a", "b"], ["c"]]
+
+
+async def test_what_was_put_after_a_mark_is_not_waited_for(autojump_clock: MockClock) -> None:
+    async with wired() as wire:
+        wire.waiting.append("a")
+        mark = wire.outbox.mark
+        await wire.outbox.flush()
+        wire.put("b")
+        await trio.sleep(0.5)
+        wire.put("c")  # while b is on its way
+        await wire.outbox.written(mark)
+        assert trio.current_time() == 1.5
+    assert wire.words == [["a"], ["b"], ["c"]]
+
+
 async def test_what_is_nothing_after_all_is_not_written(autojump_clock: MockClock) -> None:
     async with wired() as wire:
         wire.put("nothing after all")
