@@ -39,7 +39,7 @@ import trio
 from trio_mcp.core.errors import LocalProtocolError, SessionClosed, shown
 from trio_mcp.groups import open_nursery
 
-__all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
+__all__ = ["MINIMAL", "Child", "Command", "Environment", "ServerExited", "start_child"]
 
 _log = logging.getLogger("trio_mcp")
 
