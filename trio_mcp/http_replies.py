@@ -214,11 +214,13 @@ class ReplyReader:
                 raise RemoteProtocolError(_NO_END)
             self._part = _Part.SIZE
         elif self._part is _Part.TRAILER:
+            if _TRAILER.fullmatch(line) is None:
+                raise RemoteProtocolError("a field after the last chunk of the reply is malformed")
             self._lines += len(line) + 2
             if not line:
                 self._part = _Part.DONE
         else:
-            match = _SIZE.match(line)
+            match = _SIZE.fullmatch(line)
             if match is None:
                 raise RemoteProtocolError("a chunk of the reply does not begin with its size in hexadecimal digits")
             self._left = int(match[1], 16)
@@ -245,7 +247,8 @@ _STATUS = re.compile(r"HTTP/1\.(\d) (\d{3})(?: .*)?", re.ASCII)
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FOLD = re.compile(r"\r?\n[ \t]+")
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)  # more digits than any body needs
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;|$)")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
+_TRAILER = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\xff]*)?")
 _NO_END = "a chunk of the reply does not end where its size says"
 
 

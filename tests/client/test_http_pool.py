@@ -255,6 +255,7 @@ async def test_a_stream_is_read_as_it_comes() -> None:
         (HI, 1, False),
         (CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", 2, True),
         (CHUNKED + b"2\r\nhi\r\n1\r\n!", 2, False),
+        (CHUNKED + b"3\r\nhi!\r\n0\r\n\r\n", 2, False),
         (CHUNKED + b"FFFFFFFFFFFF\r\nhi", 2, False),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", 1000, False),
         (b"HTTP/1.1 200 OK\r\n\r\nhi", 2, True),

@@ -118,6 +118,7 @@ def test_the_environment_names_a_proxy(environ: dict[str, str], url: str, proxy:
         (",", "a.test", False),
         ("10.1.2.3", "10.1.2.3", True),
         ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.1.2.4/8", "10.1.2.3", True),
         ("10.0.0.0/8", "11.1.2.3", False),
         ("2.3", "10.1.2.3", False),
         ("[2001:db8::1]", "2001:db8::1", True),
@@ -227,6 +228,19 @@ async def test_https_is_spoken_and_its_connections_are_kept(authority: trustme.C
     async with listening(handler, authority) as port:
         assert await fetch("https://a.test./", 5, ssl_context=trusting, connect=to(port)) == [b"hi"] * 5
     assert spoken == ["http/1.1"]
+
+
+async def test_a_server_may_end_a_reply_by_closing_without_a_word_of_tls(
+    authority: trustme.CA, trusting: ssl.SSLContext
+) -> None:
+    async def handler(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SSLStream)
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nhi")
+        await stream.transport_stream.aclose()
+
+    async with listening(handler, authority) as port:
+        assert await fetch("https://a.test/", ssl_context=trusting, connect=to(port)) == [b"hi"]
 
 
 async def test_without_a_context_the_system_is_trusted(
