@@ -505,6 +505,49 @@ def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
     assert b"/ws is for WebSockets; the MCP endpoint is /tools" in verdict.body
 
 
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (HttpPolicy(**WEBSOCKETS), b"WebSockets are at /ws (websocket_path)"),
+        (HttpPolicy(websocket_path="/"), b"WebSockets are at / (websocket_path)"),
+        (HttpPolicy(json_only=True), b"no WebSockets are served (websocket_path)"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/mcp", "/socket"])
+def test_who_asks_for_a_websocket_elsewhere_is_told_where_they_are(policy: HttpPolicy, said: bytes, path: str) -> None:
+    asked = HttpRequest("GET", path, {"Host": "localhost", "Upgrade": "WebSocket", "Connection": "Upgrade"})
+    verdict = judge(policy, asked)
+    assert isinstance(verdict, Reply)
+    assert verdict.status in (400, 404, 405)
+    assert said in verdict.body
+    for other in (attrs.evolve(asked, headers={"Host": "localhost"}), attrs.evolve(asked, method="PUT")):
+        verdict = judge(policy, other)
+        assert isinstance(verdict, Reply)
+        assert b"WebSockets" not in verdict.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/elsewhere"), ("POST", "/ws"), ("GET", "/ws"), ("POST", "/sse"), ("GET", "/messages")]
+)
+def test_who_misses_the_endpoint_is_told_where_it_is_mounted(method: str, path: str) -> None:
+    asked = HttpRequest(method, path, {**BASE, "Accept": "*/*"})
+    verdict = judge(HttpPolicy(**SSE, **WEBSOCKETS), asked, prefix="/tools")
+    assert isinstance(verdict, Reply)
+    assert b"the MCP endpoint is /tools/mcp" in verdict.body
+
+
+@pytest.mark.parametrize("policy", [HttpPolicy(), HttpPolicy(json_only=True), HttpPolicy(sessions=False)])
+def test_a_person_with_a_browser_is_told_what_this_is(policy: HttpPolicy) -> None:
+    accept = "text/html,application/xhtml+xml,*/*;q=0.8"
+    verdict = judge(policy, HttpRequest("GET", "/mcp", {"Host": "localhost", "Accept": accept}))
+    assert isinstance(verdict, Reply)
+    assert b"this is an MCP endpoint, and no page: give its URL to an MCP client" in verdict.body
+    for more in ({"Accept": "text/event-stream"}, {"Accept": accept, "Mcp-Session-Id": "unknown"}):
+        verdict = judge(policy, HttpRequest("GET", "/mcp", {"Host": "localhost", **more}))
+        assert isinstance(verdict, Reply)
+        assert b"page" not in verdict.body
+
+
 def test_the_version_that_is_not_served_is_named() -> None:
     rule = modern("unknown", 400, headers={"MCP-Protocol-Version": "2099"}, params={"_meta": meta("2099")})
     reply, _ = as_reply(verdict_on(rule))

@@ -76,7 +76,7 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 __all__ = [
     "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "Answer", "Deliver", "EndSession", "HttpPolicy", "HttpRequest",
     "OpenLegacyStream", "OpenStream", "Reply", "Screened", "Serve", "SessionFacts", "Verdict", "endpoint_uri", "judge",
-    "refusal", "screen", "session_id", "status_for",
+    "refusal", "screen", "session_id", "status_for", "where_websockets_are",
 ]  # fmt: skip
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -318,6 +318,13 @@ def endpoint_uri(policy: HttpPolicy, session: str, prefix: str = "") -> str:
     return f"{prefix}{policy.message_path}?{_SESSION_PARAMETER}={session}"
 
 
+def where_websockets_are(policy: HttpPolicy, prefix: str = "") -> str:
+    """For who asks for one elsewhere.  `prefix` is where the policy's paths are mounted."""
+    path = policy.websocket_path
+    there = "no WebSockets are served" if path is None else f"WebSockets are at {prefix + path or '/'}"
+    return f"{there} (websocket_path)"
+
+
 class _Refusal(Exception):
     """Inside this module a rule that is broken raises; `screen` and `judge` turn that into a `Reply`."""
 
@@ -336,23 +343,37 @@ class _Refusal(Exception):
         self.error = Error(id, code, message, data)
         self.extra = extra
 
-    def reply(self, method: str, cors: Fields) -> Reply:
-        reply = refusal(self.status, self.error, cors, self.extra)
-        return attrs.evolve(reply, body=b"") if method == "HEAD" else reply
+    def reply(self, policy: HttpPolicy, request: HttpRequest, cors: Fields, prefix: str) -> Reply:
+        message = _for_the_lost(self.error.message, policy, request, prefix)
+        reply = refusal(self.status, attrs.evolve(self.error, message=message), cors, self.extra)
+        return attrs.evolve(reply, body=b"") if request.method == "HEAD" else reply
+
+
+def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix: str) -> str:
+    """Why something is refused, for who has come to the wrong place as well."""
+    headers = request.headers
+    if request.method != "GET":
+        return message
+    place = policy.places.get(_split(request)[1].rstrip("/"))
+    if place is not _Place.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
+        return f"{message}; {where_websockets_are(policy, prefix)}"
+    if place is _Place.ENDPOINT and SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower():
+        return f"this is an MCP endpoint, and no page: give its URL to an MCP client ({message})"
+    return message
 
 
 # Step one: the head.
 
 
-def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
-    """Judge what needs no body.  A `Reply` is final."""
+def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
+    """Judge what needs no body.  A `Reply` is final.  `prefix` is where the policy's paths are mounted."""
     cors: Fields = ()
     try:
         cors, path = _check_sites(policy, request)
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
-            raise _Refusal(404, f"nothing is served at {shown(path)}; the MCP endpoint is {policy.path or '/'} (path)")
-        allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION))
+            raise _Refusal(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
+        allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
         if request.method == "OPTIONS":
             asked = request.headers.get("Access-Control-Request-Headers", "")
             return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
@@ -365,7 +386,11 @@ def screen(policy: HttpPolicy, request: HttpRequest) -> Reply | Screened:
             _check_content(policy, request.headers)
         return Screened(place, _acceptable(policy, place, request), cors)
     except _Refusal as refused:
-        return refused.reply(request.method, cors)
+        return refused.reply(policy, request, cors, prefix)
+
+
+def _where_messages_go(policy: HttpPolicy, prefix: str) -> str:
+    return f"the MCP endpoint is {prefix + policy.path or '/'}"
 
 
 def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]:
@@ -392,10 +417,11 @@ def _split(request: HttpRequest) -> tuple[str | None, str]:
     return host, slash + path
 
 
-def _methods(policy: HttpPolicy, place: _Place, version: str | None) -> tuple[str, str]:
+def _methods(policy: HttpPolicy, place: _Place, version: str | None, prefix: str) -> tuple[str, str]:
     """The methods of this place, as Allow has them, and what is to blame if there are fewer than there might be."""
     if place is not _Place.ENDPOINT:
-        return "POST, OPTIONS" if place is _Place.MESSAGES else "GET, OPTIONS", ""
+        allowed = "POST, OPTIONS" if place is _Place.MESSAGES else "GET, OPTIONS"
+        return allowed, _where_messages_go(policy, prefix)
     # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
     # modern one they do not exist.
     named = REVISIONS.get(version or "")
@@ -429,7 +455,8 @@ def _check_framing(headers: Headers) -> None:
 def _check_content(policy: HttpPolicy, headers: Headers) -> None:
     length, kind, limit = headers.get("Content-Length", "0"), headers.get("Content-Type"), policy.limits.message_bytes
     if len(length) > 18 or int(length) > limit:
-        raise _Refusal(413, f"the body has {shown(length)} bytes, and {limit} are allowed (Limits.message_bytes)")
+        came = length if len(length) <= 18 else "far too many"
+        raise _Refusal(413, f"the body has {came} bytes, and {limit} are allowed (Limits.message_bytes)")
     coding = headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         # RFC 9110, 15.5.16: such a refusal says what would be accepted.
@@ -472,6 +499,7 @@ class _Case:
     find_session: Callable[[str], SessionFacts | None]
     find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
+    prefix: str
 
     @property
     def version(self) -> str | None:
@@ -486,21 +514,23 @@ def judge(
     find_mirrors: Callable[[str], Sequence[Mirror] | None] = lambda tool: None,
     principal: Any = None,
     screened: Screened | None = None,
+    prefix: str = "",
 ) -> Verdict:
     """What to do with this request.  Pure: nothing is remembered, and nothing was done yet.
 
     `find_session` and `find_mirrors` are lookups by session id and by tool name; a dict's `get` will do, and without
-    one nothing is known.  `screened` is what `screen` gave for this request, where it was called before.  What a driver
-    does with each verdict stands with the verdict; a `Reply` is sent as it is, its Content-Length included.
+    one nothing is known.  `screened` is what `screen` gave for this request, where it was called before; `prefix` is as
+    for that.  What a driver does with each verdict stands with the verdict; a `Reply` is sent as it is, its
+    Content-Length included.
     """
-    head = screened or screen(policy, request)
+    head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
         return head
-    case = _Case(policy, request, head, find_session, find_mirrors, principal)
+    case = _Case(policy, request, head, find_session, find_mirrors, principal, prefix)
     try:
         return _ROUTES[head.place, request.method](case)
     except _Refusal as refused:
-        return refused.reply(request.method, head.cors)
+        return refused.reply(policy, request, head.cors, prefix)
 
 
 def _standing(case: _Case) -> Verdict:
@@ -542,6 +572,8 @@ def _message(case: _Case) -> Message:
     body, limit = case.request.body, case.policy.limits.message_bytes
     if len(body) > limit:
         raise _Refusal(413, f"the body has more than {limit} bytes (Limits.message_bytes)")
+    if not body:
+        raise _Refusal(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
     message = decode(body, case.policy.limits)
     if isinstance(message, Invalid) and message.answers is None:
         # http-16, http-17; also where the message was a notification, and JSON-RPC itself owes no answer.
@@ -599,7 +631,12 @@ def _modern_revision(case: _Case, message: Request | Notification, stated: Json)
         # ver-12: "name the protocol versions it supports in any error it returns to an initialize request".
         raise _unsupported(case, message.params.get("protocolVersion"), errors.UNSUPPORTED_VERSION)
     if version is None:
-        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing", code=errors.HEADER_MISMATCH)  # http-73
+        # http-73
+        if isinstance(stated, str):
+            why = f"it repeats the version in _meta, {shown(stated)}"
+        else:
+            why = f"it names the version of the message, such as {max(each.name for each in case.policy.revisions)}"
+        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing; {why}", code=errors.HEADER_MISMATCH)
     if stated is not None and stated != version:
         why = f"the {PROTOCOL_VERSION} header says {shown(version)}, _meta says {shown(str(stated))}"
         raise _Refusal(400, why, code=errors.HEADER_MISMATCH)  # http-69
@@ -733,11 +770,9 @@ def _legacy_post(case: _Case) -> Verdict:
 def _no_upgrade(case: _Case) -> Verdict:
     # RFC 9110, 15.5.22: 426 comes with Upgrade, and as a field of this connection alone.
     extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
-    raise _Refusal(
-        426,
-        f"{case.policy.websocket_path or '/'} is for WebSockets; the MCP endpoint is {case.policy.path or '/'}",
-        extra=extra,
-    )
+    here = case.prefix + (case.policy.websocket_path or "") or "/"
+    why = f"{here} is for WebSockets; {_where_messages_go(case.policy, case.prefix)}"
+    raise _Refusal(426, why, extra=extra)
 
 
 _ROUTES: dict[tuple[_Place, str], Callable[[_Case], Verdict]] = {
