@@ -282,6 +282,25 @@ def test_a_message_that_is_too_long_is_refused_before_it_ends_and_is_not_kept(ro
 
 
 @both_roles
+def test_a_close_frame_that_answers_ours_does_not_change_what_was_wrong(role: Role) -> None:
+    end = WebSocketFrames(role, Limits(message_bytes=10))
+    assert end.texts(frame(role, TEXT, b"x" * 11)) == []
+    why = end.why
+    assert "Limits.message_bytes" in why
+    assert end.texts(frame(role, CLOSE, struct.pack("!H", 1000))) == []
+    assert (end.over, end.code, end.why) == (True, 1009, why)
+
+
+@both_roles
+def test_what_follows_that_which_is_no_frame_is_not_even_kept(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = WebSocketFrames(role, Limits())
+    assert end.texts(frame(role, 3)) == []
+    assert end.ended
+    monkeypatch.setattr(end, "_ws", None)  # that would keep it
+    assert end.texts(b"x" * 1000) == []
+
+
+@both_roles
 def test_our_close_waits_for_theirs_and_what_they_sent_before_is_for_nobody(role: Role) -> None:
     end, raw = WebSocketFrames(role, Limits()), Raw(role)
     data = end.close(1011, "x" * 200)
