@@ -1,0 +1,138 @@
+"""One house, and a client of it wherever a client can be: over each transport, in each revision that it has.
+
+    @everywhere()
+    async def test_a_tool_is_called(where: Where, clock: MockClock) -> None:
+        async with visiting(where) as client:
+            assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+
+Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock, and
+meets each test in one revision, another for each.  Nothing may be left when the block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from unittest import mock
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.client.house import build
+from tests.http.served import MemoryListener
+from tests.http.stage import OLD, A, B, C, D, E
+from tests.server.checkpoints import running_tasks, where_all_stand
+from trio_mcp import Server, serve_http
+from trio_mcp.client import Client, open_client
+from trio_mcp.groups import open_nursery
+
+__all__ = ["ROOT", "Where", "at_home", "everywhere", "nothing_left", "reachable", "visiting"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+ROOT = Path(__file__).parents[2]
+CHILD = [sys.executable, "-m", "tests.client.house"]
+_ALL = (A, B, C, D, E)
+_REVISIONS = {
+    "memory": _ALL, "child": _ALL, "websocket": _ALL,
+    "http json": (B, C, D, E), "http": (B, C, D, E), "http+sse": (A, B, C, D),
+}  # fmt: skip
+_OPTIONS: dict[str, dict[str, Any]] = {"http json": {"json_only": True}, "http": {}, "http+sse": OLD, "websocket": {}}
+_URLS = {
+    "http json": "http://127.0.0.1:3000/mcp", "http": "http://127.0.0.1:3000/mcp",
+    "http+sse": "http://127.0.0.1:3000/sse", "websocket": "ws://127.0.0.1:3000/ws",
+}  # fmt: skip
+
+
+class Where(NamedTuple):
+    transport: str
+    revision: str
+
+    @property
+    def modern(self) -> bool:
+        return self.revision == E
+
+    @property
+    def exchanges(self) -> bool:
+        """Each request is an exchange of its own."""
+        return self.modern and self.transport in ("http", "http json")
+
+
+def everywhere(
+    *, revisions: Collection[str] = _ALL, without: Collection[str] = (), legacy_without: Collection[str] = ()
+) -> Callable[[T], Any]:
+    """Over all transports but these, in the revisions that they have; over some not in the legacy ones."""
+
+    def decorate(test: T) -> Any:
+        found = [
+            Where(transport, revision)
+            for transport, known in _REVISIONS.items()
+            if transport not in without
+            for revision in known
+            if revision in revisions and (revision == E or transport not in legacy_without)
+        ]
+        children = [each for each in found if each.transport == "child"]
+        lucky = children[zlib.crc32(test.__name__.encode()) % len(children)] if children else None
+        found = [each for each in found if each.transport != "child" or each == lucky]
+        return pytest.mark.parametrize("where", found, ids=" ".join)(test)
+
+    return decorate
+
+
+@contextlib.asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No task outlives the block."""
+    before = running_tasks()
+    yield
+    await wait_all_tasks_blocked()
+    left = running_tasks() - before - {trio.lowlevel.current_task()}
+    assert not left, f"tasks were left: {sorted(task.name for task in left)}\n{where_all_stand()}"
+
+
+@contextlib.contextmanager
+def reachable(connect: Callable[[], Awaitable[trio.abc.Stream]]) -> Any:
+    """What would be a TCP connection is one of these."""
+
+    async def dial(host: str, port: int) -> trio.abc.Stream:
+        return await connect()
+
+    with mock.patch.object(trio, "open_tcp_stream", dial), mock.patch.dict(os.environ, {"NO_PROXY": "*"}):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def at_home(transport: str, server: Server, **http: Any) -> AsyncIterator[Any]:
+    """A target at which this server is; `http` are options of `serve_http`."""
+    if transport == "memory":
+        yield server
+    elif transport == "child":
+        yield CHILD
+    else:
+        listener = MemoryListener()
+        options = {**_OPTIONS[transport], **http}
+        async with open_nursery() as nursery:
+            await nursery.start(
+                lambda task_status: serve_http(
+                    server, listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status, **options
+                )
+            )
+            with reachable(listener.connect):
+                yield _URLS[transport]
+
+
+@contextlib.asynccontextmanager
+async def visiting(where: Where, server: Server | None = None, **options: Any) -> AsyncIterator[Client]:
+    """A client of the house, or of another server in this process."""
+    assert server is None or where.transport != "child"
+    if where.transport == "child":
+        options.setdefault("cwd", ROOT)
+    options.setdefault("revision", where.revision)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(nothing_left())
+        target = await stack.enter_async_context(at_home(where.transport, server or build()))
+        yield await stack.enter_async_context(open_client(target, **options))

@@ -1,0 +1,558 @@
+"""What a client does, over every transport and in every revision."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, visiting
+from tests.client.house import Forecast, build
+from tests.http.stage import A, B, C, D, E
+from tests.requirements import req
+from tests.server.checkpoints import patiently
+from trio_mcp import (
+    Declined,
+    LocalProtocolError,
+    NotDeclared,
+    NotInThisRevision,
+    PromptReference,
+    RemoteProtocolError,
+    RequestError,
+    ResourceReference,
+    Server,
+    SessionClosed,
+)
+from trio_mcp.caller import OpeningError
+from trio_mcp.client import Client, connect_client, open_client
+from trio_mcp.core.errors import InputNotGiven, McpError
+from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, resource_updated
+from trio_mcp.tool_book import ToolFailed
+
+
+@pytest.fixture
+def clock(where: Where) -> MockClock:
+    """That of a child process is the real one."""
+    return MockClock(rate=1.0) if where.transport == "child" else MockClock(autojump_threshold=0)
+
+
+async def ledger(client: Client, last: str) -> list[str]:
+    """What the house has to tell, once it ends so."""
+    while True:
+        told = await client.call_tool("ledger", returns=list[str])
+        if told and told[-1] == last:
+            return told
+        await trio.sleep(0.01)
+
+
+def text_of(result: Any) -> str:
+    text: str = result.content[0].text
+    return text
+
+
+# Opening and closing.
+
+
+@everywhere()
+async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        assert client.revision == where.revision
+        assert client.negotiation.chosen is not None
+        assert client.negotiation.chosen.name == where.revision
+        assert client.negotiation.why
+        how = "server/discover in" if where.modern else "initialize with"
+        assert client.negotiation.attempts[-1].tried == f"{how} {where.revision}"
+        assert client.server["name"] == "house"
+        assert client.server["version"] == "7"
+        assert client.instructions == "Knock first."
+        assert client.capabilities["tools"] == {"listChanged": True} or where.transport == "http json"
+        assert client.deviations == ()
+
+
+@everywhere(without=["child"])  # whose program speaks all of them
+async def test_the_newest_revision_that_both_have_is_found(where: Where, clock: MockClock) -> None:
+    async with visiting(where, build(revisions=[where.revision]), revision=None) as client:
+        assert client.revision == where.revision
+        tried = [each.tried for each in client.negotiation.attempts]
+        assert tried[0] == f"server/discover in {E}"
+        assert where.modern or len(tried) > 1
+
+
+@everywhere(without=["child"])
+async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(where: Where, clock: MockClock) -> None:
+    others = [each for each in (A, B, C, D, E) if each != where.revision]
+    async with nothing_left(), at_home(where.transport, build(revisions=others)) as target:
+        with pytest.raises(McpError) as refused:
+            async with open_client(target, revision=where.revision):
+                raise AssertionError("it was opened")
+        assert isinstance(refused.value, OpeningError) or isinstance(refused.value.__cause__, OpeningError)
+
+
+@everywhere()
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_what_the_block_raises_leaves_it_as_the_same_object(
+    where: Where, grouped: bool, clock: MockClock
+) -> None:
+    own: BaseException = ExceptionGroup("mine", [KeyError("x")]) if grouped else KeyError("x")
+
+    async def block() -> None:
+        async with visiting(where) as client:
+            await client.call_tool("greet", {"name": "you"})
+            raise own
+
+    with pytest.raises(type(own)) as raised:
+        await block()
+    assert raised.value is own
+
+
+@everywhere()
+async def test_ten_clients_are_closed_in_any_order_by_any_task(where: Where, clock: MockClock) -> None:
+    order = list(range(2 if where.transport == "child" else 10))
+    random.Random(str(where)).shuffle(order)
+    options: dict[str, Any] = {"cwd": ROOT} if where.transport == "child" else {}
+    async with nothing_left(), at_home(where.transport, build()) as target, trio.open_nursery() as nursery:
+        clients: list[Client] = []
+
+        async def connect() -> None:
+            clients.append(await connect_client(nursery, target, revision=where.revision, **options))
+
+        async with trio.open_nursery() as several:
+            for _ in order:
+                several.start_soon(connect)
+        async with trio.open_nursery() as several:
+            for number in order:
+                several.start_soon(clients[number].aclose)
+        for client in clients:
+            await client.aclose()
+            with pytest.raises(SessionClosed, match="closed"):
+                await client.call_tool("greet", {"name": "you"})
+
+
+@everywhere()
+async def test_closing_ends_every_call_and_every_listener(where: Where, clock: MockClock) -> None:
+    ended: list[str] = []
+
+    async def call(client: Client) -> None:
+        with pytest.raises(SessionClosed):
+            await client.call_tool("hold", {"name": "x"})
+        ended.append("a call")
+
+    async def listen(client: Client, task_status: trio.TaskStatus[None]) -> None:
+        async with client.listen(tools=True) as changes:
+            task_status.started()
+            async for _ in changes:
+                raise AssertionError("nothing has changed")
+        ended.append("a listener")
+
+    async with trio.open_nursery() as nursery, visiting(where) as client:
+        nursery.start_soon(call, client)
+        if where.transport != "http json":
+            await nursery.start(listen, client)
+        await ledger(client, "x began")
+        with trio.fail_after(60):
+            await client.aclose()
+    assert sorted(ended) == (["a call"] if where.transport == "http json" else ["a call", "a listener"])
+
+
+# Lists.
+
+
+@req("prm-10")
+@everywhere()
+async def test_lists_are_walked_over_all_their_pages(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        tools = [tool.name async for tool in client.tools()]
+        assert len(tools) > 15
+        assert {"add", "grow"} < set(tools)
+        assert [each.name async for each in client.resources()] == ["one", "two", "three", "four"]
+        assert [each.uri_template async for each in client.templates()] == [
+            *("rooms://{name}", "doors://{number}", "windows://{number}", "walls://{number}", "roofs://{number}")
+        ]
+        assert [each.name async for each in client.prompts()] == ["review", "short", "long", "wide"]
+
+
+def _names(items: Iterable[Any]) -> list[str]:
+    return [each.name for each in items]
+
+
+@everywhere()
+async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        first = await client.list_resources()
+        assert _names(first.resources) == ["one", "two", "three"]
+        assert isinstance(first.next_cursor, str)
+        second = await client.list_resources(first.next_cursor)
+        assert _names(second.resources) == ["four"]
+        assert second.next_cursor is None
+        assert len((await client.list_tools()).tools) == 3
+        assert len((await client.list_templates()).resource_templates) == 3
+        assert len((await client.list_prompts()).prompts) == 3
+        with pytest.raises(RequestError):
+            await client.list_tools("no cursor of theirs")
+
+
+# Calls.
+
+
+@req("tool-42")
+@everywhere()
+async def test_a_result_has_all_that_its_revision_gives(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        result = await client.call_tool("forecast", {"city": "Oslo"})
+        assert "Oslo" in text_of(result)
+        assert not result.is_error
+        if where.revision >= C:
+            assert result.structured_content == {"city": "Oslo", "degrees": [1, 2, 3]}
+        assert text_of(await client.call_tool("greet", {"name": "Ærøskøbing"})) == "Hello, Ærøskøbing!"
+
+
+CALLS: dict[str, tuple[str, dict[str, Any], Any, Any]] = {
+    "a dataclass": ("forecast", {"city": "Oslo"}, Forecast, Forecast("Oslo", [1, 2, 3])),
+    "a list": ("words", {"count": 2}, list[str], ["word 0", "word 1"]),
+    "an int": ("add", {"a": 1, "b": 2}, int, 3),
+    "a str": ("greet", {"name": "you"}, str, "Hello, you!"),
+    "a dict": ("forecast", {"city": "Oslo"}, dict[str, Any], {"city": "Oslo", "degrees": [1, 2, 3]}),
+}
+
+
+@everywhere()
+async def test_a_structured_value_comes_as_the_type_that_is_asked_for(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        for name, arguments, returns, value in CALLS.values():
+            assert await client.call_tool(name, arguments, returns=returns) == value
+        with pytest.raises(RemoteProtocolError, match="add"):
+            await client.call_tool("add", {"a": 1, "b": 2}, returns=Forecast)
+
+
+@req("tool-20", "tool-21", "tool-44")
+@everywhere()
+async def test_a_tool_that_fails_has_a_result_and_a_refusal_is_an_error(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        result = await client.call_tool("fail", {"why": "no bread"})
+        assert result.is_error
+        assert text_of(result) == "no bread"
+        with pytest.raises(ToolFailed, match="no bread") as failed:
+            await client.call_tool("fail", {"why": "no bread"}, returns=int)
+        assert failed.value.result.is_error
+        with pytest.raises(RequestError) as refused:
+            await client.call_tool("refuse", {"code": -31999})
+        assert (refused.value.code, refused.value.message, refused.value.data) == (
+            -31999, "not today", {"why": "closed"}
+        )  # fmt: skip
+        with pytest.raises(RequestError) as unknown:
+            await client.call_tool("nobody")
+        assert unknown.value.code == -32602
+
+
+@req("tool-18")
+@everywhere()
+async def test_names_of_tools_are_told_apart_by_case(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        with pytest.raises(RequestError):
+            await client.call_tool("Add", {"a": 1, "b": 2})
+
+
+@everywhere()
+async def test_twenty_calls_at_once_each_have_their_own_answer(where: Where, clock: MockClock) -> None:
+    answers: dict[int, int] = {}
+
+    async def call(client: Client, number: int) -> None:
+        answers[number] = await client.call_tool("add", {"a": number, "b": number}, returns=int)
+
+    async with visiting(where) as client, trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(call, client, number)
+    assert answers == {number: 2 * number for number in range(20)}
+
+
+@everywhere()
+async def test_three_megabytes_go_there_and_back(where: Where, clock: MockClock) -> None:
+    text = "0123456789abcdef" * (3 * 2**16)
+    async with visiting(where) as client:
+        assert await client.call_tool("swap", {"text": text}, returns=str) == text[::-1]
+
+
+@everywhere()
+async def test_meta_goes_along_with_one_call_or_with_all(where: Where, clock: MockClock) -> None:
+    async with visiting(where, meta=lambda: {"traceparent": "00-7", "example.org/of": "all"}) as client:
+        told = await client.call_tool("meta", meta={"example.org/of": "one"}, returns=dict[str, Any])
+        assert told == {"traceparent": "00-7", "example.org/of": "one"}
+
+
+# Progress and logs.
+
+
+@req("prog-10")
+@everywhere(without=["http json"])
+async def test_progress_comes_in_order_and_before_the_result(where: Where, clock: MockClock) -> None:
+    heard: list[tuple[float, float | None, str | None]] = []
+
+    async def later(*report: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        heard.append(report)
+
+    def say(number: int) -> str | None:
+        return None if where.revision == A else f"number {number}"
+
+    async with visiting(where) as client:
+        await client.call_tool("count", {"to": 5}, on_progress=lambda *report: heard.append(report))
+        assert heard == [(number, 5, say(number)) for number in range(5)]
+        heard.clear()
+        assert await client.call_tool("count", {"to": 3}, on_progress=later, returns=int) == 3
+        assert heard == [(number, 3, say(number)) for number in range(3)]
+
+
+@everywhere(without=["http json"])
+async def test_what_a_progress_callback_raises_ends_the_call_alone(where: Where, clock: MockClock) -> None:
+    own = KeyError("mine")
+
+    def stumble(*report: Any) -> None:
+        raise own
+
+    async with visiting(where) as client:
+        with pytest.raises(KeyError) as raised:
+            await client.call_tool("count", {"to": 5}, on_progress=stumble)
+        assert raised.value is own
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+
+
+@req("log-02", "log-05", "log-15")
+@everywhere(without=["http json"])
+async def test_logs_come_from_the_level_on_that_is_wanted(where: Where, clock: MockClock) -> None:
+    heard: list[Any] = []
+    async with visiting(where, on_log=heard.append, log_level="warning") as client:
+        await client.call_tool("talk")
+        assert [(each.level, each.logger, each.data) for each in heard] == [("warning", "house", {"loud": True})]
+        heard.clear()
+        await client.set_log_level("debug")
+        await client.call_tool("talk")
+        assert [each.level for each in heard] == ["debug", "warning"]
+        with pytest.raises(LocalProtocolError):
+            await client.set_log_level("loud")  # type: ignore[arg-type]
+
+
+@everywhere(without=["http json", "child"])
+async def test_a_log_callback_that_fails_costs_nothing(
+    where: Where, caplog: pytest.LogCaptureFixture, clock: MockClock
+) -> None:
+    def stumble(message: Any) -> None:
+        raise KeyError(message.level)
+
+    async with visiting(where, on_log=stumble, log_level="debug") as client:
+        assert await client.call_tool("talk", returns=str) == "talked"
+    assert "a callback of the client has failed" in caplog.text
+
+
+# Resources, prompts, completion, ping.
+
+
+@everywhere()
+async def test_a_resource_is_read(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        (content,) = (await client.read("house://one")).contents
+        assert content.text == "inside house://one"  # type: ignore[union-attr]
+        (content,) = (await client.read("rooms://7")).contents
+        assert content.text == "the room 7"  # type: ignore[union-attr]
+        with pytest.raises(RequestError) as missing:
+            await client.read("nowhere://at/all")
+        assert missing.value.code == (-32602 if where.modern else -32002)
+
+
+@everywhere()
+async def test_a_prompt_is_filled_in(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        result = await client.prompt("review", {"code": "x = 1", "language": "awk"})
+        assert result.messages[0].content.text == "Review this awk: x = 1"  # type: ignore[union-attr]
+        with pytest.raises(RequestError):
+            await client.prompt("review", {})
+
+
+@req("cmpl-09")
+@everywhere()
+async def test_a_value_is_completed(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        ref = PromptReference("review")
+        assert (await client.complete(ref, "language", "p")).values == ["python", "pascal"]
+        context = {"code": "perl"}
+        if where.revision >= C:
+            completion = await client.complete(ref, "language", "pe", context=context)
+            assert completion.values == ["perl"]
+        else:
+            completion = await client.complete(ref, "language", "pe", context=context)
+            assert completion.values == []  # there is no such thing
+        assert (await client.complete(ResourceReference("rooms://{name}"), "name", "x")).values == []
+
+
+@req("ping-07")
+@everywhere()
+async def test_a_ping_is_answered_where_there_is_such_a_thing(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        if where.modern:
+            with pytest.raises(NotInThisRevision):
+                await client.ping()
+        else:
+            await client.ping()
+
+
+# Cancelling.
+
+
+@req("cancel-11", "cancel-16", "time-03", "time-04")
+@everywhere()
+async def test_leaving_a_scope_stops_the_handler_and_the_connection_goes_on(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.call_tool, "hold", {"name": "x"})
+                await ledger(client, "x began")
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert await ledger(client, "x was cancelled") == ["x began", "x was cancelled"]
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+        assert client.deviations == ()
+
+
+@req("cancel-05", "cancel-06", "cancel-21")
+@everywhere(without=["child"])
+async def test_an_answer_that_crosses_its_cancellation_vanishes(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        for steps in range(12):
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(client.call_tool, "greet", {"name": "you"})
+                    for _ in range(steps):
+                        await trio.lowlevel.checkpoint()
+                    scope.cancel()
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+        await wait_all_tasks_blocked()
+        assert client.deviations == ()
+
+
+# Questions.
+
+QUESTIONS: dict[str, tuple[str, tuple[str, ...], dict[str, Any], str]] = {
+    "form": (
+        "order", (C, D, E), {"elicitation": lambda form: {"size": 7}}, "Size(size=7, colour='red')",
+    ),
+    "form declined": ("order", (C, D, E), {"elicitation": lambda form: Declined()}, "'Declined'"),
+    "page": ("visit", (D, E), {"elicitation_url": lambda page: page.host == "pay.example"}, "Accepted"),
+    "model": ("think", (A, B, C, D, E), {"sampling": lambda asked: ("nothing", "m-1")}, "m-1: nothing"),
+}  # fmt: skip
+
+
+@req("mrtr-18", "mrtr-26")
+@everywhere(legacy_without=["http json"])
+async def test_what_a_handler_asks_is_answered_by_the_callback_for_it(where: Where, clock: MockClock) -> None:
+    for tool, revisions, callbacks, said in QUESTIONS.values():
+        if where.revision in revisions:
+            async with visiting(where, **callbacks) as client:
+                assert text_of(await client.call_tool(tool)) == said
+                assert client.deviations == ()
+
+
+@req("root-01", "root-02", "root-03", "root-16")
+@everywhere(legacy_without=["http json"])
+async def test_the_roots_are_told_and_told_anew_when_they_change(where: Where, clock: MockClock) -> None:
+    async with visiting(where, roots=["/srv"]) as client:
+        assert await client.call_tool("rooms", returns=list[str]) == ["file:///srv"]
+        await client.set_roots(["/home"])
+        await wait_all_tasks_blocked()  # by HTTP the next call may overtake what is told
+        assert await client.call_tool("rooms", returns=list[str]) == ["file:///home"]
+
+
+@everywhere(legacy_without=["http json"])
+async def test_a_question_that_nobody_answers_ends_its_call_alone(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        for tool in ("think", "rooms"):
+            try:
+                result = await client.call_tool(tool)
+            except RequestError:
+                pass
+            else:
+                assert result.is_error
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+
+
+@everywhere(legacy_without=["http json"])
+async def test_a_callback_that_fails_ends_the_call_that_asked(where: Where, clock: MockClock) -> None:
+    own = KeyError("mine")
+
+    def stumble(asked: Any) -> Any:
+        raise own
+
+    async with visiting(where, sampling=stumble) as client:
+        if where.modern:
+            with pytest.raises(InputNotGiven) as raised:
+                await client.call_tool("think")
+            assert raised.value.__cause__ is own
+        else:
+            assert (await client.call_tool("think")).is_error
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+
+
+@everywhere(legacy_without=["http json"])
+async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockClock) -> None:
+    asked, dropped = trio.Event(), trio.Event()
+
+    async def ponder(request: Any) -> Any:
+        asked.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            dropped.set()
+
+    async with visiting(where, sampling=ponder) as client:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.call_tool, "think")
+                await asked.wait()
+                scope.cancel()
+        await patiently(dropped.wait, "the callback's end")
+        assert await client.call_tool("add", {"a": 1, "b": 1}, returns=int) == 2
+
+
+# Changes.
+
+
+@everywhere(without=["http json"])
+async def test_changes_are_heard_as_long_as_the_block_runs(where: Where, clock: MockClock) -> None:
+    async with visiting(where) as client:
+        async with client.listen(RESOURCES_CHANGED, tools=True, prompts=True, resources="house://one") as changes:
+            await client.call_tool("touch", {"uri": "house://one"})
+            assert await anext(changes) == resource_updated("house://one")
+            await client.call_tool("grow")
+            lists = {await anext(changes) for _ in range(3)}
+            assert lists == {TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED}
+        await client.call_tool("grow")
+        async with client.listen(tools=True) as changes:
+            await client.call_tool("grow")
+            assert await anext(changes) == TOOLS_CHANGED
+        assert client.deviations == ()
+
+
+# What is not there.
+
+
+@req("arch-02", "life-15", "life-16", "prm-11")
+@everywhere(without=["child"])
+async def test_what_the_server_does_not_declare_is_not_asked(where: Where, clock: MockClock) -> None:
+    async with visiting(where, Server("bare")) as client:
+        for ask in (client.list_tools, client.list_prompts, client.list_resources):
+            with pytest.raises(NotDeclared):
+                await ask()
+
+
+def test_the_child_is_met_in_every_revision() -> None:
+    met = {
+        where.revision
+        for test in list(globals().values())
+        for mark in getattr(test, "pytestmark", ())
+        if mark.name == "parametrize"
+        for where in mark.args[1]
+        if isinstance(where, Where) and where.transport == "child"
+    }
+    assert met == {A, B, C, D, E}
