@@ -165,7 +165,6 @@ class Changes:
 
     def _ask(self, subscription: Subscription) -> None:
         self._subscription = subscription
-        self._owed = set()
         self._again_at = None
         self._state = SubscriptionState.ASKED
 
@@ -191,7 +190,6 @@ class Changes:
             self._state = SubscriptionState.BROKEN
             self._again_at = None
             self._breaks = 0
-            self._news.set()
 
     def _break(self, failure: Failure) -> None:
         """The session goes on, without this."""
@@ -328,7 +326,7 @@ class Listening:
             self._answered(resource, outcome)
         elif (subscription := self._subscriptions.over(outcome)) is not None:
             changes = self._listeners.pop(subscription.id)
-            changes._subscription = None
+            changes._subscription = None  # its id may be another's in the next session
             if subscription.state is SubscriptionState.ENDED:
                 changes._close()
             elif subscription.state is SubscriptionState.REFUSED:
@@ -346,7 +344,6 @@ class Listening:
         self._listeners.clear()
         self._resources.clear()
         self._asking.clear()
-        self._wanted = frozenset()
         for changes in self._blocks:
             changes._lose() if failure is None else changes._close(failure)
 
@@ -408,6 +405,7 @@ class Listening:
     def _drop(self, changes: Changes) -> None:
         """A block wants nothing of the server any more; tell it."""
         subscription, changes._subscription = changes._subscription, None
+        changes._owed.clear()
         if subscription is None or self._subscriptions.close(subscription.id) is None:
             return
         del self._listeners[subscription.id]
@@ -462,13 +460,11 @@ class Listening:
             else:
                 self._blame(resource, _failure(outcome), again=True)
         if self._caller is not None:
-            self._step(self._caller, resource)
-            self._caller.act(())
+            self._step(self._caller, resource)  # whoever has handed in the outcome sees to it that this is sent
 
     def _blame(self, resource: _Resource, failure: Failure, *, again: bool) -> None:
         """The blocks that wait for this resource do so in vain."""
         for changes in [each for each in self._blocks if resource.uri in each._owed]:
-            changes._owed.clear()
             self._drop(changes)
             if again:
                 changes._break(failure)

@@ -425,6 +425,16 @@ async def test_an_iterator_that_has_ended_stays_so(revision: str, autojump_clock
         assert [change async for change in changes] == []
 
 
+@ERAS
+async def test_what_was_not_taken_in_the_block_is_gone_with_it(revision: str, autojump_clock: MockClock) -> None:
+    async with served(revision) as (listening, server, _):
+        async with listening.listen(tools=True) as changes:
+            server.changed("tools")
+            await trio.sleep(1)
+            assert heard(changes) == [TOOLS_CHANGED]
+        assert [change async for change in changes] == []
+
+
 def gone() -> McpError:
     return SessionClosed("the stream broke off")
 
@@ -550,8 +560,12 @@ async def test_only_what_is_new_is_subscribed_and_the_last_block_unsubscribes(
         first.scope.cancel()
         assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://one"}
         third.scope.cancel()
-        assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}
+        last = await peer.take(UNSUBSCRIBE)
+        assert last["params"] == {"uri": "r://two"}
         assert await peer.silent()
+        await peer.answer(last)
+        await wait_all_tasks_blocked()
+        assert list(listening._resources) == ["r://one"]  # whose unsubscribe has no answer
 
 
 @req("res-27")
@@ -767,6 +781,70 @@ async def _collect_after_gap(
             server.changed("tools")
             assert (await taken(changes, 1), await taken(others, 1)) == ([TOOLS_CHANGED], [TWO])
             assert ear.mistakes == []
+
+
+@modern
+@pytest.mark.parametrize("breaks", [3, 5])
+async def test_breaks_do_not_count_in_the_next_session(revision: str, breaks: int, autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (TOOLS_CHANGED,)) as [block]:
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            for _ in range(breaks):
+                link.caller.fail((await agree(peer, revision))[0]["id"], gone)
+            if breaks == 5:
+                await peer.take(LISTEN)  # the next break would be the last
+        await trio.sleep(1000)  # nothing is asked where there is no session
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            link.caller.fail((await agree(peer, revision))[0]["id"], gone)
+            broken = trio.current_time()
+            await agree(peer, revision)
+            assert trio.current_time() == broken
+            assert not block.over.is_set()
+
+
+@modern
+async def test_a_block_that_has_ended_has_no_part_in_the_next_session(revision: str, autojump_clock: MockClock) -> None:
+    ear, ended, leave = Ear(), trio.Event(), trio.Event()
+
+    async def linger() -> None:
+        async with ear.listening.listen(tools=True) as changes:
+            assert [change async for change in changes] == []
+            ended.set()
+            await leave.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(linger)
+        async with scripted(revision, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await peer.answer((await agree(peer, revision))[0])
+            await ended.wait()
+        async with (
+            blocks(ear.listening, (TOOLS_CHANGED,)) as [block],
+            scripted(revision, EVERYTHING, talk=ear) as (link, peer),
+        ):
+            ear.listening.attach(link.caller)
+            request = (await agree(peer, revision))[0]  # with the id that the other one had
+            leave.set()
+            await wait_all_tasks_blocked()
+            await tell(peer, TOOLS_CHANGED, request)
+            assert block.heard == [TOOLS_CHANGED]
+            assert await peer.silent()
+
+
+async def test_what_was_under_way_in_one_session_has_no_part_in_the_next(autojump_clock: MockClock) -> None:
+    ear = Ear()
+    async with blocks(ear.listening, (ONE,)) as [block]:
+        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            before = await peer.take(SUBSCRIBE)
+        async with scripted(LATEST, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            [request] = await agree(peer, LATEST)
+            assert request["id"] == before["id"]
+            await peer.answer(request)
+            assert await block.ended() == []
 
 
 @ERAS
