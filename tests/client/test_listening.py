@@ -833,6 +833,34 @@ async def test_a_block_that_has_ended_has_no_part_in_the_next_session(revision: 
             assert await peer.silent()
 
 
+async def test_a_block_that_was_refused_after_a_gap_is_not_asked_for_any_more(autojump_clock: MockClock) -> None:
+    ear, refused = Ear(), trio.Event()
+
+    async def linger() -> None:
+        async with ear.listening.listen(ONE, TWO) as changes:
+            with pytest.raises(RequestError):
+                await anext(changes)
+            refused.set()
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(linger)
+        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            await agree(peer, OLD, ("r://one", "r://two"))
+        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            one, two = await peer.take(SUBSCRIBE), await peer.take(SUBSCRIBE)
+            await peer.refuse(one, -32002)
+            await patiently(refused.wait, "the refusal")
+            link.caller.fail(two["id"], gone)
+            assert (await peer.take(UNSUBSCRIBE))["params"] == {"uri": "r://two"}  # it may have been carried out
+        async with scripted(OLD, EVERYTHING, talk=ear) as (link, peer):
+            ear.listening.attach(link.caller)
+            assert await peer.silent()
+        nursery.cancel_scope.cancel()
+
+
 async def test_what_was_under_way_in_one_session_has_no_part_in_the_next(autojump_clock: MockClock) -> None:
     ear = Ear()
     async with blocks(ear.listening, (ONE,)) as [block]:
