@@ -789,6 +789,27 @@ async def test_an_endpoint_takes_part_in_its_run_as_long_as_it_runs(autojump_clo
 # Clients that go at once, and callers that are cancelled.
 
 
+async def test_an_endpoint_that_no_longer_runs_serves_nobody_any_more(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with stage.server.running() as run:
+        async with trio.open_nursery() as nursery:
+            endpoint = Endpoint(run)
+            nursery.start_soon(endpoint.run)
+            await wait_all_tasks_blocked()
+            door = Door(endpoint, run)
+            session = await door.initialize(D)
+            visits = [
+                await door.post(plays("wait never"), session),
+                await door.post(plays("progress", "wait never", revision=E)),
+                await door.get(session),
+            ]
+            nursery.cancel_scope.cancel()
+        await wait_all_tasks_blocked()
+        assert all(visit.response.dropped for visit in visits)
+        assert stage.cancelled == ["", ""]
+        assert endpoint.clients == 0
+
+
 async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> None:
     async with at(Stage().server) as door:
         session = await door.initialize(D)

@@ -350,6 +350,7 @@ async def test_an_id_that_is_used_twice_at_once_is_refused_the_second_time(
         assert second.response.ended
         assert second.response.json["error"]["code"] == -32600
         assert second.response.json.get("id") is None
+        assert ("id" in second.response.json) is REVISIONS[revision].unreadable_id_is_null
         stage.go["go"].set()
         await wait_all_tasks_blocked()
         assert first.response.messages[-1]["id"] == 5
