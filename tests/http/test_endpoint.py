@@ -810,6 +810,18 @@ async def test_an_endpoint_that_no_longer_runs_serves_nobody_any_more(autojump_c
         assert endpoint.clients == 0
 
 
+async def test_who_waits_for_a_retry_ends_with_the_run(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    async with at(stage.server) as door:
+        asked = await door.post(plays("ask", revision=E))
+        assert asked.response.ended
+        assert (door.endpoint.clients, door.run.statistics().parked) == (0, 1)
+        door.run.stop()
+        assert door.run.statistics().parked == 0
+        await wait_all_tasks_blocked()
+        assert stage.cancelled == [""]
+
+
 async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> None:
     async with at(Stage().server) as door:
         session = await door.initialize(D)
