@@ -1,0 +1,316 @@
+"""The tools for tests, tested: pairs, transcripts, and servers that are only played."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from trio_mcp import Context, Server, SessionClosed
+from trio_mcp.client import open_client
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.testing import (
+    Line,
+    ReplayedServer,
+    Transcript,
+    TranscriptMismatch,
+    assert_transcript,
+    open_memory_pair,
+    open_replayed,
+    replayed,
+)
+
+in_all = pytest.mark.parametrize("revision", list(REVISIONS))
+ADDED = """
+    ...
+    > {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": "..."}
+    < {"jsonrpc": "2.0", "id": 2, "result": {"structuredContent": {"result": 3}, "...": "..."}}
+    """
+
+
+def adder() -> Server:
+    server = Server("adder")
+
+    @server.tool
+    async def add(a: int, b: int) -> dict[str, int]:
+        return {"result": a + b}
+
+    @server.tool
+    async def wait(seconds: float, *, ctx: Context) -> str:
+        await ctx.progress(1)
+        await trio.sleep(seconds)
+        return "waited"
+
+    return server
+
+
+async def test_the_example_of_the_module_runs(autojump_clock: MockClock) -> None:
+    async with open_memory_pair(adder(), revision="2025-11-25") as pair:
+        result = await pair.client.call_tool("add", {"a": 1, "b": 2})
+    assert result.structured_content == {"result": 3}
+    assert_transcript(pair.transcript, ADDED)
+
+
+@in_all
+async def test_a_pair_speaks_the_revision_that_it_was_told(revision: str, autojump_clock: MockClock) -> None:
+    async with open_memory_pair(adder(), revision=revision) as pair:
+        assert pair.client.revision == revision
+        assert (await pair.client.call_tool("wait", {"seconds": 86_400})).content[0].text == "waited"  # type: ignore[union-attr]
+    assert trio.current_time() >= 86_400
+
+
+@in_all
+async def test_two_runs_say_the_same(revision: str) -> None:
+    said = []
+    for _ in range(2):
+        async with open_memory_pair(adder(), revision=revision) as pair:
+            async for _ in pair.client.tools():
+                pass
+            await pair.client.call_tool("add", {"a": 1, "b": 2})
+        said.append(str(pair.transcript))
+    assert said[0] == said[1]
+    assert said[0].count("\n") >= 6
+
+
+async def test_a_link_that_is_dropped_ends_calls_and_handlers(autojump_clock: MockClock) -> None:
+    async with open_memory_pair(adder()) as pair, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def call() -> None:
+            with pytest.raises(SessionClosed):
+                await pair.client.call_tool("wait", {"seconds": 3600})
+
+        await wait_all_tasks_blocked()
+        assert pair.server.statistics().running == 1
+        await pair.drop()
+    assert trio.current_time() < 3600
+
+
+async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as raised:
+        async with open_memory_pair(adder()):
+            raise mine
+    assert raised.value is mine
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_the_server_fails_with_is_what_the_test_sees(late: bool, autojump_clock: MockClock) -> None:
+    mine = KeyError("mine")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        if not late:
+            raise mine
+        yield
+        raise mine
+
+    server = Server("failing", lifespan=lifespan)
+    with pytest.raises(KeyError) as raised:  # noqa: PT012  # the block raises when it ends
+        async with open_memory_pair(server) as pair:
+            with contextlib.suppress(SessionClosed):
+                await pair.drop()
+                await pair.client.request("tools/list")
+    assert raised.value is mine
+
+
+async def test_the_tap_of_the_user_hears_everything_too() -> None:
+    heard: list[tuple[str, bytes]] = []
+    async with open_memory_pair(adder(), tap=lambda *said: heard.append(said)) as pair:
+        await pair.client.call_tool("add", {"a": 1, "b": 2})
+    sent = b"".join(data for direction, data in heard if direction == "out").decode().splitlines()
+    assert sent == [line.text for line in pair.transcript if line.mark == ">"]
+
+
+def test_a_pair_can_be_cancelled_anywhere() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        with attempt.window():
+            async with open_memory_pair(adder()) as pair:
+                await pair.client.call_tool("add", {"a": 1, "b": 2})
+
+    assert cancel_everywhere(scenario, watch=anything) > 20
+
+
+# Transcripts.
+
+
+def test_a_transcript_is_read_as_it_was_written(tmp_path: Path) -> None:
+    transcript = Transcript()
+    transcript.tap("out", b'{"id":1,"x":"')
+    transcript.tap("in", b"junk \xff\n{")
+    transcript.tap("out", '\u2028é"}\n'.encode())
+    transcript.tap("in", b"}\n")
+    transcript.write(tmp_path / "talk.txt")
+    again = Transcript.read(tmp_path / "talk.txt")
+    assert list(again) == list(transcript)
+    assert [(line.mark, line.message) for line in again] == [
+        ("<", "junk \udcff"), (">", {"id": 1, "x": "\u2028é"}), ("<", {}),
+    ]  # fmt: skip
+
+
+def test_remarks_are_no_messages_and_what_is_nothing_is_refused() -> None:
+    assert list(Transcript.parse("# a remark\n\n  > 1\n...\n")) == [Line(">", "1"), Line("...")]
+    with pytest.raises(ValueError, match=r"line 2 .* not 'what'"):
+        Transcript.parse("> 1\nwhat")
+
+
+SAID = '> {"a": 1}\n< {"b": [1, {"c": true}]}\n> {"d": 2}\n'
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        SAID,
+        "...",
+        "...\n...",
+        '> {"a": "..."}\n...\n> {"d": 2}',
+        '...\n< {"b": "..."}\n...',
+        '...\n< {"b": [1, {"...": "..."}]}\n> {"...": "...", "d": 2}',
+        f"...\n{SAID}...",
+        '> "..."\n< "..."\n> "..."',
+    ],
+)
+def test_what_is_left_open_fits(expected: str) -> None:
+    assert_transcript(Transcript.parse(SAID), expected)
+
+
+@pytest.mark.parametrize(
+    ("expected", "number", "shows"),
+    [
+        ("", 1, '+  "a": 1'),
+        ('> {"a": 2}\n...', 1, '-  "a": 2'),
+        ('> {"a": true}\n...', 1, '-  "a": true'),
+        ('> {"a": 1, "e": 1}\n...', 1, '-  "e": 1'),
+        ("> {}\n...", 1, '+  "a": 1'),
+        ('< {"a": 1}\n...', 1, "-the server says"),
+        ('> {"a": 1}\n< {"b": [1, {"c": 1}]}\n...', 2, '-      "c": 1'),
+        ('> {"a": 1}\n< {"b": [1]}\n...', 2, '+      "c": true'),
+        ('...\n> {"f": 1}', 4, "+(nothing more)"),
+        (SAID + "> 1", 4, "-1"),
+        ('> "..."\n< "..."', 3, "-(nothing more)"),
+    ],
+)
+def test_what_does_not_fit_is_shown(expected: str, number: int, shows: str) -> None:
+    with pytest.raises(TranscriptMismatch) as raised:
+        assert_transcript(Transcript.parse(SAID), expected)
+    assert str(raised.value).startswith(f"message {number} ")
+    assert shows in str(raised.value).split("\n")
+
+
+def test_what_is_left_open_is_no_difference() -> None:
+    with pytest.raises(TranscriptMismatch) as raised:
+        assert_transcript(
+            Transcript.parse('> {"a": 1, "b": [2, 3], "c": 4}'), '> {"a": "...", "b": [1, "..."], "...": 0}'
+        )
+    changed = [line for line in str(raised.value).split("\n")[3:] if line[0] in "+-"]
+    assert changed == ["-    1", "+    2"]
+
+
+# A server that is played.
+
+
+async def recorded(revision: str) -> Transcript:
+    async with open_memory_pair(adder(), revision=revision) as pair:
+        await pair.client.call_tool("add", {"a": 1, "b": 2})
+    return pair.transcript
+
+
+@in_all
+async def test_a_replayed_server_answers_as_it_did(revision: str) -> None:
+    transcript = await recorded(revision)
+    async with open_replayed(str(transcript), revision=revision) as client:
+        again = await client.call_tool("add", {"a": 1, "b": 2})
+    assert again.structured_content == {"result": 3} or revision < "2025-06-18"
+
+
+@in_all
+async def test_a_client_that_says_something_else_fails_the_test(revision: str) -> None:
+    transcript = await recorded(revision)
+    with pytest.raises(TranscriptMismatch) as raised:
+        async with open_replayed(transcript, revision=revision) as client:
+            await client.call_tool("add", {"a": 1, "b": 3})
+    lines = str(raised.value).split("\n")
+    assert [line.strip() for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")] == [
+        '-      "b": 2', '+      "b": 3',
+    ]  # fmt: skip
+
+
+async def test_a_client_that_opens_otherwise_fails_the_test() -> None:
+    with pytest.raises(TranscriptMismatch, match="message 1 "):
+        async with open_replayed(await recorded("2025-11-25"), revision="2025-06-18"):
+            raise AssertionError("it was opened")
+
+
+async def test_a_client_that_says_too_much_fails_the_test() -> None:
+    with pytest.raises(TranscriptMismatch, match="nothing more"):  # noqa: PT012  # so does this one
+        async with open_replayed(await recorded("2025-11-25"), revision="2025-11-25") as client:
+            await client.call_tool("add", {"a": 1, "b": 2})
+            await client.ping()
+
+
+async def test_a_client_that_says_too_little_fails_the_test() -> None:
+    with pytest.raises(TranscriptMismatch, match="nothing more"):
+        async with open_replayed(await recorded("2025-11-25"), revision="2025-11-25"):
+            pass
+
+
+async def test_what_the_block_of_a_replay_raises_leaves_it_as_it_is() -> None:
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as raised:
+        async with open_replayed(await recorded("2025-11-25"), revision="2025-11-25"):
+            raise mine
+    assert raised.value is mine
+
+
+async def test_what_varies_may_be_left_open_in_a_replay() -> None:
+    text = str(await recorded("2025-11-25")).replace('"a":1', '"a":"..."').replace('"a": 1', '"a": "..."')
+    assert '"..."' in text
+    async with open_replayed(text, revision="2025-11-25") as client:
+        await client.call_tool("add", {"a": 77, "b": 2})
+
+
+async def test_a_stream_that_replays_can_be_used_by_itself() -> None:
+    stream = replayed(await recorded("2025-11-25"))
+    with pytest.raises(SessionClosed) as raised:
+        async with open_client(stream, revision="2025-11-25") as client:
+            await client.ping()
+    assert raised.value.__cause__ is stream.mismatch is not None
+    with pytest.raises(TranscriptMismatch):
+        stream.finish()
+
+
+async def test_a_replayed_stream_behaves_as_one() -> None:
+    stream = replayed('< {"a": 1}\n> 1\n< 2')
+    assert await stream.receive_some(3) == b'{"a'
+    assert await stream.receive_some() == b'": 1}\n'
+    await stream.send_all(b"1")
+    await stream.wait_send_all_might_not_block()
+    await stream.send_all(b"\n")
+    assert await stream.receive_some() == b"2\n"
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def read() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await stream.receive_some()
+
+        await wait_all_tasks_blocked()
+        await stream.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await stream.send_all(b"1\n")
+    stream.finish()
+
+
+def test_what_is_open_cannot_be_replayed() -> None:
+    with pytest.raises(ValueError, match="has to say every message"):
+        ReplayedServer(Transcript([Line("...")]))
+
+
+def test_a_transcript_holds_json_of_one_line_each() -> None:
+    assert json.loads(Line(">", '{"a": 1}').text) == Line(">", '{"a": 1}').message
