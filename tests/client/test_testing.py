@@ -209,7 +209,7 @@ def test_what_is_left_open_is_no_difference() -> None:
             Transcript.parse('> {"a": 1, "b": [2, 3], "c": 4}'), '> {"a": "...", "b": [1, "..."], "...": 0}'
         )
     changed = [line for line in str(raised.value).split("\n")[3:] if line[0] in "+-"]
-    assert changed == ["-    1", "+    2"]
+    assert changed == ["-    1,", "+    2,"]
 
 
 # A server that is played.
