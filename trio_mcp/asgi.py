@@ -33,26 +33,21 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
 from trio_mcp.core.headers import Fields
-from trio_mcp.core.http import HttpRequest, Reply, refusal
+from trio_mcp.core.http import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.driver import converse
-from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply
+from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal
 from trio_mcp.groups import open_nursery, sole
 from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run, check_seconds
+from trio_mcp.server import Server, check_trio
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from trio_mcp.server import Server
-
 __all__ = ["AsgiApp"]
 
 _log = logging.getLogger("trio_mcp")
-_NOT_TRIO = (
-    "trio_mcp runs on Trio, and this ASGI server runs its applications on another event loop; use Hypercorn with its "
-    "Trio worker: hypercorn --worker-class trio module:app"
-)
 _PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`
 _SUBPROTOCOL = "mcp"  # as in `websocket`, which is not loaded here: it reads frames
 _GOING_AWAY, _UNSUPPORTED, _TOO_BIG = 1001, 1003, 1009  # RFC 6455, 7.4.1
@@ -90,12 +85,15 @@ class AsgiApp:
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         kind = scope["type"]
-        if not trio.lowlevel.in_trio_task():
+        try:
+            check_trio()
+        except LocalProtocolError as error:
             if kind != "lifespan":
-                raise LocalProtocolError(_NOT_TRIO)
+                raise
             await receive()
-            await send({"type": "lifespan.startup.failed", "message": _NOT_TRIO})
-        elif kind == "http":
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        if kind == "http":
             await self._http(scope, receive, send)
         elif kind == "websocket":
             await self._websocket(scope, receive, send)
@@ -161,6 +159,7 @@ class AsgiApp:
             cors = admitted.head.cors
             body = await _body(receive, served.limits, cors)
             if isinstance(body, Reply):
+                tell_refusal(body, request, admitted.peer)
                 await _reply(response, body)
             elif body is not None:
                 request = attrs.evolve(request, body=body)
@@ -178,8 +177,9 @@ class AsgiApp:
             await _refuse_websocket(scope, send, _NOT_RUNNING)
             return
         request, verdict = await served.admit(scope)
-        if isinstance(verdict, Admitted):
-            verdict = _no_websocket(scope, verdict) or verdict
+        if isinstance(verdict, Admitted) and (fault := _no_websocket(scope, verdict, served.endpoint)) is not None:
+            tell_refusal(fault, request, verdict.peer)
+            verdict = fault
         if isinstance(verdict, Reply):
             await _refuse_websocket(scope, send, verdict)
             return
@@ -203,8 +203,11 @@ class _Served:
     async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | Admitted]:
         target = _target(scope, self.endpoint.policy.places)
         request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
+        if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has another way to say it
+            request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
         client = scope.get("client")
-        return request, await self.endpoint.admit(request, None if client is None else client[0])
+        peer = None if client is None else client[0]
+        return request, await self.endpoint.admit(request, peer, _prefix(scope))
 
 
 class _Running:
@@ -217,6 +220,7 @@ class _Running:
 
     async def __aenter__(self) -> None:
         app = self._app
+        check_trio()
         if app._taken:
             raise LocalProtocolError("this ASGI application is running already")
         async with AsyncExitStack() as stack:
@@ -224,6 +228,7 @@ class _Running:
             stack.callback(self._leave)
             joined = app._server.joined()
             run = await stack.enter_async_context(joined)
+            run.held = True  # by the ASGI server, or the program
             nursery = await stack.enter_async_context(open_nursery())
             endpoint = Endpoint(run, **app._options)
             nursery.start_soon(endpoint.run, name="the endpoint of an ASGI application")
@@ -240,12 +245,14 @@ class _Running:
     ) -> None:
         served = self._app._served
         if error is None and served is not None:
+            # A run that is shared goes on without this application.
+            ending: Endpoint | Run = served.endpoint if self._shared else served.run
             with trio.move_on_after(self._app._grace):
-                if self._shared:  # that run goes on without this application
-                    self._app._served = None
-                    await served.endpoint.drain()
-                else:
-                    await served.run.drain()
+                await ending.drain()
+                return
+            ending.dismiss()
+            with trio.move_on_after(CLOSING):
+                await ending.drain()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -420,12 +427,12 @@ async def _reply(response: _Response, reply: Reply) -> None:
 # WebSockets.
 
 
-def _no_websocket(scope: Event, admitted: Admitted) -> Reply | None:
+def _no_websocket(scope: Event, admitted: Admitted, endpoint: Endpoint) -> Reply | None:
     """Why there will be none, though the client may ask."""
     why = None
     offered = scope.get("subprotocols") or ()
     if not admitted.head.websocket:
-        why = "this is no place for WebSockets (websocket_path)"
+        why = where_websockets_are(endpoint.policy, _prefix(scope))
     elif offered and _SUBPROTOCOL not in offered:
         why = f"the subprotocols {shown(', '.join(offered))} are not spoken here; offer {_SUBPROTOCOL}, or none"
     return None if why is None else refusal(400, Error(None, INVALID_REQUEST, why))

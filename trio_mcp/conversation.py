@@ -161,6 +161,11 @@ class Conversation:
             wire.wake()
 
     @property
+    def busy(self) -> bool:
+        """Whether there is something that a drain would have to wait for, or to end."""
+        return bool(self._contexts or self._waiting or self._listening)
+
+    @property
     def at_work(self) -> bool:
         """Whether a handler runs that is not waiting for its client."""
         return any(not ctx.asking for ctx in self._contexts.values())
@@ -189,7 +194,7 @@ class Conversation:
 
     def _call(self, call: Call) -> None:
         id = call.request.id
-        if self._run.draining and not _goes_on(call.request, call.terms):
+        if self._run.dismissed or (self._run.draining and not _goes_on(call.request, call.terms)):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
             self._listen(call)

@@ -60,7 +60,7 @@ from trio_mcp.rates import Rates
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
-__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply"]
+__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -79,6 +79,7 @@ class Admitted:
 
     head: Screened
     principal: str | None
+    peer: str | None
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -87,6 +88,7 @@ class _Case:
 
     request: HttpRequest
     principal: str | None
+    peer: str | None
     response: Response
     prefix: str
 
@@ -111,7 +113,7 @@ class _Alone(Owner):
     def pull(self, lane: Lane) -> None:
         pull_all(self.conversation, lane)
 
-    def left(self, lane: Lane) -> None:
+    def left(self, lane: Lane, retry: float | None = None) -> None:
         if self._modern:
             self.conversation.lost("the client has closed the response stream")  # cancel-14
 
@@ -140,6 +142,9 @@ class Endpoint:
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._alone: set[Conversation] = set()  # requests that belong to no session
+        # Beside those of the run, which may be shared with others and go on without this endpoint.
+        self._draining = False
+        self._dismissed = False
         self._carried: Silence[Lane] = Silence(self.keep_alive)
         self._traffic = Traffic(run.nursery, run.limits.outgoing, self._carried)
 
@@ -157,21 +162,22 @@ class Endpoint:
 
     # The head.
 
-    async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | Admitted:
-        """Judge what needs no body; a reply is final.  `peer` is the client's address, if it has one."""
-        admitted = await self._admit(request, peer)
+    async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | Admitted:
+        """Judge what needs no body; a reply is final.  `peer` is the client's address, if it has one; `prefix` is where
+        the paths of the policy are mounted."""
+        admitted = await self._admit(request, peer, prefix)
         if isinstance(admitted, Reply):
-            _tell(request, admitted)
+            tell_refusal(admitted, request, peer)
         return admitted
 
-    async def _admit(self, request: HttpRequest, peer: str | None) -> Reply | Admitted:
-        head = screen(self.policy, request)
+    async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | Admitted:
+        head = screen(self.policy, request, prefix)
         if isinstance(head, Reply):
             return head
-        if head.websocket and self._run.draining:
+        if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
         principal = await self._authenticated(request, peer, head.cors)
-        return principal if isinstance(principal, Reply) else Admitted(head, principal)
+        return principal if isinstance(principal, Reply) else Admitted(head, principal, peer)
 
     async def _authenticated(self, request: HttpRequest, peer: str | None, cors: Fields) -> Reply | str | None:
         """Who asks, None where nobody is asked; or why the request is not served."""
@@ -186,29 +192,29 @@ class Endpoint:
             return busy(429, why, cors, math.ceil(wait))
         if authenticate is not None and principal is None:
             why = "who asks is not known; send credentials in the Authorization header"
+            if "Authorization" in request.headers:
+                why = "these credentials are not accepted; the Authorization header has to have others"
             return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
         return principal
 
     # The body.
 
     async def serve(self, admitted: Admitted, request: HttpRequest, response: Response, prefix: str = "") -> Gone:
-        """Do what the request asks for.  `prefix` is where the paths of the policy are mounted.
+        """Do what the request asks for.  `prefix` is as for `admit`.
 
         Returns when there is nothing to be written at once; what comes later is written by whoever has it.  What is
         returned is to be called when the client has gone before the response has ended.  Raises `BrokenResourceError`
         if it has gone already.
         """
-        case = _Case(request, admitted.principal, response, prefix)
+        case = _Case(request, admitted.principal, admitted.peer, response, prefix)
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=case.principal,
-            screened=admitted.head,
+            screened=admitted.head, prefix=prefix,
         )  # fmt: skip
         refused = verdict if isinstance(verdict, Reply) else self._refused(verdict)
         if refused is not None:
-            _tell(request, refused)
-            await send_reply(response, refused)
-            return _nothing
+            return await _refuse(refused, case)
         if isinstance(verdict, Serve):
             return await self._serve(verdict, case)
         if isinstance(verdict, OpenStream):
@@ -225,7 +231,8 @@ class Endpoint:
 
     def _refused(self, verdict: _Good) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
-        if self._run.draining and _is_new_work(verdict):
+        draining = self._run.draining or self._draining
+        if (draining and _is_new_work(verdict)) or (self._dismissed and isinstance(verdict, Serve)):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"{self._limits.sessions} sessions are in use (Limits.sessions)"
@@ -286,14 +293,15 @@ class Endpoint:
             lane = session.stand()
             return await _begin(lane, lane.carry(case.response, verdict.cors))
         replay = session.log.replay(verdict.after)
+        if not isinstance(replay, NotReplayable):
+            session.came_back(replay.stream)
         if isinstance(replay, NotReplayable):
             return await self._cannot_resume(replay.why, verdict, case)
         resumed = session.find(replay.stream)
         if resumed is None:
             return await self._replay(replay, verdict, case)
         if not resumed.carried and session.streams >= self._limits.streams:
-            await send_reply(case.response, self._too_many_streams(verdict.cors))
-            return _nothing
+            return await _refuse(self._too_many_streams(verdict.cors), case)
         return await _begin(resumed, resumed.carry(case.response, verdict.cors, replay))
 
     async def _replay(self, replay: Replay, verdict: OpenStream, case: _Case) -> Gone:
@@ -306,8 +314,7 @@ class Endpoint:
 
     async def _cannot_resume(self, why: str, verdict: OpenStream, case: _Case) -> Gone:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
-        await send_reply(case.response, refusal(400, error, verdict.cors))
-        return _nothing
+        return await _refuse(refusal(400, error, verdict.cors), case)
 
     async def _open_legacy_stream(self, verdict: OpenLegacyStream, case: _Case) -> Gone:
         id = self._sessions.new_id()
@@ -332,15 +339,29 @@ class Endpoint:
 
     async def drain(self) -> None:
         """Wait for what runs, then end the sessions, and wait until every response has ended."""
-        async with trio.open_nursery() as nursery:
-            for conversation in (*self._alone, *self._sessions.conversations):
-                nursery.start_soon(conversation.drain)
+        self._draining = True
+        while True:
+            # Those with answers come in conversations of their own, and go on with calls that others have begun.
+            async with trio.open_nursery() as nursery:
+                for conversation in self._conversations:
+                    nursery.start_soon(conversation.drain)
+            await self._run.parking.come_back_all()
+            await self._sessions.come_back()
+            if not any(conversation.busy for conversation in self._conversations) and not self._run.parking:
+                break
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
         await self._carried.empty()
 
     def dismiss(self) -> None:
-        for conversation in (*self._alone, *self._sessions.conversations):
+        self._dismissed = True
+        for conversation in self._conversations:
             conversation.dismiss(UNFINISHED)
+        # One that does not end in this moment is not to cut off the streams of all others.
+        self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
+
+    @property
+    def _conversations(self) -> tuple[Conversation, ...]:
+        return (*self._alone, *self._sessions.conversations)
 
     def stop(self) -> None:
         """The run is over: nobody is served any more."""
@@ -357,11 +378,23 @@ async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None
     return stable_name(await answer)
 
 
-def _tell(request: HttpRequest, reply: Reply) -> None:
-    """Tell whoever runs the server what it refuses; without the query, where HTTP+SSE clients have their session."""
-    if reply.error is not None:
-        path = shown(request.target.partition("?")[0])
-        _refusals.info("%s %s: %d, %s", shown(request.method), path, reply.status, reply.error.message)
+async def _refuse(reply: Reply, case: _Case) -> Gone:
+    tell_refusal(reply, case.request, case.peer)
+    await send_reply(case.response, reply)
+    return _nothing
+
+
+def tell_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:
+    """Tell whoever runs the server what it refuses, and to whom; `request` is None where none could be read.
+
+    Without the query, where HTTP+SSE clients have their session.
+    """
+    if reply.error is None or not _refusals.isEnabledFor(logging.INFO):
+        return
+    what = "a connection"
+    if request is not None:
+        what = f"{shown(request.method)} {shown(request.target.partition('?')[0])}"
+    _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", what, reply.status, reply.error.message)
 
 
 async def _begin(lane: Lane, gone: Gone) -> Gone:

@@ -43,6 +43,7 @@ from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.endpoint import tell_refusal
 from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.outbox import CLOSING, GONE
 
@@ -53,10 +54,9 @@ if TYPE_CHECKING:
 __all__ = ["HttpConnection", "Shared", "Upgraded"]
 
 _log = logging.getLogger("trio_mcp")
+_refusals = logging.getLogger("trio_mcp.http")
 
 _RECEIVE = 64 * 1024  # bytes that are read at once
-# Of a body in chunks: they may hold a byte each, and nobody else is served while those that were read are looked at.
-_RECEIVE_CHUNKS = 8 * 1024
 # Bytes that count as progress.  A stream does not tell how much of a write it has got rid of, so a longer one is cut
 # into pieces, and who takes 300 bytes a second is still a reader.
 _PIECE = 16 * 1024
@@ -124,6 +124,7 @@ class HttpConnection:
         self._chunks = False
         self._bodiless = False
         self._cors: Fields = ()  # so that a page may read why it is refused
+        self._waiting: HttpRequest | None = None  # while its body is waited for
         self._response: _Response | None = None
         self._gone: Callable[[], None] | None = None
         self._attending = False
@@ -177,7 +178,12 @@ class HttpConnection:
     async def _begin(self) -> None:
         self._scope.deadline = trio.current_time() + self._limits.head_seconds
         if isinstance(self._stream, trio.SSLStream):
-            await self._stream.do_handshake()
+            try:
+                await self._stream.do_handshake()
+            except trio.BrokenResourceError as error:
+                why = getattr(error.__cause__, "reason", None) or error.__cause__ or error
+                _refusals.info("%s: the TLS handshake has failed: %s", self._peer or "a connection", why)
+                raise
 
     async def _converse(self) -> None:
         try:
@@ -252,7 +258,9 @@ class HttpConnection:
                 return None
             self._cors = admitted.head.cors
             if head.has_body:
+                self._waiting = request
                 body = await self._body(head)
+                self._waiting = None
                 if body is None:
                     return None
                 request = HttpRequest(head.method, head.target, head.headers, body)
@@ -277,7 +285,6 @@ class HttpConnection:
         if head.expects and not reader.came:
             await self.write(CONTINUE)
         began = trio.current_time()
-        most = _RECEIVE_CHUNKS if head.length is None else _RECEIVE
         self._late = (
             "the body did not come in time: it has "
             f"{limits.body_seconds:g} seconds and one more for each {limits.body_rate:g} bytes "
@@ -285,11 +292,13 @@ class HttpConnection:
         )
         while body is None:
             self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
-            data = await self._receive(most)
-            if not data:
+            if reader.lags:
+                await trio.lowlevel.checkpoint()
+            elif data := await self._receive(_RECEIVE):
+                reader.feed(data)
+            else:
                 self._over = True
                 return None
-            reader.feed(data)
             body = reader.body()
         self._scope.deadline = math.inf
         return body
@@ -352,6 +361,7 @@ class HttpConnection:
 
     async def _refuse(self, reply: Reply) -> None:
         """Say why this is the end."""
+        tell_refusal(reply, self._waiting, self._peer)
         self._last = self._unread = True
         await _Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 

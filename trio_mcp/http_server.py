@@ -116,8 +116,7 @@ async def serve_http(
                 address = _address(web.endpoint, accepting, None if listeners is not None else host)
                 await web.serve(accepting, lambda: task_status.started(address))
             finally:
-                for each in accepting:
-                    await trio.aclose_forcefully(each)
+                await _close(accepting)
 
 
 async def serve_http_stream(
@@ -244,7 +243,7 @@ class _Web:
     async def _turn_away(self, stream: trio.abc.Stream) -> None:
         most = self._run.limits.connections
         try:
-            await HttpConnection(self._shared, stream).serve(
+            await HttpConnection(self._shared, stream, _peer(stream)).serve(
                 busy(503, f"{most} connections are open; try again later (Limits.connections)")
             )
         finally:
@@ -298,13 +297,18 @@ async def _tcp_listeners(host: str, port: int) -> list[Listener]:
             if port == 0 and len(bound) > 1:
                 # A name with several addresses.  Each has got a free port of its own; the first shall do for all.
                 same: int = bound[0].socket.getsockname()[1]
-                for each in bound:
-                    await each.aclose()
+                await _close(bound)
                 bound = await trio.open_tcp_listeners(same, host=host)
             return list(bound)
         except OSError as error:
             if not tries or error.errno != errno.EADDRINUSE:
                 raise _cannot_listen(f"{_bracketed(host)}:{port}", error) from error
+
+
+async def _close(listeners: Sequence[Listener]) -> None:
+    with trio.CancelScope(shield=True):  # nothing of it takes time, and each is to be closed
+        for each in listeners:
+            await trio.aclose_forcefully(each)
 
 
 _ADVICE = {
@@ -315,8 +319,9 @@ _ADVICE = {
 
 
 def _cannot_listen(where: str, error: OSError) -> LocalProtocolError:
-    unknown = isinstance(error, socket.gaierror)
-    advice = _ADVICE[errno.EADDRNOTAVAIL] if unknown else _ADVICE.get(error.errno or 0, "choose another place")
+    advice = _ADVICE.get(error.errno or 0, "choose another place")
+    if isinstance(error, socket.gaierror):  # whose numbers are others
+        advice = "no such name is known; choose one of this machine, or an address such as 127.0.0.1"
     return LocalProtocolError(f"cannot listen at {where}: {error.strerror or error}; {advice}")
 
 

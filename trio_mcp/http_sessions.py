@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -36,6 +37,7 @@ __all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
+_LATE = 1.0  # seconds by which a client may come back later than it was asked to
 _LOOKED_AT = 100  # sessions, for one that makes room: to look at all would make `initialize` a costly request
 
 
@@ -93,6 +95,9 @@ class HttpSession(Owner):
         # With a notice of each change that there can be.
         self._most = traffic.limit + run.limits.listener_changes + len(Kind)
         self._over = False
+        # Streams whose clients were asked to come back, and until when they may be on their way.
+        self._awaited: dict[str, float] = {}
+        self._returned = trio.lowlevel.ParkingLot()
 
     @property
     def facts(self) -> SessionFacts:
@@ -135,6 +140,17 @@ class HttpSession(Owner):
         self._lanes.add(lane)
         return lane
 
+    def came_back(self, name: str) -> None:
+        """The client is here that was asked to come back to this stream."""
+        if self._awaited.pop(name, None) is not None:
+            self._returned.unpark_all()
+
+    async def come_back(self) -> None:
+        """Wait for the clients that were asked to come back, as long as they may be on their way."""
+        while (until := max(self._awaited.values(), default=-math.inf)) > trio.current_time():
+            with trio.move_on_at(until):
+                await self._returned.park()
+
     def find(self, name: str) -> Lane | None:
         """The lane that the log knows by this name, unless it is over."""
         return next((lane for lane in self._lanes if lane.name == name), None)
@@ -142,9 +158,13 @@ class HttpSession(Owner):
     def opened(self, lane: Lane) -> None:
         self._streams.add(lane)
 
-    def left(self, lane: Lane) -> None:
+    def left(self, lane: Lane, retry: float | None = None) -> None:
         self._sessions.touch(self._id)
         self._streams.discard(lane)
+        if retry is not None and lane.name is not None:
+            now = trio.current_time()
+            self._awaited = {name: until for name, until in self._awaited.items() if until > now}
+            self._awaited[lane.name] = now + retry + _LATE
         if lane.session_id is not None:
             self._sessions.end(self._id, "its client has not read which session it is")
 
@@ -273,7 +293,7 @@ class LegacyStream(Owner):
     def pull(self, lane: Lane) -> None:
         pull_all(self.conversation, lane)
 
-    def left(self, lane: Lane) -> None:
+    def left(self, lane: Lane, retry: float | None = None) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
 
     def wake(self) -> None:
@@ -350,6 +370,12 @@ class Sessions:
         for id in sessions:
             self._idle.forget(id)
         return [session.conversation for session in sessions.values()]
+
+    async def come_back(self) -> None:
+        """Wait for the clients that were asked to come back to their streams."""
+        for session in tuple(self._all.values()):
+            if isinstance(session, HttpSession):
+                await session.come_back()
 
     def end_all(self, why: str, *, retry: float | None = None) -> None:
         for id in tuple(self._all):

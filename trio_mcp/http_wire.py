@@ -197,8 +197,16 @@ class Reader:
         """How many bytes of the body have come."""
         return len(self._buffer) if self._chunks is None else self._chunked
 
+    @property
+    def lags(self) -> bool:
+        """Whether `body` may give more without being fed: chunks are looked at a few at a time."""
+        return self._chunks is not None and len(self._buffer) > 0
+
     def body(self) -> bytes | None:
-        """The body of the request whose head was given last, once all of it is there; only once."""
+        """The body of the request whose head was given last, once all of it is there; only once.
+
+        Call it again, after others had their turn, as long as it `lags`.
+        """
         if self._chunks is not None:
             return self._body_in_chunks(self._chunks)
         if self._length > self._limits.message_bytes:
@@ -207,8 +215,7 @@ class Reader:
 
     def _body_in_chunks(self, parser: h11.Connection) -> bytes | None:
         most = self._limits.message_bytes
-        raw = bytes(self._buffer)
-        self._buffer.clear()
+        raw = self._give(min(len(self._buffer), _STRETCH))
         self._chunked += len(raw)
         if raw:  # to h11 nothing is the end of the connection
             parser.receive_data(raw)
@@ -231,11 +238,13 @@ class Reader:
         if not tail.removesuffix(rest).endswith(b"\r\n\r\n"):  # h11 takes bare LFs here as well
             raise Refused(refused(400, "the last chunk, or a field that follows it, does not end with CRLF"))
         body = bytes(self._content)
-        self._buffer += rest
+        self._buffer[:0] = rest
         self._chunks, self._content, self._chunked, self._tail = None, bytearray(), 0, b""
         return body
 
 
+# Bytes of chunks that are looked at in one call of `body`: each may hold a byte, and nobody else is served meanwhile.
+_STRETCH = 8 * 1024
 _WRAPPING = 16  # bytes around one byte of content: a chunk for each needs 5
 
 _FIELDS = 256  # headers of one request: each costs many times what its bytes do, and no client has half as many

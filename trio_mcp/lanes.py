@@ -77,8 +77,8 @@ class Owner:
     def opened(self, lane: Lane) -> None:
         """Its response is a stream now."""
 
-    def left(self, lane: Lane) -> None:
-        """No response carries it any more, and it is not over."""
+    def left(self, lane: Lane, retry: float | None = None) -> None:
+        """No response carries it any more, and it is not over; its client was asked to come back after `retry`."""
 
     def ended(self, lane: Lane) -> None:
         """It is over."""
@@ -197,12 +197,13 @@ class Lane:
 
     def _leave(self) -> None:
         """Go on without a response."""
+        retry = self._retry
         self._let_go()
         queue, self._queue = self._queue, []
         for message in queue:
             self._keep(message)
         if not self._spoilt:
-            self._owner.left(self)
+            self._owner.left(self, retry)
         self._look()
 
     def _drop(self) -> None:

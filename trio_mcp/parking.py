@@ -245,6 +245,11 @@ class Parking:
         if self._places.pop(place.handle, None) is not None:
             self._parked.take(place.handle)
 
+    async def come_back_all(self) -> None:
+        """Wait until every handler that waits now has its answers, or is given up."""
+        for place in list(self._places.values()):
+            await place.resumed.wait()
+
     def waits_for(self, asker: Link) -> list[Place]:
         """Where handlers wait for answers to what they asked by this connection."""
         return [place for place in self._places.values() if place.asker is asker]
@@ -278,5 +283,6 @@ class Parking:
     def _cancel(self, handles: Collection[str], reason: str) -> None:
         for handle in handles:
             place = self._places.pop(handle)
+            self._parked.take(handle)
             place.ctx.cancel(reason)
             place.resumed.set()

@@ -92,10 +92,10 @@ class Run:
         window: float,
         sealer: StateSealer,
         threads: int,
-        shared: bool,
+        held: bool,
     ) -> None:
-        self.shared = shared
-        """It ends with a block of the program's own, and not with its connections."""
+        self.held = held
+        """It ends when somebody says so, and not with its connections."""
         self.ended = trio.Event()
         """Set when its lifespan has ended, too."""
         self.nursery = nursery
@@ -105,6 +105,8 @@ class Run:
         self.connections: set[Connection] = set()
         self.draining = False
         """Nothing new is taken; this is never undone."""
+        self.dismissed = False
+        """Nothing at all is taken any more, not even what goes on with what ran."""
         self.admission: Admission[tuple[Any, Call]] = Admission(limits)  # each call with its conversation
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
@@ -139,6 +141,7 @@ class Run:
 
     def dismiss(self) -> None:
         """The time of what runs is over, and there is a moment left to say so."""
+        self.dismissed = True
         for connection in tuple(self.connections):
             connection.dismiss()
         self.parking.stop()
@@ -193,7 +196,7 @@ class Runs:
 
 async def _drained(run: Run) -> None:
     await run.drain()
-    if not run.shared:  # so that who cancels everything afterwards cuts no lifespan short
+    if not run.held:  # so that who cancels everything afterwards cuts no lifespan short
         await run.ended.wait()
 
 

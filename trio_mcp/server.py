@@ -12,7 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
+
+import trio
 
 from trio_mcp import registration
 from trio_mcp.catalog import CHANGES, Catalog
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
 
-__all__ = ["Server"]
+__all__ = ["Server", "check_trio"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
@@ -391,7 +393,7 @@ class Server:
             yield mounted
             yield from mounted._parts()
 
-    def run(self, *, http: str | None = None, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
+    def run(self, *address: Never, http: str | None = None, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
         """Serve as the purpose of this process; for the end of a script.  Inside a Trio program use `serve_stdio`,
         `serve_http` or `serve_stream`.
 
@@ -400,6 +402,8 @@ class Server:
         of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143) after SIGTERM, which gives the calls
         that run `grace` seconds.
         """
+        if address:
+            raise TypeError(f"say by name what it is: run(http={address[0]!r}) serves HTTP at an address")
         if options:
             _check_http_options(options)
         if http is not None:
@@ -424,6 +428,8 @@ def _check_http_options(options: HttpOptions) -> None:
 
     known = HttpOptions.__annotations__
     if unknown := options.keys() - known:
+        if mine := unknown & {"listeners", "ssl_context", "tap", "unix"}:
+            raise TypeError(f"run has no option {min(mine)!r}; serve_http has it, for use in a Trio program")
         raise TypeError(
             f"run has no option {min(unknown)!r}; it serves standard input and output, or HTTP at an address, "
             f'run(http="127.0.0.1:3000"), with the options {", ".join(known)}'
@@ -442,6 +448,15 @@ class _Announced:
         print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 
+def check_trio() -> None:
+    """Raise `LocalProtocolError` in a program on another event loop."""
+    if not trio.lowlevel.in_trio_task():
+        raise LocalProtocolError(
+            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
+            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
+        )
+
+
 class _Running:
     """A run of a server, as a block.
 
@@ -455,6 +470,7 @@ class _Running:
         self._shared = shared
 
     async def __aenter__(self) -> Run:
+        check_trio()
         server = self._server
         async with contextlib.AsyncExitStack() as stack:
             if self._shared:
@@ -477,7 +493,7 @@ class _Running:
             run = Run(
                 server, parts, lifespans, nursery,
                 offer=server.offer, limits=server._limits, window=server._burst, sealer=server._sealer,
-                threads=server._threads, shared=self._shared,
+                threads=server._threads, held=self._shared,
             )  # fmt: skip
             server._own.add(run)
             stack.callback(server._own.discard, run)

@@ -18,6 +18,7 @@ from trio_mcp.core.jsonrpc import Error
 from trio_mcp.core.revisions import Role
 from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
+from trio_mcp.endpoint import tell_refusal
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.running import Run
 from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
@@ -84,7 +85,10 @@ async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> 
         return refusal(500, Error(None, INTERNAL_ERROR, "internal error")), None
     if isinstance(admitted, Reply):
         return admitted, None
-    return judge_upgrade(request), admitted.principal
+    verdict = judge_upgrade(request)
+    if isinstance(verdict, Reply):
+        tell_refusal(verdict, request, peer)
+    return verdict, admitted.principal
 
 
 def _refusal(reply: Reply) -> bytes:
@@ -115,7 +119,7 @@ class _Link(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self._trailing:
             await trio.lowlevel.checkpoint()
-            size = max_bytes or len(self._trailing)
+            size = max_bytes or _RECEIVE
             data, self._trailing = self._trailing[:size], self._trailing[size:]
             return data
         try:

@@ -31,7 +31,9 @@ def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
             while True:
                 if head is None and (head := reader.head()) is None:
                     break
-                if (body := reader.body()) is None:
+                while (body := reader.body()) is None and reader.lags:
+                    pass
+                if body is None:
                     break
                 seen.append((head.method, head.target, dict(head.headers), head.keep, head.length, body))
                 head = None

@@ -57,7 +57,7 @@ class Voice(Owner):
     def opened(self, lane: Lane) -> None:
         self.told.append("opened")
 
-    def left(self, lane: Lane) -> None:
+    def left(self, lane: Lane, retry: float | None = None) -> None:
         assert not lane.carried
         self.told.append("left")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import h11
 import pytest
@@ -13,6 +14,7 @@ from tests.http.client import Cut, Web, note, request
 from tests.http.served import bearer, by_token, listening, served
 from tests.http.stage import (
     OLD,
+    QUESTIONS,
     SESSIONS,
     A,
     D,
@@ -31,6 +33,7 @@ from tests.http.stage import (
 from tests.requirements import req
 from tests.server.wire import PROGRESS, REVISION_NAMES
 from trio_mcp import Context, Limits, Server
+from trio_mcp.outbox import CLOSING
 
 # Sessions, and their end.
 
@@ -386,6 +389,91 @@ async def test_who_was_asked_may_answer_while_its_server_drains(anew: bool, auto
             stage.go["go"].set()
         assert trio.current_time() < 5
         await back.aclose()
+
+
+def answered(asks: Any, asked: Any, id: int) -> Any:
+    """The same call again, with what was asked for."""
+    results = {method: result for method, result, _ in QUESTIONS.values()}
+    said = {key: results[question["method"]] for key, question in asked["inputRequests"].items()}
+    more = {"inputResponses": said, "requestState": asked["requestState"]}
+    return {**asks, "id": id, "params": {**asks["params"], **more}}
+
+
+def shielded(stage: Stage) -> None:
+    """A tool that does not end when it is cancelled."""
+
+    @stage.server.tool
+    async def stubborn() -> str:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(30)
+        return "at last"
+
+
+async def test_who_is_asked_more_than_once_is_waited_for_by_a_server_that_drains(autojump_clock: MockClock) -> None:
+    """Nothing else runs, and each answer comes in a request of its own."""
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        asks = plays("roots", "sample", revision=E, capabilities={"roots": {}, "sampling": {}})
+        asked = (await web.post(asks, revision=E)).result
+        async with stage.server.draining(10):
+            for id in (2, 3):
+                await trio.sleep(3)
+                answer = await web.post(answered(asks, asked, id), revision=E)
+                asked = answer.result
+            assert text_of(answer.message) == "done"
+        assert trio.current_time() == 6
+
+
+async def test_what_comes_back_when_the_time_is_over_is_refused_and_begins_nothing(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    shielded(stage)
+    async with served(stage.server) as web:
+        asks = plays("roots", revision=E, capabilities={"roots": {}})
+        asked = (await web.post(asks, revision=E)).result
+        await begun(web, request("tools/call", {"name": "stubborn"}, 7, revision=E), None, E)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _() -> None:
+                async with stage.server.draining(10):
+                    pass
+
+            await trio.sleep(10 + CLOSING / 2)
+            answer = await web.post(answered(asks, asked, 2), revision=E)
+            assert (answer.status, answer.code) == (503, -32603)
+        assert stage.cancelled == [""]
+
+
+async def test_who_does_not_end_in_time_does_not_cut_off_the_streams_of_others(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    shielded(stage)
+    async with served(stage.server) as web:
+        session = await web.initialize(D)
+        await begun(web, request("tools/call", {"name": "stubborn"}, 7, revision=D), session, D)
+        other = await web.open(session=await web.initialize(D))
+        await other.event()
+        async with stage.server.draining(10):
+            pass
+        assert [event.data async for event in other] == [b""]
+        assert (other.ended, other.retry) == (True, 1000)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_who_was_asked_to_come_back_is_waited_for_by_a_server_that_drains(
+    comes: bool, autojump_clock: MockClock
+) -> None:
+    stage = Stage()
+    async with served(stage.server, ends=False) as web:
+        session = await web.initialize(D)
+        async with web.stream(plays("hang-up 2", "sleep 1"), session=session) as stream:
+            await stream.rest()
+            seen = stream.last_event_id
+        async with stage.server.draining(10):
+            if comes:
+                await trio.sleep(2)
+                back = await web.open(session=session, after=seen)
+                assert text_of(await back.response()) == "done"
+        assert trio.current_time() == (2 if comes else 3)
 
 
 # Without sessions.

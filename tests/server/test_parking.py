@@ -45,7 +45,7 @@ from trio_mcp import (
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
-from trio_mcp.core.terms import NOTHING, Terms
+from trio_mcp.core.terms import Terms
 from trio_mcp.driver import converse
 from trio_mcp.duplex import Lines
 from trio_mcp.parking import Parking, Place
@@ -245,7 +245,8 @@ async def test_what_is_known_is_that_of_the_request_at_hand(autojump_clock: Mock
     serve = _As("ada", {"x": "1"})
     async with to(serving(it), serve=serve, meta={"traceparent": "00-a"}) as wire:
         asked = await ask(wire)
-        wire.capabilities, serve.headers = {"elicitation": {}}, {"x": "2"}
+        wire.capabilities = {"elicitation": {}}
+        serve.headers["x"] = "2"
         text = await done(wire, again(asked), meta={"traceparent": "00-b"})
         assert json.loads(text) == [
             [{"traceparent": "00-a"}, True, "ada", {"x": "1"}, 1],
@@ -376,9 +377,9 @@ async def test_a_question_is_asked_again_only_of_who_can_still_answer(autojump_c
 class _As:
     """Serves connections on which every message is of one principal, and comes with headers."""
 
-    def __init__(self, principal: str | None, headers: Mapping[str, str] = NOTHING) -> None:
+    def __init__(self, principal: str | None, headers: dict[str, str] | None = None) -> None:
         self.principal = principal
-        self.headers = headers
+        self.headers = headers or {}
 
     async def __call__(self, server: Server, stream: trio.abc.Stream) -> None:
         async with server.joined() as run:
