@@ -688,6 +688,30 @@ async def test_a_client_that_takes_nothing_for_too_long_is_dropped(autojump_cloc
         assert len(heard) < 500_000  # and nothing after the half of a frame
 
 
+async def test_no_more_is_read_at_once_than_can_be_looked_at_while_others_wait(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = wide()
+    receive = theirs.receive_some
+    asked: list[int | None] = []
+
+    async def receive_some(max_bytes: int | None = None) -> bytes | bytearray:
+        asked.append(max_bytes)
+        return await receive(max_bytes)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_here, Server("reads"), theirs)
+        await wait_all_tasks_blocked()
+        monkeypatch.setattr(theirs, "receive_some", receive_some)
+        await ours.send_all(opening())
+        await wait_all_tasks_blocked()
+        await ours.send_all(frame(Role.SERVER, PING) * 5000)
+        await wait_all_tasks_blocked()
+        await ours.aclose()
+    assert len(asked) > 3
+    assert {*asked} == {8 * 1024}
+
+
 async def test_pings_without_end_make_nothing_pile_up(autojump_clock: MockClock) -> None:
     bench = Bench(limits=Limits(calls=10, outgoing=10, write_seconds=1e6))
     flood = frame(Role.SERVER, PING, b"x" * 100)
