@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from trio.testing import MockClock
 from tests.core.http_rules import RULES, Rule
 from tests.http.asgi_servers import Event, Events, hosted, hypercorn_of, lifespan_of
 from tests.http.client import Cut, Web, note, request
+from tests.http.stage import Stage, plays
 from tests.http.test_rules import options_for, server_for, session_for
 from tests.http.ws import Socket
 from tests.requirements import req
@@ -765,6 +767,23 @@ async def test_other_paths_are_not_served(root: str, path: str, autojump_clock: 
     assert (await ask(app, path=path, root_path=root)).status == 404
 
 
+async def test_who_misses_the_endpoint_is_told_its_whole_path(autojump_clock: MockClock) -> None:
+    events = await ask(AsgiApp(Watched().server), path="/api/other", root_path="/api")
+    assert "the MCP endpoint is /api/mcp (path)" in json.loads(events.body)["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/other"])
+async def test_who_asks_for_a_websocket_elsewhere_is_told_where_they_are(
+    path: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
+    async with websocket(AsgiApp(Watched().server), path=f"/api{path}", root_path="/api") as events:
+        pass
+    message = json.loads(events.body)["error"]["message"]
+    assert "WebSockets are at /api/ws (websocket_path)" in message
+    assert message in caplog.text
+
+
 async def test_the_root_itself_may_be_the_path(autojump_clock: MockClock) -> None:
     app = AsgiApp(Watched().server, path="/")
     for root, path in (("", "/"), ("", ""), ("/api", "/api"), ("/api", "/api/"), ("/api", "/")):
@@ -808,14 +827,18 @@ async def test_the_body_comes_in_pieces(autojump_clock: MockClock) -> None:
     assert text_of(json.loads(events.body)["result"]) == "in pieces"
 
 
-async def test_a_body_that_is_too_long_is_not_read_to_its_end(autojump_clock: MockClock) -> None:
-    scope, _ = posted({})
+async def test_a_body_that_is_too_long_is_not_read_to_its_end(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
+    scope, _ = posted({}, client=("10.0.0.1", 4711))
     part = {"type": "http.request", "body": b"x" * 600, "more_body": True}
     events = Events(part, part, part)
     app = AsgiApp(Watched(limits=Limits(message_bytes=1000)).server)
     with trio.fail_after(1):
         await app(scope, events.receive, events.send)
     assert (events.status, json.loads(events.body)["error"]["code"]) == (413, -32600)
+    assert caplog.messages[-1].startswith("10.0.0.1: 'POST' '/mcp': 413, ")
     assert await events.receive() == part
 
 
@@ -1153,6 +1176,16 @@ async def test_a_page_may_read_that_its_request_has_failed(
 # Other event loops.
 
 
+@pytest.mark.parametrize("of", [lambda server: server, AsgiApp])
+def test_on_another_event_loop_a_run_says_what_to_use(of: Any) -> None:
+    async def main() -> None:
+        async with of(Watched().server).running():
+            raise AssertionError
+
+    with pytest.raises(LocalProtocolError, match="hypercorn --worker-class trio"):
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_on_another_event_loop_a_request_says_what_to_use(kind: str) -> None:
     async def never(*event: Any) -> Any:
@@ -1180,3 +1213,42 @@ async def test_another_kind_of_scope_is_refused() -> None:
     events = Events()
     with pytest.raises(LocalProtocolError, match="'email'"):
         await AsgiApp(Watched().server)({"type": "email"}, events.receive, events.send)
+
+
+# What is cut off, and what is not.
+
+
+async def test_a_call_that_does_not_end_in_its_grace_is_told_so(autojump_clock: MockClock) -> None:
+    watched = Watched()
+    app = AsgiApp(watched.server, grace=2)
+    async with trio.open_nursery() as nursery:
+        async with app.running():
+            scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}))
+            nursery.start_soon(app, scope, events.receive, events.send)
+            await watched.saw("begun")
+        assert b"shut down before this call had finished" in events.said[-1]["body"]
+    assert trio.current_time() == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_answers_still_come_in_while_calls_have_their_grace(shared: bool, autojump_clock: MockClock) -> None:
+    stage, told = Stage(), []
+    app = AsgiApp(stage.server, grace=5)
+    running = stage.server.running() if shared else contextlib.nullcontext()
+    async with running, trio.open_nursery() as nursery:
+        async with app.running():
+            asks = plays("roots", revision=LATEST, capabilities={"roots": {}})
+            scope, events = posted(asks)
+            await app(scope, events.receive, events.send)
+            asked = json.loads(events.said[-1]["body"])["result"]
+
+            @nursery.start_soon
+            async def _() -> None:
+                await trio.sleep(1)
+                (key,) = asked["inputRequests"]
+                more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
+                scope, events = posted({**asks, "id": 2, "params": {**asks["params"], **more}})
+                await app(scope, events.receive, events.send)
+                told.append(text_of(json.loads(events.said[-1]["body"])["result"]))
+
+        assert (told, trio.current_time()) == (["done"], 1)
