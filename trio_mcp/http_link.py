@@ -74,14 +74,10 @@ class HttpLink(Posts):
 
         For a legacy session that has opened; in the modern era there is none, and this returns at once.
         """
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            try:
-                if self._revision.handshake:
-                    await self._ready.wait()
-                    await self._stand()
-            finally:
-                self._scopes.discard(scope)
+        with self._running():
+            if self._revision.handshake:
+                await self._ready.wait()
+                await self._stand()
 
     async def _stand(self) -> None:
         stream = _Stream(self._exchange(None, "GET"), StreamResumption(self._revision, standalone=True))
@@ -220,8 +216,7 @@ class SseLink(Posts):
         get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
         verdict: ReplyVerdict | None = None
         cause: McpError | None = None
-        with trio.CancelScope(deadline=trio.current_time() + ENDPOINT) as scope:
-            self._scopes.add(scope)
+        with self._running(trio.current_time() + ENDPOINT) as scope:
 
             async def listen(exchange: Exchange, reply: HttpReply) -> None:
                 await self._listen(exchange, reply, scope, task_status)
@@ -232,8 +227,6 @@ class SseLink(Posts):
                 if self._target is None:
                     raise
                 cause = error
-            finally:
-                self._scopes.discard(scope)
         if self._target is None:
             raise closed_here() if self._over else _no_endpoint(verdict)
         self._lose(lambda: _chained(SessionClosed("the server has ended the event stream of the session"), cause))

@@ -24,8 +24,9 @@ that may not precede it, because servers judge in order of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 import attrs
@@ -164,8 +165,6 @@ class Posts:
         self._news = trio.lowlevel.ParkingLot()  # a reply has begun, or a message has landed
         self._over = False
         self._gone = False  # the server does not know the session any more
-        if self._session.opened:
-            self._ready.set()
         caller.carry(self)
 
     # As a carrier.
@@ -324,6 +323,18 @@ class Posts:
             return self._headers()
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
             raise LocalProtocolError("the headers for a request could not be made") from error
+
+    @contextmanager
+    def _running(self, deadline: float = math.inf) -> Iterator[trio.CancelScope]:
+        """For what runs until the session is over, or until then."""
+        with trio.CancelScope(deadline=deadline) as scope:
+            self._scopes.add(scope)
+            if self._over:
+                scope.cancel(reason="the session is over")
+            try:
+                yield scope
+            finally:
+                self._scopes.discard(scope)
 
     # What became of it.
 

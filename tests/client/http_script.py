@@ -271,3 +271,4 @@ async def linked(
             await trio.testing.wait_all_tasks_blocked()
             left = {task.name for task in nursery.child_tasks}
             assert not left, left
+            assert link._scopes == set()
