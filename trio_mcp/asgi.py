@@ -39,11 +39,13 @@ from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal
 from trio_mcp.groups import open_nursery, sole
 from trio_mcp.outbox import CLOSING
+from trio_mcp.process import check_trio
 from trio_mcp.running import Run, check_seconds
-from trio_mcp.server import Server, check_trio
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from trio_mcp.server import Server
 
 __all__ = ["AsgiApp"]
 

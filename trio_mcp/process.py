@@ -38,13 +38,22 @@ if TYPE_CHECKING:
 
     from trio_mcp.server import Server
 
-__all__ = ["live", "place"]
+__all__ = ["check_trio", "live", "place"]
 
 # Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
 # as many again for what is being written when they are cut off.
 _LAST = 2 * CLOSING + 1.0
 
 _replaced: list[TextIO] = []
+
+
+def check_trio() -> None:
+    """Raise `LocalProtocolError` in a program on another event loop."""
+    if not trio.lowlevel.in_trio_task():
+        raise LocalProtocolError(
+            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
+            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
+        )
 
 
 def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float) -> None:
@@ -78,8 +87,10 @@ def place(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdecimal() or int(port[:6]) > 65535 or "/" in host:
+    if not colon or not port.isascii() or not port.isdecimal() or "/" in host:
         raise LocalProtocolError(f'http is where to listen, such as "127.0.0.1:3000"; not {text!r}')
+    if int(port[:6]) > 65535:
+        raise LocalProtocolError(f"a port is at most 65535, or 0 for any that is free; not {text!r}")
     if ":" in host and not bracketed:
         raise LocalProtocolError(f'an IPv6 address stands in brackets: http="[{host}]:{port}", not {text!r}')
     host = host[1:-1] if bracketed else host

@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
-import trio
-
 from trio_mcp import registration
 from trio_mcp.catalog import CHANGES, Catalog
 from trio_mcp.core.errors import LocalProtocolError
@@ -36,6 +34,7 @@ from trio_mcp.description import (
 )
 from trio_mcp.dispatch import Filter, Middleware
 from trio_mcp.groups import open_nursery
+from trio_mcp.process import check_trio, live, place
 from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
 
-__all__ = ["Server", "check_trio"]
+__all__ = ["Server"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
@@ -417,7 +416,6 @@ class Server:
 
     def _run_http(self, http: str, grace: float, options: HttpOptions) -> None:
         from trio_mcp.http_server import serve_http
-        from trio_mcp.process import live, place
 
         host, port = place(http)
         live(self, lambda: serve_http(self, host, port, task_status=_Announced(self), **options), grace=grace)
@@ -446,15 +444,6 @@ class _Announced:
         assert value is not None
         where = value.local_url + (f", for {value.url}" if value.url != value.local_url else "")
         print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
-
-
-def check_trio() -> None:
-    """Raise `LocalProtocolError` in a program on another event loop."""
-    if not trio.lowlevel.in_trio_task():
-        raise LocalProtocolError(
-            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
-            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
-        )
 
 
 class _Running:

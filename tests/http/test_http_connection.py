@@ -547,6 +547,29 @@ async def test_a_client_that_goes_in_the_middle_of_a_body_is_not_served(autojump
             assert peer.script.bodies == []
 
 
+async def test_whoever_runs_the_server_is_told_what_is_refused(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
+    for data in (
+        b"\x16\x03\x01",
+        get("/echo?session=secret", "Content-Length: 9000", method="POST"),
+        get("/echo?session=secret", "Content-Length: 9", method="POST"),
+        get("/echo", "Content-Length: 1", method="POST") + b"1nonsense\r\n\r\n",
+    ):
+        async with connected(limits=Limits(message_bytes=1000, body_seconds=1)) as peer:
+            await peer.send(data)
+            await peer.end()
+    assert caplog.messages == [
+        "10.0.0.1: a connection: 400, no request begins so; the client speaks TLS, and this server does not "
+        "(ssl_context)",
+        "10.0.0.1: 'POST' '/echo': 413, the body has 9000 bytes; 1000 are allowed (Limits.message_bytes)",
+        "10.0.0.1: 'POST' '/echo': 408, the body did not come in time: it has 1 seconds and one more for each 4096 "
+        "bytes (Limits.body_seconds, Limits.body_rate)",
+        "10.0.0.1: a connection: 400, the request line is malformed; it has a method, a target and HTTP/1.1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("data", "status", "words"),
     [

@@ -40,12 +40,19 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
         ({"transport": "http"}, r"run has no option 'transport'; .* run\(http="),
         ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
         ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
-        ({"http": "127.0.0.1:0", "ssl_context": None}, "run has no option 'ssl_context'"),
+        ({"http": "127.0.0.1:0", "ssl_context": None}, "run has no option 'ssl_context'; serve_http has it"),
+        ({"unix": "mcp.sock"}, "run has no option 'unix'; serve_http has it"),
     ],
 )
 def test_run_says_which_options_there_are(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         Server("test").run(**options)
+
+
+def test_an_address_is_given_by_name() -> None:
+    run: Any = Server("test").run
+    with pytest.raises(TypeError, match=r"run\(http='127.0.0.1:3000'\)"):
+        run("127.0.0.1:3000")
 
 
 async def raises(request: HttpRequest) -> str | None:
@@ -75,6 +82,7 @@ async def test_what_is_refused_is_told_without_secrets(
 ) -> None:
     caplog.set_level(logging.INFO, "trio_mcp.http")
     async with served(Stage().server, authenticate=by_token, **OLD) as web:
+        await web.call("server/discover")
         await web.call("server/discover", headers={"Authorization": "Basic secret"})
         await web.call("server/discover", headers={"Host": "evil.example"})
         fields = {**web.headers_for(None, E, None), **bearer("ada"), "Content-Type": "application/json"}
@@ -82,6 +90,7 @@ async def test_what_is_refused_is_told_without_secrets(
         await trio.testing.wait_all_tasks_blocked()
     assert [record.message for record in caplog.records] == [
         "'POST' '/mcp': 401, who asks is not known; send credentials in the Authorization header",
+        "'POST' '/mcp': 401, these credentials are not accepted; the Authorization header has to have others",
         "'POST' '/mcp': 421, the host 'evil.example' is not served here; add it to allowed_hosts to serve it",
         "'POST' '/messages': 404, this session is unknown or has ended; open a new one by initialize",
     ]

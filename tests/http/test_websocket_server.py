@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -203,8 +204,9 @@ REFUSED: list[tuple[bytes, int, str]] = [
 @req("http-03", "http-04", "http-05")
 @pytest.mark.parametrize(("data", "status", "says"), REFUSED, ids=[str(row[1]) + row[2] for row in REFUSED])
 async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connection(
-    data: bytes, status: int, says: str, autojump_clock: MockClock
+    data: bytes, status: int, says: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "trio_mcp.http")
     seen: list[tuple[str, bytes]] = []
     heard = await answer_to(data, tap=lambda *what: seen.append(what))
     head, _, body = heard.partition(b"\r\n\r\n")
@@ -216,6 +218,8 @@ async def test_a_refusal_is_http_with_a_json_rpc_error_and_the_end_of_the_connec
     assert (error["jsonrpc"], "id" in error, error["error"]["code"]) == ("2.0", False, -32600)
     assert says in error["error"]["message"]
     assert seen == [("out", heard)]
+    (told,) = caplog.messages
+    assert told.endswith(f": {status}, {error['error']['message']}")
 
 
 async def test_who_does_not_say_who_he_is_is_not_let_in(autojump_clock: MockClock) -> None:
