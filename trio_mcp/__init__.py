@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
+    from trio_mcp.caller import OpeningError, SessionLost
+    from trio_mcp.child import ServerExited
+    from trio_mcp.client import Client, ClientOptions, connect_client, open_client
     from trio_mcp.context import ClientError, Context
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
         ToolUseContent,
     )
     from trio_mcp.core.errors import (
+        InputNotGiven,
         LocalProtocolError,
         McpError,
         NotDeclared,
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     )
     from trio_mcp.core.http import HttpRequest
     from trio_mcp.core.jsonrpc import JsonObject, Limits, Request
+    from trio_mcp.core.listen import Change, Kind
     from trio_mcp.core.models import (
         CallToolResult,
         Completion,
@@ -59,13 +65,19 @@ if TYPE_CHECKING:
         ToolAnnotations,
         ToolChoice,
     )
+    from trio_mcp.core.opening import Negotiation
     from trio_mcp.core.replay import EventLog
     from trio_mcp.core.schema import Field
     from trio_mcp.core.validation import InvalidSchema
     from trio_mcp.dispatch import CallNext, Middleware
     from trio_mcp.driver import serve_stream
+    from trio_mcp.following import FollowedCall, Progress
     from trio_mcp.http_options import HttpOptions
+    from trio_mcp.http_pool import ReplyBroken
+    from trio_mcp.http_posts import NotAnswered, Unauthorized
+    from trio_mcp.http_proxy import ConnectionFailed
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
+    from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
         Accepted,
@@ -82,51 +94,64 @@ if TYPE_CHECKING:
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
+    from trio_mcp.tool_book import ToolFailed
     from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket
 
 __all__ = [
     "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
-    "ClientError", "Completion", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
-    "EmbeddedResource", "EventLog", "Field", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
-    "ImageContent", "InputRequired", "Inquiry", "InvalidSchema", "JsonObject", "Limits", "ListRoots",
-    "LocalProtocolError", "LogLevel", "McpError", "Middleware", "ModelHint", "ModelPreferences", "NotDeclared",
-    "NotInThisRevision", "PathRefused", "Prompt", "PromptArgument", "PromptMessage", "PromptReference",
-    "ReadResourceResult", "RemoteProtocolError", "Request", "RequestError", "Resource", "ResourceLink",
-    "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "Server",
-    "SessionClosed", "Statistics", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice",
-    "ToolError", "ToolResultContent", "ToolUseContent", "UpgradeRefused", "UrlElicitationRequired", "WebSocketLink",
-    "audio", "below", "connect_websocket", "file", "file_path", "image", "serve_http", "serve_http_stream",
+    "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion", "ConnectionFailed", "Context",
+    "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog", "Field",
+    "FollowedCall", "FormRequest", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
+    "ImageContent", "InputNotGiven", "InputRequired", "Inquiry", "InvalidSchema", "JsonObject", "Kind", "Limits",
+    "ListRoots", "LocalProtocolError", "LogLevel", "McpError", "Middleware", "ModelHint", "ModelPreferences",
+    "Negotiation", "NotAnswered", "NotDeclared", "NotInThisRevision", "NothingToHear", "OpeningError", "PageRequest",
+    "PathRefused", "Progress", "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceResult",
+    "RemoteProtocolError", "ReplyBroken", "Request", "RequestError", "Resource", "ResourceLink", "ResourceNotFound",
+    "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "SamplingRequest",
+    "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "TextContent", "TextResourceContents",
+    "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed", "ToolResultContent", "ToolUseContent",
+    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "WebSocketLink", "audio", "below", "connect_client",
+    "connect_websocket", "file", "file_path", "image", "open_client", "serve_http", "serve_http_stream",
     "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
+    "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
+    "trio_mcp.caller": "OpeningError SessionLost",
+    "trio_mcp.child": "ServerExited",
+    "trio_mcp.client": "Client ClientOptions connect_client open_client",
     "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
-    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon "
-    "ImageContent Resource ResourceLink TextContent TextResourceContents "
-    "ToolResultContent ToolUseContent",
-    "trio_mcp.core.errors": "LocalProtocolError McpError NotDeclared NotInThisRevision "
-    "RemoteProtocolError RequestError SessionClosed",
+    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent Resource "
+    "ResourceLink TextContent TextResourceContents ToolResultContent ToolUseContent",
+    "trio_mcp.core.errors": "InputNotGiven LocalProtocolError McpError NotDeclared NotInThisRevision RemoteProtocolError "
+    "RequestError SessionClosed",
     "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
-    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel "
-    "ModelHint ModelPreferences Prompt PromptArgument PromptMessage "
-    "PromptReference ReadResourceResult ResourceReference ResourceTemplate "
-    "Root SamplingMessage Tool ToolAnnotations ToolChoice",
+    "trio_mcp.core.listen": "Change Kind",
+    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel ModelHint ModelPreferences "
+    "Prompt PromptArgument PromptMessage PromptReference ReadResourceResult ResourceReference "
+    "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
+    "trio_mcp.core.opening": "Negotiation",
     "trio_mcp.core.replay": "EventLog",
     "trio_mcp.core.schema": "Field",
     "trio_mcp.core.validation": "InvalidSchema",
     "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
+    "trio_mcp.following": "FollowedCall Progress",
     "trio_mcp.http_options": "HttpOptions",
+    "trio_mcp.http_pool": "ReplyBroken",
+    "trio_mcp.http_posts": "NotAnswered Unauthorized",
+    "trio_mcp.http_proxy": "ConnectionFailed",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
+    "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.paths": "PathRefused Roots below file_path",
-    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
-    "UrlElicitationRequired",
+    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
     "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",
+    "trio_mcp.tool_book": "ToolFailed",
     "trio_mcp.websocket_client": "UpgradeRefused WebSocketLink connect_websocket",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
