@@ -1306,6 +1306,31 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(re
     assert cancel_everywhere(scenario, watch=watch) > 1
 
 
+@pytest.mark.parametrize("probe", [reply(400), stream(), stream(event({"jsonrpc": "2.0", "id": 1, "result": {}}))])
+def test_a_probe_may_be_over_at_any_step_of_its_answer(probe: Play) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await (probe if asked.what == "server/discover" else legacy(unasked))(asked, out)
+
+    async def scenario(attempt: Attempt) -> None:
+        async with (
+            script(play) as server,
+            linked(server.connect, [D, E], opens=False) as bench,
+        ):
+
+            def late() -> None:
+                bench.caller.act(bench.caller.session.tick(1000))
+
+            with attempt.window(late):
+                await bench.caller.open(probe=1000)
+            assert bench.caller.session.terms is not None
+            assert bench.caller.session.terms.revision.name == D
+            await wait_all_tasks_blocked()
+            assert server.heard[-2:] == ["initialize", "notifications/initialized"]
+            assert server.heard.count("initialize") == 1
+
+    assert cancel_everywhere(scenario, watch="to the server") > 3
+
+
 @pytest.mark.parametrize("kind", ["sessions", "modern", "http+sse"])
 def test_cancelling_everything_at_any_step_leaves_nothing(kind: str) -> None:
     stage_of = {"sessions": D, "modern": E, "http+sse": A}
