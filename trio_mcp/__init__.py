@@ -122,16 +122,18 @@ _HOMES = {
     "trio_mcp.client": "Client ClientOptions connect_client open_client",
     "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
-    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent Resource "
-    "ResourceLink TextContent TextResourceContents ToolResultContent ToolUseContent",
-    "trio_mcp.core.errors": "InputNotGiven LocalProtocolError McpError NotDeclared NotInThisRevision RemoteProtocolError "
-    "RequestError SessionClosed",
+    "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
+    "Resource ResourceLink TextContent TextResourceContents ToolResultContent "
+    "ToolUseContent",
+    "trio_mcp.core.errors": "InputNotGiven LocalProtocolError McpError NotDeclared NotInThisRevision "
+    "RemoteProtocolError RequestError SessionClosed",
     "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
     "trio_mcp.core.listen": "Change Kind",
-    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel ModelHint ModelPreferences "
-    "Prompt PromptArgument PromptMessage PromptReference ReadResourceResult ResourceReference "
-    "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
+    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel ModelHint "
+    "ModelPreferences Prompt PromptArgument PromptMessage PromptReference "
+    "ReadResourceResult ResourceReference ResourceTemplate Root SamplingMessage Tool "
+    "ToolAnnotations ToolChoice",
     "trio_mcp.core.opening": "Negotiation",
     "trio_mcp.core.replay": "EventLog",
     "trio_mcp.core.schema": "Field",
@@ -146,7 +148,8 @@ _HOMES = {
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.paths": "PathRefused Roots below file_path",
-    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
+    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
+    "UrlElicitationRequired",
     "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",

@@ -201,7 +201,7 @@ class ReplyReader:
             which = "trailer" if self._part is _Part.TRAILER else "header of a chunk"
             raise RemoteProtocolError(f"the {which} has more than {self._most} bytes (Limits.header_bytes)")
         if end < 0:
-            if self._part is _Part.AFTER and self._buffer not in (b"", b"\r"):
+            if self._part is _Part.AFTER and not b"\r".startswith(self._buffer):
                 raise RemoteProtocolError(_NO_END)
             self._seen = len(self._buffer)
             return None
