@@ -188,6 +188,8 @@ class Caller:
         self._settled = trio.Event()  # the opening has ended, well or not
         self._failed: OpeningFailed | None = None
         self._failure: Failure | None = None  # why the link was lost
+        self.over = trio.Event()
+        """Set when the link is gone."""
 
     # For the carrier.
 
@@ -202,6 +204,7 @@ class Caller:
         """The link is gone: every call that waits ends with such an error, and so does every later one."""
         if self._failure is None:
             self._failure = failure
+            self.over.set()
             self.act(self.session.lost(why=str(failure())))
             self._talk.lost(failure)
 
@@ -265,12 +268,16 @@ class Caller:
 
     # Opening.
 
-    async def open(self, *, probe: float | None = None) -> None:
+    async def open(self, *, probe: float | None = None, within: float | None = None) -> None:
         """Find out what the server speaks.  One that does not answer for `probe` seconds is taken for a legacy one.
 
-        Raises `OpeningError` if that is nothing we speak; if the link was lost, what its carrier says of it.
+        Raises `OpeningError` if that is nothing we speak, or it took longer than `within` seconds; if the link was
+        lost, what its carrier says of it.
         """
-        self.session.open(probe_until=None if probe is None else trio.current_time() + probe)
+        now = trio.current_time()
+        self.session.open(
+            probe_until=None if probe is None else now + probe, deadline=None if within is None else now + within
+        )
         self._wake()
         while not self._settled.is_set():
             deadline = self.session.next_deadline()

@@ -168,11 +168,11 @@ class _Block(AbstractAsyncContextManager["Client"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        try:
+        # Shielded, or being cancelled would take the place of what the block has raised.  It takes no longer: the
+        # nursery waits for the same.
+        with trio.CancelScope(shield=True):
             await self._client.aclose()
-        finally:
-            left = await self._nursery.__aexit__(kind, error, traceback)
-        return left
+        return await self._nursery.__aexit__(kind, error, traceback)
 
 
 class Client:
@@ -200,7 +200,7 @@ class Client:
         self._offer = _offer(options, self._answering.capabilities)
         household = Household(
             self._answering, options.get("on_log"), options.get("on_page_done"), _level(options.get("log_level")),
-            options.get("cache", True),
+            options.get("cache", True), lambda: self._book.forget(),
         )  # fmt: skip
         self._keeper = Keeper(
             hold, self._offer, self._limits, household,

@@ -21,6 +21,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -36,7 +37,7 @@ from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
 from trio_mcp.duplex import Framing, Lines, Tap
 from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
+from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.stream_link import StreamLink
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
 
 PROBE = 5.0
 """Seconds for which a server on a stream may think about `server/discover`; some of the legacy era say nothing."""
+OPENING = 300.0
+"""Seconds for which a server may think about how to open a session, in all: a launcher may have to fetch it first."""
 HEARTBEAT = 20.0
 """Seconds of silence on a WebSocket after which the server is asked whether it is there, and then given up."""
 
@@ -129,6 +132,9 @@ def _by_url(url: str, ssl_context: ssl.SSLContext | None, probe: float, child: M
         raise _useless(url, child)
     if scheme.startswith("ws"):
         return lambda manner, status: _hold_websocket(url, ssl_context, manner, probe, status)
+    from trio_mcp.http_proxy import locate
+
+    locate(url)  # which raises what there is to say
     return lambda manner, status: _hold_url(url, ssl_context, manner, status)
 
 
@@ -171,7 +177,7 @@ async def _use(
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     """Open the session, and wait until it is to be closed."""
-    await caller.open(probe=probe)
+    await caller.open(probe=probe, within=OPENING)
     negotiation = caller.session.negotiation
     assert negotiation is not None
     status.started(Connection(caller, attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))))
@@ -224,12 +230,23 @@ async def _hold_websocket(
     status: trio.TaskStatus[Connection],
 ) -> None:
     from trio_mcp.core.revisions import Role
+    from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, why_not
     from trio_mcp.websocket import WebSocketFrames
     from trio_mcp.websocket_client import dial_websocket
 
-    stream, received = await dial_websocket(
-        url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
-    )
+    try:
+        with trio.fail_after(CONNECTING):
+            stream, received = await dial_websocket(
+                url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
+            )
+    except trio.TooSlowError:
+        raise ConnectionFailed(
+            f"no WebSocket to {_place(url)} within {CONNECTING:g} seconds; is it there, or is a firewall between?"
+        ) from None
+    except OSError as error:
+        raise ConnectionFailed(f"no connection to {_place(url)}: {why_not(error)}") from error
+    except GONE as error:
+        raise ConnectionFailed(f"{_place(url)} broke the connection; does it speak TLS?") from error
     frames = WebSocketFrames(Role.CLIENT, manner.limits)
     await _hold_stream(manner, stream, frames, status, probe=probe, heartbeat=HEARTBEAT, received=received)
 
@@ -274,23 +291,25 @@ async def _hold_url(
     from trio_mcp.http_pool import HttpPool
 
     sse = _known(url)
+    # What was not asked for the modern era was not found to be of the other.
+    found = partial(_remember, url) if manner.offer.modern is not None else lambda sse: None
     attempts: tuple[Attempt, ...] = ()
     legacy = _legacy_only(manner) if sse is not None else None
     async with HttpPool(ssl_context=ssl_context, limits=manner.limits) as pool:
         if legacy is not None:
             try:
-                await (_hold_sse if sse else _hold_http)(pool, url, legacy, status, ())
+                await (_hold_sse if sse else _hold_http)(pool, url, legacy, status, (), lambda sse: None)
                 return
             except McpError as error:
                 _remember(url, None)
                 attempts = _attempts(error)  # it may have changed since
         try:
-            await _hold_http(pool, url, manner, status, attempts)
+            await _hold_http(pool, url, manner, status, attempts, found)
         except NeedsSse as error:
             legacy = _legacy_only(manner)
             if legacy is None:
                 raise
-            await _hold_sse(pool, url, legacy, status, (*attempts, *_attempts(error)))
+            await _hold_sse(pool, url, legacy, status, (*attempts, *_attempts(error)), found)
 
 
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
@@ -309,6 +328,7 @@ async def _hold_http(
     manner: Manner,
     status: trio.TaskStatus[Connection],
     attempts: tuple[Attempt, ...],
+    found: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.http_link import HttpLink
 
@@ -316,17 +336,18 @@ async def _hold_http(
         session = ClientSession(manner.offer, link=Link.SESSION, limits=manner.limits)
         caller = Caller(session, manner.talk, nursery=nursery)
         link = HttpLink(caller, pool, url, nursery=nursery, headers=manner.headers, mirrors=manner.mirrors)
-        opened = _Opened(status, lambda: _begun(url, caller, nursery, link))
-        await _use(manner, caller, opened, attempts=attempts)
-        await link.aclose()
 
+        def begun() -> None:
+            terms = caller.session.terms
+            legacy = terms is not None and terms.revision.handshake
+            found(False if legacy else None)
+            if legacy:
+                nursery.start_soon(link.stand, name="what the server says outside of requests")
 
-def _begun(url: str, caller: Caller, nursery: trio.Nursery, link: Any) -> None:
-    terms = caller.session.terms
-    legacy = terms is not None and terms.revision.handshake
-    _remember(url, False if legacy else None)
-    if legacy:
-        nursery.start_soon(link.stand, name="what the server says outside of requests")
+        try:
+            await _use(manner, caller, _Opened(status, begun), attempts=attempts)
+        finally:
+            await link.aclose()  # also if this is cancelled: the server would keep the session (http-59)
 
 
 @attrs.frozen(eq=False)
@@ -348,6 +369,7 @@ async def _hold_sse(
     manner: Manner,
     status: trio.TaskStatus[Connection],
     attempts: tuple[Attempt, ...],
+    found: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.http_link import SseLink
 
@@ -356,5 +378,5 @@ async def _hold_sse(
         link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers)
         await nursery.start(link.run)
         tried = (*attempts, Attempt("HTTP+SSE at the same URL", "an endpoint event"))
-        await _use(manner, caller, _Opened(status, lambda: _remember(url, True)), attempts=tried)
+        await _use(manner, caller, _Opened(status, lambda: found(True)), attempts=tried)
         await link.aclose()

@@ -4,6 +4,9 @@ A `Keeper` opens a session with a target, has its own task hold it, and gives wh
 What ends a connection is raised by the calls that wait, at once, and by each later one; nothing is raised in the
 background.  One end is not for good: a session that an HTTP server has lost is opened anew, once for all who need it
 (http-58), with everything that was listened to, in the revision that was spoken.
+
+Who calls waits for one attempt, and hears what came of it.  For those who listen there are some more, after a while
+each, as a server that restarts may need it; then they hear it, too.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
-from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits
+from trio_mcp.core.listen import Kind
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.peer import Outcome
 from trio_mcp.core.session import Call, Notice, Offer
@@ -42,6 +46,13 @@ _log = logging.getLogger("trio_mcp.client")
 _DEVIATIONS = 100  # that are kept, the newest; who wants all of them has the log
 _CLOSING = 30.0  # seconds that closing may take at the very most, whatever its parts are bounded by
 
+# Seconds from the loss of a session to each attempt to open another, for those who listen.  A server that has forgotten
+# its sessions is there at once as a rule, and one that restarts has a quarter of a minute.
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
+# Seconds after which a session has held.  As long as the longest pause, or a server that loses each session at once
+# would be asked for another without end.
+_HELD = 8.0
+
 
 @attrs.frozen(eq=False, repr=False)
 class Household:
@@ -52,6 +63,8 @@ class Household:
     on_page_done: Callable[[PageRequest], object] | None
     log_level: str | None
     caches: bool
+    forget_tools: Callable[[], object]
+    """Called when what was learnt of the server's tools may not hold any more."""
 
 
 class Keeper:
@@ -75,7 +88,10 @@ class Keeper:
         self._nursery: trio.Nursery | None = None
         self._connection: Connection | None = None
         self._ending = self._over = trio.Event()  # of the session at hand
+        self._opened_at = 0.0
         self._renewing: trio.Event | None = None
+        self._attempts = 0  # to open a session for those who listen, since one has held
+        self._unopened: McpError | None = None  # what came of the last attempt that failed
         self._closing = trio.Event()
         self._closed = trio.Event()
         self.listening = Listening(limits)
@@ -115,12 +131,19 @@ class Keeper:
 
         connection = await self._nursery.start(hold, name="a session with the server")
         self._connection, self._ending, self._over = connection, ending, over
+        self._opened_at = trio.current_time()
         caller = connection.caller
         terms = terms_of(caller)
         self.cache = ResponseCache(terms.revision) if self._household.caches and terms.revision.cacheable else None
-        if self._log_level is not None and terms.declares("logging"):
-            await _ask_for_log(caller, self._log_level)
+        self._household.forget_tools()
         self.listening.attach(caller)
+        if caller.failure is not None:  # so soon
+            self.lost(caller.failure)
+        if self._log_level is not None and terms.declares("logging"):
+            try:
+                await _ask_for_log(caller, self._log_level)
+            except RequestError as error:
+                self.mistake(f"it declares logging, and refused to be told the level: {error}")
 
     async def _part(self) -> None:
         self._ending.set()
@@ -149,31 +172,48 @@ class Keeper:
             error = failure()
             if not isinstance(error, SessionLost):
                 raise error
-            await self._renewed(error)
+            await self._renewed()
 
-    async def _renewed(self, why: SessionLost) -> None:
-        """Wait until somebody, in a task that no caller's cancellation reaches, has opened the session anew."""
+    async def _renewed(self) -> None:
+        """Wait until the session was opened anew; raises if it could not be."""
         before = self._connection
-        self._begin_to_renew()
-        renewing = self._renewing
-        assert renewing is not None
-        await renewing.wait()
-        if self._connection is before:
-            raise SessionClosed(f"{why}, and could not be opened anew; the log says why") from why
+        await self._attempt()
+        if self._connection is before and not self._closing.is_set():
+            raise self._not_renewed()
 
-    def _begin_to_renew(self) -> None:
-        assert self._nursery is not None
+    def _not_renewed(self) -> SessionClosed:
+        error = SessionClosed(f"the server has lost the session, and another could not be opened: {self._unopened}")
+        error.__cause__ = self._unopened
+        return error
+
+    async def _persist(self, failure: Failure) -> None:
+        """Have a session for those who listen, whether anybody calls or not."""
+        lost = self._connection
+        for pause in _PAUSES[self._attempts :]:
+            self._attempts += 1
+            await trio.sleep(pause)
+            if self._connection is lost:
+                await self._attempt()
+            if self._connection is not lost:
+                return
+        self.listening.lost(failure if self._unopened is None else self._not_renewed)
+
+    async def _attempt(self) -> None:
+        """Wait for the one attempt, in a task that no caller's cancellation reaches, to open the session anew."""
         if self._renewing is None:
+            assert self._nursery is not None
             self._renewing = trio.Event()
             self._nursery.start_soon(self._renew, self._renewing, name="the session is opened anew")
+        await self._renewing.wait()
 
     async def _renew(self, done: trio.Event) -> None:
-        revision = terms_of(self.connection.caller).revision
         try:
             self._ending.set()
+            revision = terms_of(self.connection.caller).revision
             await self._connect(attrs.evolve(self._manner.offer, revisions=(revision,)))
         except McpError as error:
             _log.warning("the session was lost, and could not be opened anew: %s", error)
+            self._unopened = error
         finally:
             self._renewing = None
             done.set()
@@ -188,6 +228,7 @@ class Keeper:
         except SessionLost as error:
             if error.request_may_have_run:
                 raise
+        await caller.over.wait()  # until it is known what has become of all others that were sent
         caller = await self.caller()
         return await caller.request(method, params, on_progress=on_progress, headers=headers)
 
@@ -200,6 +241,8 @@ class Keeper:
         note = notice.notification
         if self.cache is not None:
             self.cache.changed(note.method, note.params)
+        if note.method == Kind.TOOLS.method:
+            self._household.forget_tools()
         if note.method == "notifications/message":
             self._hear_log(note.params)
         elif note.method == "notifications/elicitation/complete":
@@ -225,11 +268,15 @@ class Keeper:
         _log.info("the server: %s", why)
 
     def lost(self, failure: Failure) -> None:
-        if self._closing.is_set() or self._connection is None:
-            return
+        if self._closing.is_set() or self._connection is None or self._connection.caller.failure is not failure:
+            return  # the one that is lost has not been opened: whoever tries to hears of it
         if isinstance(failure(), SessionLost):
             self.listening.lost()
-            self._begin_to_renew()
+            if trio.current_time() >= self._opened_at + _HELD:
+                self._attempts = 0
+            self._unopened = None
+            assert self._nursery is not None
+            self._nursery.start_soon(self._persist, failure, name="a session for those who listen")
         else:
             self.listening.closed(failure)
 

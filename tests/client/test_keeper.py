@@ -1,0 +1,451 @@
+"""One server over several sessions: what is lost with one, what is made again in the next, and who hears of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import nothing_left, reachable
+from tests.client.house import build
+from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.http.served import MemoryListener
+from tests.http.stage import D, E
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
+from trio_mcp import RemoteProtocolError, RequestError, SessionClosed, serve_http
+from trio_mcp.caller import OpeningError, SessionLost
+from trio_mcp.client import Client, open_client
+from trio_mcp.core.errors import McpError
+from trio_mcp.core.listen import TOOLS_CHANGED, resource_updated
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_pool import ConnectionFailed
+
+ONE = resource_updated("r://one")
+RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}
+PAUSES = [0.0, 1.0, 2.0, 4.0, 8.0]  # before each attempt for those who listen
+
+
+class Forgetful:
+    """A server that forgets its sessions when it is told to.
+
+    A call of "stream" is begun to be answered and no more; whatever else it is asked, it does.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: set[str] = set()
+        self.made = 0
+        self.refused = 0
+        self.asked: list[tuple[str, str]] = []  # the session, and what it was asked
+        self.made_at: list[float] = []
+        self.capabilities: dict[str, Any] = {
+            "tools": {"listChanged": True}, "resources": {"subscribe": True}, "logging": {}
+        }  # fmt: skip
+        self.output: dict[str, Any] = {"type": "object", "required": ["old"]}
+        self.structured: dict[str, Any] = {"old": 1}
+        self.keeps = True  # the sessions that it makes
+        self.takes_level = True
+        self.up = True
+        self.streams: list[Out] = []
+        self.let = trio.Event()
+        self.let.set()
+
+    def forget(self) -> None:
+        self.sessions.clear()
+
+    @property
+    def methods(self) -> list[str]:
+        return [what for _, what in self.asked]
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        session = asked.headers.get("Mcp-Session-Id", "")
+        self.asked.append((session, asked.what))
+        if asked.what == "initialize":
+            await self._open(asked, out)
+        elif asked.what == "server/discover":
+            await out.json(asked.error(-32601), 404)
+        elif session not in self.sessions:
+            self.refused += 1
+            await out.json({"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "gone"}}, 404)
+        elif asked.what == "GET":
+            self.streams.append(out)
+            await out.begin()
+            await out.hold()
+        elif asked.what == "DELETE":
+            self.sessions.discard(session)
+            await out.reply(204)
+        else:
+            await self._answer(asked, out)
+
+    async def _open(self, asked: Asked, out: Out) -> None:
+        await self.let.wait()
+        self.made += 1
+        self.made_at.append(trio.current_time())
+        name = f"session-{self.made}"
+        if self.keeps or self.made == 1:
+            self.sessions.add(name)
+        version = asked.message["params"]["protocolVersion"]
+        result = {
+            "protocolVersion": version,
+            "capabilities": self.capabilities,
+            "serverInfo": {"name": "f", "version": "1"},
+        }
+        await out.json(asked.answer(result), headers={"Mcp-Session-Id": name})
+
+    async def _answer(self, asked: Asked, out: Out) -> None:
+        if asked.what.startswith("notifications/"):
+            await out.reply(202)
+        elif asked.what == "logging/setLevel" and not self.takes_level:
+            await out.json(asked.error(-32603))
+        elif asked.what == "tools/list":
+            tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": self.output}
+            await out.json(asked.answer({"tools": [tool]}))
+        elif asked.what == "tools/call" and asked.message["params"]["name"] == "stream":
+            await out.begin()
+            await out.hold()
+        elif asked.what == "tools/call":
+            await out.json(asked.answer({**RESULT, "structuredContent": self.structured}))
+        else:
+            await out.json(asked.answer({}))
+
+
+@contextlib.asynccontextmanager
+async def forgetful(**options: Any) -> AsyncIterator[tuple[Client, Forgetful, Script]]:
+    server = Forgetful()
+    for name in [each for each in options if hasattr(server, each)]:
+        setattr(server, name, options.pop(name))
+    async with nothing_left(), script(server.play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, **{"revision": D, **options}) as client:
+                await wait_all_tasks_blocked()
+                yield client, server, played
+
+
+async def refused(call: Callable[[], Any]) -> McpError:
+    with pytest.raises(McpError) as failed:
+        await patiently(call, "an outcome")
+    return failed.value
+
+
+async def test_a_lost_session_is_opened_anew_once_for_all_who_call(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _):
+        server.forget()
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(client.call_tool, "t")
+        assert server.made == 2
+        answered = [what for session, what in server.asked if session == "session-2"]
+        assert answered.count("tools/call") == 10
+        assert client.deviations == ()
+        await client.call_tool("t")
+        assert server.made == 2
+
+
+async def test_a_session_that_was_lost_without_a_call_is_opened_anew_when_that_is_seen(
+    autojump_clock: MockClock,
+) -> None:
+    async with forgetful() as (client, server, _):
+        server.forget()
+        server.streams[0].cut()
+        await trio.sleep(5)
+        assert server.made == 2
+        assert await client.call_tool("t")
+
+
+async def test_who_may_have_been_served_is_told_and_the_client_goes_on(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _):
+        lost: list[McpError] = []
+
+        async def call() -> None:
+            lost.append(await refused(lambda: client.call_tool("stream")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            server.forget()
+            assert await client.call_tool("t")
+        (error,) = lost
+        assert isinstance(error, SessionLost)
+        assert error.request_may_have_run
+        assert server.methods.count("tools/call") == 3  # the one that was refused twice
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+async def test_what_was_listened_to_and_asked_for_is_asked_for_again(level: Any, autojump_clock: MockClock) -> None:
+    async with (
+        forgetful(log_level=level) as (client, server, _),
+        client.listen(tools=True, resources=ONE.item) as heard,
+    ):
+        server.forget()
+        await client.call_tool("t")
+        await wait_all_tasks_blocked()
+        renewed = [what for session, what in server.asked if session == "session-2"]
+        assert renewed.count("resources/subscribe") == 1
+        assert renewed.count("logging/setLevel") == (level is not None)
+        # Anything may have happened meanwhile.
+        assert {await anext(heard), await anext(heard)} == {TOOLS_CHANGED, ONE}
+        await server.streams[-1].event({"jsonrpc": "2.0", "method": ONE.kind.method, "params": {"uri": ONE.item}})
+        assert await anext(heard) == ONE
+
+
+async def test_what_was_learnt_of_tools_is_forgotten_with_the_session(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _):
+        assert [tool.name async for tool in client.tools()] == ["t"]
+        await client.call_tool("t")
+        server.output, server.structured = {"type": "object", "required": ["new"]}, {"new": 1}
+        with pytest.raises(RemoteProtocolError, match="outputSchema"):
+            await client.call_tool("t")
+        server.forget()
+        assert (await client.call_tool("t")).structured_content == {"new": 1}
+
+
+async def test_what_was_learnt_of_tools_is_forgotten_when_they_change(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _):
+        assert [tool.name async for tool in client.tools()] == ["t"]
+        server.structured = {"new": 1}
+        await server.streams[0].event({"jsonrpc": "2.0", "method": TOOLS_CHANGED.kind.method})
+        await wait_all_tasks_blocked()
+        assert (await client.call_tool("t")).structured_content == {"new": 1}
+
+
+async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with forgetful() as (client, server, played):
+        server.forget()
+        played.refuses = True
+        for link in played.links:
+            link.close()
+        await trio.sleep(100)
+        for _ in range(3):
+            start = trio.current_time()
+            error = await refused(lambda: client.call_tool("t"))
+            assert isinstance(error, ConnectionFailed | SessionClosed)
+            assert trio.current_time() == start
+        played.refuses = False
+        assert await client.call_tool("t")
+        assert server.made == 2
+
+
+async def test_who_listens_hears_again_when_the_server_has_come_back(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, played):
+        async with client.listen(tools=True) as changes:
+            server.forget()
+            server.let = trio.Event()
+            with trio.move_on_after(0):
+                await client.call_tool("t")
+            played.refuses = True
+            for link in played.links:
+                link.close()
+            await trio.sleep(5)
+            played.refuses = False
+            server.let.set()
+            with trio.fail_after(60):
+                assert await anext(changes) == TOOLS_CHANGED
+        assert await client.call_tool("t")
+
+
+async def test_who_listens_hears_in_the_end_that_the_server_does_not_come_back(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, played), client.listen(tools=True) as changes:
+        server.forget()
+        assert await client.call_tool("t")  # a session is lost
+        assert await anext(changes) == TOOLS_CHANGED
+        await trio.sleep(60)
+        server.forget()
+        played.refuses = True
+        start = trio.current_time()
+        assert isinstance(await refused(client.ping), SessionClosed)
+        with pytest.raises(SessionClosed) as closed:
+            await anext(changes)
+        assert isinstance(closed.value.__cause__, ConnectionFailed)
+        assert trio.current_time() - start <= sum(PAUSES) + 30
+        played.refuses = False
+        assert await client.call_tool("t")  # and still the client is good
+
+
+async def test_a_server_that_loses_every_session_at_once_is_not_asked_without_end(autojump_clock: MockClock) -> None:
+    async with forgetful(keeps=False) as (client, server, _):
+        async with client.listen(resources="r://one") as changes:
+            server.forget()
+            start = trio.current_time()
+            error = await refused(lambda: client.call_tool("t"))
+            assert isinstance(error, SessionLost)
+            assert not error.request_may_have_run
+            with pytest.raises(SessionClosed):
+                await anext(changes)
+            assert sum(PAUSES) - 1 <= trio.current_time() - start <= sum(PAUSES) + 10
+            assert server.made <= 2 + len(PAUSES)
+            before = server.made
+            await trio.sleep(1000)
+            assert server.made == before
+        server.keeps = True
+        assert await client.call_tool("t")
+
+
+async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _), trio.open_nursery() as nursery:
+        errors: list[McpError] = []
+
+        async def call() -> None:
+            errors.append(await refused(lambda: client.call_tool("t")))
+
+        server.forget()
+        server.let = trio.Event()
+        nursery.start_soon(call)
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        await client.aclose()
+        assert trio.current_time() <= start + 3
+        await wait_all_tasks_blocked()
+        assert [type(error) for error in errors] == [SessionClosed, SessionClosed]
+
+
+async def test_a_server_that_refuses_the_level_that_it_declared_is_told_of(autojump_clock: MockClock) -> None:
+    async with forgetful(log_level="info", takes_level=False) as (client, server, _):
+        assert any("level" in each for each in client.deviations)
+        assert await client.call_tool("t")
+        with pytest.raises(RequestError):
+            await client.set_log_level("debug")
+        async with client.listen(resources="r://one") as changes:
+            server.forget()
+            assert await client.call_tool("t")
+            assert await anext(changes) == ONE
+
+
+@req("ver-10")
+@pytest.mark.parametrize("sse", [False, True])
+async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong(
+    sse: bool, autojump_clock: MockClock
+) -> None:
+    options: dict[str, Any] = {"sse_path": "/sse", "message_path": "/messages"} if sse else {}
+    url = "http://127.0.0.1:3000/sse" if sse else URL
+
+    async def tried() -> list[str]:
+        async with open_client(url) as client:
+            return [each.tried for each in client.negotiation.attempts]
+
+    old, new = MemoryListener(), MemoryListener()
+    with reachable(old.connect):
+        async with serving(build(revisions=[D]), old, **options):
+            first, second = await tried(), await tried()
+            assert first[0] == f"server/discover in {E}"
+            assert f"server/discover in {E}" not in second
+            assert second[-1] == f"initialize with {D}"
+            await trio.sleep(601)
+            assert await tried() == first
+    with reachable(new.connect):
+        async with serving(build(revisions=[E]), new, path="/sse" if sse else "/mcp"):
+            assert (await tried())[-1] == f"server/discover in {E}"
+            assert len(await tried()) == 1
+
+
+async def test_a_server_that_was_not_asked_for_the_modern_era_is_not_known_to_be_an_old_one(
+    autojump_clock: MockClock,
+) -> None:
+    listener = MemoryListener()
+    with reachable(listener.connect):
+        async with serving(build(), listener):
+            async with open_client(URL, revision=D) as client:
+                assert client.revision == D
+            async with open_client(URL) as client:
+                assert client.revision == E
+
+
+@contextlib.asynccontextmanager
+async def serving(server: Any, listener: MemoryListener, **options: Any) -> AsyncIterator[None]:
+    async with open_nursery() as nursery:
+        await nursery.start(
+            lambda task_status: serve_http(
+                server, listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status, **options
+            )
+        )
+        yield
+
+
+async def test_a_server_that_was_started_anew_is_met_again(autojump_clock: MockClock) -> None:
+    listeners = [MemoryListener()]
+    with reachable(lambda: listeners[-1].connect()):
+        async with nothing_left(), open_nursery() as nursery:
+            life = await nursery.start(_serve, listeners[-1])
+            async with open_client(URL, revision=D) as client, client.listen(tools=True) as changes:
+                await client.call_tool("greet", {"name": "you"})
+                life.cancel()
+                await wait_all_tasks_blocked()
+                listeners.append(MemoryListener())
+                await nursery.start(_serve, listeners[-1])
+                assert await client.call_tool("greet", {"name": "you"}, returns=str) == "Hello, you!"
+                assert await anext(changes) == TOOLS_CHANGED
+                await client.call_tool("grow")
+                assert await anext(changes) == TOOLS_CHANGED
+
+
+async def _serve(listener: MemoryListener, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        async with serving(build(), listener):
+            task_status.started(scope)
+            await trio.sleep_forever()
+
+
+async def _lose_one(server: Forgetful, client: Client) -> None:
+    async with client.listen(resources=ONE.item) as changes:
+        server.forget()
+        await client.call_tool("t")
+        assert await anext(changes) == ONE
+
+
+def test_a_session_may_be_lost_and_the_client_cancelled_at_any_step() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        server = Forgetful()
+        async with script(server.play) as played:
+            with reachable(played.connect), attempt.window():
+                async with open_client(URL, revision=D, log_level="info") as client:
+                    await _lose_one(server, client)
+            await wait_all_tasks_blocked()
+            # Each was ended, but for one that the client was not told of any more.
+            assert not server.sessions & {session for session, _ in server.asked}
+
+    assert cancel_everywhere(scenario, watch="the scenario") > 5
+    assert cancel_everywhere(scenario, watch="anew") > 1
+    assert cancel_everywhere(scenario, watch=anything) > 50
+
+
+def test_a_session_may_be_lost_at_any_step() -> None:
+    outcomes = set()
+
+    async def scenario(attempt: Attempt) -> None:
+        server = Forgetful()
+        async with script(server.play) as played:
+            with reachable(played.connect):
+                async with open_client(URL, revision=D) as client, client.listen(resources=ONE.item) as changes:
+                    with attempt.window(server.forget):
+                        try:
+                            await client.call_tool("t")
+                            outcomes.add("a result")
+                        except SessionLost as error:
+                            outcomes.add(f"may have run: {error.request_may_have_run}")
+                    if attempt.fired:
+                        await client.call_tool("t")
+                        await patiently(changes.__anext__, "what was missed")
+                    assert server.made == 1 + attempt.fired
+
+    assert cancel_everywhere(scenario, watch=anything) > 5
+    assert "a result" in outcomes
+    assert "may have run: False" not in outcomes
+
+
+async def test_nobody_waits_for_ever_for_a_session_to_open(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.hold()
+
+    async with nothing_left(), script(play) as played:
+        with reachable(played.connect):
+            start = trio.current_time()
+            with pytest.raises(OpeningError, match="in time"):
+                async with open_client(URL):
+                    raise AssertionError("it was opened")
+            assert trio.current_time() == start + 300
