@@ -101,12 +101,20 @@ async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_are_exchanged_over_a_websocket(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("websocket", [False, True])
+async def test_a_client_uses_it(websocket: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[Any] = []
+    monkeypatch.setitem(said, "print", lambda *what: printed.append(what))
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, said["server"])
-        reply = await said["exchange"](address.websocket_url, json.dumps(request("tools/list")).encode())
-        assert [each["name"] for each in json.loads(reply)["result"]["tools"]] == ["forecast", "order"]
+        await said["use"](address.websocket_url if websocket else address.url)
         nursery.cancel_scope.cancel()
+    revision, names = printed[0]
+    assert (revision, names) == (LATEST, ["forecast", "order"])
+    assert printed[1:5] == [(0, 3, "day 1"), (1, 3, "day 2"), (2, 3, "day 3"), ([4.0, 5.0, 6.0],)]
+    assert printed[5] == ("Which size?", {"gift": False})
+    assert "One small, at once." in str(printed[6])
+    assert printed[7][0].item == "notes://Oslo"
 
 
 async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]) -> None:
