@@ -197,4 +197,3 @@ class Outbox(Generic[T]):
     def finish(self) -> None:
         """Nothing more will be queued, and what is being written is to be finished soon."""
         self.deadline = self._scope.deadline = trio.current_time() + CLOSING
-        self._written.unpark_all()

@@ -142,7 +142,7 @@ class Run:
     def dismiss(self) -> None:
         """The time of what runs is over, and there is a moment left to say so."""
         self.dismissed = True
-        for connection in tuple(self.connections):
+        for connection in self.connections:
             connection.dismiss()
         self.parking.stop()
 

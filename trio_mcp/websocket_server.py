@@ -6,15 +6,12 @@ status and a JSON-RPC error; or from then on the connection is one duplex sessio
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR
-from trio_mcp.core.http import HttpRequest, Reply, refusal
-from trio_mcp.core.jsonrpc import Error
+from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.revisions import Role
 from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["serve_upgrade"]
 
-_log = logging.getLogger("trio_mcp")
 _INTERNAL = 1011
 # Bytes that are read at once: they may be a thousand frames without content, and nobody else is served while those are
 # looked at.
@@ -76,13 +72,9 @@ async def serve_upgrade(
 
 
 async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, str | None]:
-    try:
-        # A browser opens a WebSocket to anywhere without asking first: only the Origin tells, so it is looked at before
-        # anything else (http-03).
-        admitted = await endpoint.admit(request, peer)
-    except Exception:  # noqa: BLE001  # an author's `authenticate` may raise anything
-        _log.exception("a request for a WebSocket failed in the server itself")
-        return refusal(500, Error(None, INTERNAL_ERROR, "internal error")), None
+    # A browser opens a WebSocket to anywhere without asking first: only the Origin tells, so it is looked at before
+    # anything else (http-03).
+    admitted = await endpoint.admit(request, peer)
     if isinstance(admitted, Reply):
         return admitted, None
     verdict = judge_upgrade(request)
