@@ -1,0 +1,158 @@
+"""The server that a relay shows: it says of itself what the one behind says, and has nothing of its own.
+
+What it is asked goes to a middleware of the relay, which makes the request once more.  What is here is what no
+middleware sees: who it is, what its clients listen to, and which arguments of a call are in its headers as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trio_mcp.catalog import Catalog
+from trio_mcp.client import Client
+from trio_mcp.context import Context
+from trio_mcp.core.content import Malformed, well_formed
+from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.headers import find_mirrors
+from trio_mcp.core.jsonrpc import Id, JsonObject, Limits
+from trio_mcp.core.listen import Change, Kind, Listeners
+from trio_mcp.core.models import Tool
+from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.session import Offer
+from trio_mcp.description import revisions_of
+from trio_mcp.publishing import Key
+from trio_mcp.registration import raw_tool
+from trio_mcp.server import Server
+
+if TYPE_CHECKING:
+    from trio_mcp.dispatch import Middleware
+    from trio_mcp.entries import ToolEntry
+    from trio_mcp.running import Run
+
+__all__ = ["Listener", "Shown"]
+
+_log = logging.getLogger("trio_mcp.relay")
+
+_TOOLS = 10_000  # whose arguments in headers are known, as in `tool_book`
+
+
+class Listener(Protocol):
+    """Who wants to know what clients listen to."""
+
+    def hear(self, uri: str) -> None:
+        """The first listens to this resource."""
+
+    def unhear(self, uri: str) -> None:
+        """The last does not any more."""
+
+
+class Shown(Server):
+    """A server that stands for that of `client`.  `middleware` takes every request that is not its own business."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        client: Client,
+        middleware: Sequence[Middleware],
+        revisions: Collection[str],
+        limits: Limits | None,
+    ) -> None:
+        self._listener = listener
+        self._said = Offer(_info(client), _capabilities(client), tuple(revisions_of(revisions)), client.instructions)
+        super().__init__(self._said.info["name"], middleware=middleware, limits=limits, revisions=revisions)
+        self.catalog = self.mirrored = _Mirrored()
+
+    def offer(self) -> Offer:
+        return self._said
+
+    def running(self) -> AbstractAsyncContextManager[object]:
+        return _Attached(super().running(), self._listener)
+
+    def joined(self) -> AbstractAsyncContextManager[Run]:
+        return _Attached(super().joined(), self._listener)
+
+
+def _info(client: Client) -> Mapping[str, Any]:
+    """meta-14: proof of nothing, also here."""
+    info = client.server
+    named = info.get("name") and all(isinstance(info.get(key), str) for key in ("name", "version"))
+    return info if named else {"name": "relay", "version": "0"}
+
+
+def _capabilities(client: Client) -> JsonObject:
+    said: JsonObject = {"logging": {}}  # whoever wants log messages is given those that come
+    for name in ("tools", "prompts", "resources", "completions"):
+        declared = client.capabilities.get(name)
+        if isinstance(declared, Mapping):
+            said[name] = {key: True for key in ("listChanged", "subscribe") if declared.get(key) is True}
+    if "completions" not in REVISIONS[client.revision].capabilities[Role.SERVER]:  # there it goes without saying
+        said["completions"] = {}
+    return said
+
+
+class _Mirrored(Catalog):
+    """Has nothing, and knows of tools that were listed which of their arguments are repeated in headers: over HTTP
+    these have to be the same (http-93)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mirrored: dict[str, ToolEntry] = {}
+
+    def tool(self, name: str) -> ToolEntry | None:
+        return self._mirrored.get(name)
+
+    def learn(self, tools: Sequence[Tool | Malformed]) -> None:
+        for tool in well_formed(tools):
+            self._mirrored.pop(tool.name, None)
+            mirrors = find_mirrors(tool.input_schema)
+            if mirrors.faults or not mirrors.rules or len(self._mirrored) == _TOOLS:
+                continue
+            try:
+                self._mirrored[tool.name] = raw_tool(tool, _never_called)
+            except LocalProtocolError as error:
+                _log.info("the headers of calls of %s are not looked at: %s", shown(tool.name), error)
+
+
+async def _never_called(ctx: Context, arguments: JsonObject) -> None:
+    raise AssertionError("the middleware is before it")
+
+
+class _Attached(AbstractAsyncContextManager[Any]):
+    """A run of the server, and the relay hears what its clients listen to."""
+
+    def __init__(self, run: AbstractAsyncContextManager[Any], listener: Listener) -> None:
+        self._run = run
+        self._listener = listener
+
+    async def __aenter__(self) -> Any:
+        run = await self._run.__aenter__()
+        if not isinstance(run.publisher.listeners, _Heard):  # it may be shared
+            run.publisher.listeners = _Heard(run.limits, self._listener)
+        return run
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._run.__aexit__(kind, error, traceback)
+
+
+class _Heard(Listeners[Key]):
+    """Those who listen, whose first and last for each resource are told the relay."""
+
+    def __init__(self, limits: Limits, listener: Listener) -> None:
+        super().__init__(limits)
+        self._listener = listener
+
+    def _hear(self, key: Key, id: Id | None, change: Change) -> None:
+        if change.kind is Kind.RESOURCE and change not in self._hearers:
+            self._listener.hear(change.item)
+        super()._hear(key, id, change)
+
+    def _unhear(self, key: Key, change: Change) -> None:
+        super()._unhear(key, change)
+        if change.kind is Kind.RESOURCE and change not in self._hearers:
+            self._listener.unhear(change.item)
