@@ -110,7 +110,7 @@ class ClientOptions(TypedDict, total=False):
     limits: Limits
     ssl_context: ssl.SSLContext
     tap: Tap
-    """Called with "in" or "out" and the bytes of a stream."""
+    """Called with "in" or "out" and the bytes that were received or are about to be sent."""
     probe: float
     """Seconds for which a server on a stream may think about whether it is a modern one."""
     env: Mapping[str, str | None]

@@ -295,7 +295,7 @@ async def _hold_url(
     found = partial(_remember, url) if manner.offer.modern is not None else lambda sse: None
     attempts: tuple[Attempt, ...] = ()
     legacy = _legacy_only(manner) if sse is not None else None
-    async with HttpPool(ssl_context=ssl_context, limits=manner.limits) as pool:
+    async with HttpPool(ssl_context=ssl_context, limits=manner.limits, tap=manner.tap) as pool:
         if legacy is not None:
             try:
                 await (_hold_sse if sse else _hold_http)(pool, url, legacy, status, (), lambda sse: None)

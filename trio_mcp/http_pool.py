@@ -35,6 +35,7 @@ import trio
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.duplex import Tap
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_proxy import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
 from trio_mcp.http_replies import ReplyHead, ReplyReader
@@ -85,6 +86,7 @@ class HttpPool(trio.abc.AsyncResource):
 
     `ssl_context` is for https, and should offer ``http/1.1`` by ALPN; without one the system's certificates are
     trusted.  `connect` opens what would be a TCP connection.  `environ` is where proxies are named (see `http_proxy`).
+    `tap` sees what is sent and received, after TLS was taken off.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class HttpPool(trio.abc.AsyncResource):
         limits: Limits,
         connect: Connect | None = None,
         environ: Mapping[str, str] = os.environ,
+        tap: Tap | None = None,
     ) -> None:
+        self._tap = tap
         self._ssl_context = ssl_context
         self._limits = limits
         self._connect: Connect = connect or trio.open_tcp_stream
@@ -165,7 +169,7 @@ class HttpPool(trio.abc.AsyncResource):
 
     async def _fresh(self, route: _Route) -> _Connection:
         stream = await dial(*route, connect=self._connect, context=self._context, limits=self._limits)
-        return _Connection(stream, route, self._limits)
+        return _Connection(stream, route, self._limits, self._tap)
 
     def _context(self) -> ssl.SSLContext:
         if self._ssl_context is None:
@@ -317,10 +321,11 @@ class HttpReply:
 class _Connection:
     """One connection, and on it one request at a time."""
 
-    __slots__ = ("_limits", "_stream", "reader", "route", "since", "written")
+    __slots__ = ("_limits", "_stream", "_tap", "reader", "route", "since", "written")
 
-    def __init__(self, stream: trio.abc.Stream, route: _Route, limits: Limits) -> None:
+    def __init__(self, stream: trio.abc.Stream, route: _Route, limits: Limits, tap: Tap | None) -> None:
         self._stream = stream
+        self._tap = tap
         self._limits = limits
         self.route = route
         self.since = math.inf
@@ -366,6 +371,8 @@ class _Connection:
         """Send all of it, unless the server does not take it.  There may be a reply all the same, such as 413, but
         that has come by then, so that it need not be awaited for longer than `CLOSING` seconds."""
         for part in parts:
+            if self._tap is not None:
+                self._tap("out", bytes(part))
             with trio.move_on_after(self._limits.write_seconds) as scope:
                 try:
                     await self._stream.send_all(part)
@@ -382,9 +389,12 @@ class _Connection:
 
     async def receive(self) -> bytes:
         try:
-            return bytes(await self._stream.receive_some())
+            data = bytes(await self._stream.receive_some())
         except GONE as error:
             raise RemoteProtocolError("the connection was broken off") from error
+        if self._tap is not None and data:
+            self._tap("in", data)
+        return data
 
     async def close(self) -> None:
         """Close it at once, also when cancelled: whoever closes several must get to the last."""

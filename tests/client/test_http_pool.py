@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
-from tests.http.served import listening
+from tests.http.served import listening, served
 from tests.server.checkpoints import (
     Attempt,
     Pair,
@@ -673,3 +673,19 @@ async def test_an_mcp_server_of_ours_is_called_over_and_over_on_one_connection()
                 async with pool.request("POST", "http://127.0.0.1:3000/mcp", fields, body) as reply:
                     assert (reply.status, b'"hi"' in await reply.read(10_000)) == (200, True)
     assert opened == [3000]
+
+
+async def test_a_tap_sees_what_is_sent_and_received(autojump_clock: MockClock) -> None:
+    seen: dict[str, bytes] = {"in": b"", "out": b""}
+
+    def tap(direction: str, data: bytes) -> None:
+        seen[direction] += data
+
+    async with (
+        served(Server("tapped")) as web,
+        HttpPool(limits=Limits(), connect=lambda *_: web.connect(), tap=tap) as pool,
+        pool.request("GET", "http://localhost/nowhere", ()) as reply,
+    ):
+        await reply.read(1000)
+    assert seen["out"].startswith(b"GET /nowhere HTTP/1.1\r\n")
+    assert seen["in"].startswith(b"HTTP/1.1 404 ")
