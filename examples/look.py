@@ -1,0 +1,63 @@
+"""A client: looks at any server, and calls one of its tools.
+
+    python examples/look.py http://127.0.0.1:3000/mcp
+    python examples/look.py python examples/progress.py
+    python examples/look.py --call export '{"rows": 5}' python examples/progress.py
+
+Questions of the server are asked at the terminal; leaving a call with Ctrl-C cancels it at the server, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import trio
+
+from trio_mcp import CallToolResult, Client, FormRequest, LocalProtocolError, McpError, TextContent, open_client
+
+
+async def fill_in(form: FormRequest) -> dict[str, object] | None:
+    print(f"the server asks: {form.message}")
+    values: dict[str, object] = dict(form.defaults)
+    for name in form.fields:
+        said = await trio.to_thread.run_sync(input, f"  {name} [{values.get(name, '')}]: ", abandon_on_cancel=True)
+        if said:
+            values[name] = said
+    return values or None
+
+
+async def look(client: Client) -> None:
+    print(f"{client.server.get('name')} {client.server.get('version')}, in {client.revision}: {client.negotiation.why}")
+    for kind, listed in (("tools", client.tools), ("resources", client.resources), ("prompts", client.prompts)):
+        if kind in client.capabilities:
+            async for each in listed():
+                print(f"  {kind[:-1]} {each.name}: {each.description or each.title or ''}")
+
+
+async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
+    async with client.follow_tool(name, arguments) as following:
+        async for report in following:
+            print(f"  {report.progress:g} of {report.total or '?'} {report.message or ''}")
+        result: CallToolResult = await following.result()
+    print("it has failed:" if result.is_error else "it gave:")
+    for block in result.content:
+        print(f"  {block.text}" if isinstance(block, TextContent) else f"  {type(block).__name__}")
+
+
+async def main(words: list[str]) -> None:
+    name, arguments = "", {}
+    if words[:1] == ["--call"]:
+        name, arguments, words = words[1], json.loads(words[2]), words[3:]
+    target = words[0] if len(words) == 1 and "://" in words[0] else words
+    async with open_client(target, elicitation=fill_in) as client:
+        await (call(client, name, arguments) if name else look(client))
+
+
+if __name__ == "__main__":
+    try:
+        trio.run(main, sys.argv[1:])
+    except LocalProtocolError as error:
+        sys.exit(f"{error}\n{__doc__}")
+    except McpError as error:
+        sys.exit(str(error))
