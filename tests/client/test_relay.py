@@ -1,0 +1,696 @@
+"""A relay: a server shown in the place of another, in every revision before and behind."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.client.house import build
+from tests.client.linked import Peer
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
+from trio_mcp import (
+    Accepted,
+    CallToolResult,
+    Context,
+    Declined,
+    Elicit,
+    ElicitUrl,
+    LocalProtocolError,
+    PromptReference,
+    RequestError,
+    ResourceReference,
+    Sample,
+    Server,
+    SessionClosed,
+    Tool,
+    serve_http,
+    serve_stream,
+)
+from trio_mcp.caller import HeadersRefused
+from trio_mcp.client import Client, open_client
+from trio_mcp.core.models import LoggingMessageParams
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.relay import open_relay
+
+A, B, C, D, E = REVISIONS
+HERE = Path(__file__).parent
+behind = pytest.mark.parametrize("behind", list(REVISIONS))
+before = pytest.mark.parametrize("before", list(REVISIONS))
+
+
+@contextlib.asynccontextmanager
+async def relayed(
+    server: Server, behind: str, before: str, relay: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """A client, in its revision, of a relay that speaks another with the server."""
+    async with (
+        open_relay(server, revision=behind, **(relay or {})) as shown,
+        open_client(shown, revision=before, **options) as client,
+    ):
+        yield client
+
+
+def text(result: CallToolResult) -> str:
+    said: str = result.content[0].text  # type: ignore[union-attr]  # all of the house is text
+    return said
+
+
+# What each client sees through a relay, whatever is spoken before and behind it.
+
+
+async def its_identity(client: Client, oldest: str) -> None:
+    assert client.server["name"] == "house"
+    assert client.server["version"] == "7"
+    assert client.instructions == "Knock first."
+
+
+async def its_lists_page_by_page(client: Client, oldest: str) -> None:
+    tools = [tool.name async for tool in client.tools()]
+    assert tools == [name for name in TOOLS if name in tools]
+    assert len(tools) == len(TOOLS)
+    page = await client.list_tools()
+    assert len(page.tools) == 3
+    assert page.next_cursor is not None
+    assert [each.name async for each in client.resources()] == ["one", "two", "three", "four"]
+    assert "rooms://{name}" in [each.uri_template async for each in client.templates()]
+    assert [each.name async for each in client.prompts()] == ["review", "short", "long", "wide"]
+
+
+async def results(client: Client, oldest: str) -> None:
+    assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+    assert await client.call_tool("words", {"count": 2}, returns=list[str]) == ["word 0", "word 1"]
+    found = await client.call_tool("forecast", {"city": "Oslo"})
+    if oldest >= C:
+        assert found.structured_content == {"city": "Oslo", "degrees": [1, 2, 3]}
+    assert '"Oslo"' in text(found)
+
+
+async def failures(client: Client, oldest: str) -> None:
+    failed = await client.call_tool("fail", {"why": "rain"})
+    assert failed.is_error
+    assert text(failed) == "rain"
+
+
+async def errors_with_their_codes(client: Client, oldest: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        await client.call_tool("refuse", {"code": 7})
+    assert (raised.value.code, raised.value.message) == (7, "not today")
+    assert raised.value.data == {"why": "closed"}
+    with pytest.raises(RequestError) as raised:
+        await client.call_tool("nothing")
+    assert raised.value.code == -32602
+    with pytest.raises(RequestError) as raised:
+        await client.prompt("nothing")
+    assert raised.value.code == -32602
+    with pytest.raises(RequestError):
+        await client.list_tools(cursor="nonsense")
+
+
+async def resources(client: Client, oldest: str) -> None:
+    assert (await client.read("house://one")).contents[0].text == "inside house://one"  # type: ignore[union-attr]
+    assert (await client.read("rooms://red")).contents[0].text == "the room red"  # type: ignore[union-attr]
+    with pytest.raises(RequestError) as raised:
+        await client.read("house://nowhere")
+    assert raised.value.code in (-32002, -32602)
+
+
+async def prompts_and_completions(client: Client, oldest: str) -> None:
+    filled = await client.prompt("review", {"code": "x = 1"})
+    assert filled.messages[0].content.text == "Review this python: x = 1"  # type: ignore[union-attr]
+    completed = await client.complete(PromptReference("review"), "language", "pa")
+    assert list(completed.values) == ["pascal"]
+
+
+async def progress(client: Client, oldest: str) -> None:
+    heard: list[Any] = []
+    await client.call_tool("count", {"to": 3}, on_progress=lambda *said: heard.append(said))
+    assert [said[:2] for said in heard] == [(0, 3), (1, 3), (2, 3)]
+    if oldest >= B:
+        assert heard[2][2] == "number 2"
+
+
+async def meta(client: Client, oldest: str) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    said = await client.call_tool("meta", meta={"com.example/x": [1], "traceparent": trace})
+    assert '"com.example/x": [1]' in text(said)
+    assert trace in text(said)
+    assert "progressToken" not in text(said)
+
+
+async def cancellation(client: Client, oldest: str) -> None:
+    with trio.move_on_after(1) as scope:
+        await client.call_tool("hold", {"name": "mine"})
+    assert scope.cancelled_caught
+    await trio.sleep(1)
+    assert await client.call_tool("ledger", returns=list[str]) == ["mine began", "mine was cancelled"]
+
+
+async def calls_side_by_side(client: Client, oldest: str) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "hold", {"name": "one"})
+        await wait_all_tasks_blocked()
+        await client.call_tool("let", {"name": "one"})
+
+
+async def changes_of_lists(client: Client, oldest: str) -> None:
+    async with client.listen(tools=True, prompts=True, resources=True) as changes:
+        await wait_all_tasks_blocked()
+        await client.call_tool("grow")
+        heard = {(await patiently(changes.__anext__, "a change")).kind.name for _ in range(3)}
+    assert heard == {"TOOLS", "PROMPTS", "RESOURCES"}
+
+
+async def changes_of_resources(client: Client, oldest: str) -> None:
+    async with client.listen(resources="house://one") as changes:
+        await wait_all_tasks_blocked()
+        await client.call_tool("touch", {"uri": "house://two"})
+        await client.call_tool("touch", {"uri": "house://one"})
+        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+    await wait_all_tasks_blocked()
+    async with client.listen(resources="house://one") as changes:  # again, after nobody did
+        await wait_all_tasks_blocked()
+        await client.call_tool("touch", {"uri": "house://one"})
+        assert (await patiently(changes.__anext__, "a change")).item == "house://one"
+
+
+TOOLS = [
+    "add", "greet", "words", "forecast", "fail", "refuse", "swap", "count", "talk", "meta", "hold", "let", "ledger",
+    "order", "visit", "think", "rooms", "touch", "grow",
+]  # fmt: skip
+
+
+@behind
+@before
+@pytest.mark.parametrize(
+    "sees",
+    [
+        its_identity, its_lists_page_by_page, results, failures, errors_with_their_codes, resources,
+        prompts_and_completions, progress, meta, cancellation, calls_side_by_side, changes_of_lists,
+        changes_of_resources,
+    ],
+)  # fmt: skip
+async def test_through_a_relay_everything_is_as_it_is(
+    behind: str, before: str, sees: Callable[[Client, str], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    async with relayed(build(), behind, before) as client:
+        assert client.revision == before
+        await sees(client, min(behind, before))
+
+
+# Questions of the server behind.
+
+
+@behind
+@before
+async def test_questions_are_asked_of_the_client_that_made_the_call(behind: str, before: str) -> None:
+    answers: dict[str, Any] = {
+        "elicitation": lambda asked: {"size": 7},
+        "elicitation_url": lambda asked: asked.url == "https://pay.example/7",
+        "sampling": lambda asked: ("nothing", "a model"),
+        "roots": ["/tmp/one"],
+    }
+    async with relayed(build(), behind, before, **answers) as client:
+        assert text(await client.call_tool("think")) == "a model: nothing"
+        assert "file:///tmp/one" in text(await client.call_tool("rooms"))
+        ordered = await client.call_tool("order")
+        if min(behind, before) >= C:
+            assert text(ordered) == "Size(size=7, colour='red')"
+        else:
+            assert ordered.is_error
+        visited = await client.call_tool("visit")
+        if min(behind, before) >= D:
+            assert text(visited) == "Accepted"
+        else:
+            assert visited.is_error
+
+
+@behind
+@before
+async def test_a_client_that_cannot_be_asked_is_not(behind: str, before: str) -> None:
+    async with relayed(build(), behind, before) as client:
+        if before == behind == E:  # it is told what it lacks, as by the server itself
+            with pytest.raises(RequestError) as raised:
+                await client.call_tool("think")
+            assert raised.value.code == -32021
+            assert raised.value.data == {"requiredCapabilities": {"sampling": {}}}
+        else:
+            said = await failing(client, "think")
+            assert "sampling" in said
+
+
+async def failing(client: Client, name: str) -> str:
+    try:
+        result = await client.call_tool(name)
+    except RequestError as error:
+        return str(error)
+    assert result.is_error
+    return text(result)
+
+
+@pytest.mark.parametrize("behind", [C, E])
+@pytest.mark.parametrize("before", [C, E])
+async def test_a_user_who_declines_has_declined(behind: str, before: str) -> None:
+    async with relayed(build(), behind, before, elicitation=lambda asked: Declined()) as client:
+        assert "Declined" in text(await client.call_tool("order"))
+
+
+@pytest.mark.parametrize("behind", [D, E])
+@pytest.mark.parametrize("before", [D, E])
+async def test_what_a_user_leaves_out_is_left_out(behind: str, before: str) -> None:
+    server = Server("asks")
+    form = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "default": "x"}, "b": {"type": "string"}, "c": {"type": "integer"}},
+    }
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        answer = await ctx.elicit("What?", form)
+        assert isinstance(answer, Accepted)
+        return repr(sorted(answer.value.items()))
+
+    async with relayed(server, behind, before, elicitation=lambda asked: {"a": None, "c": 1}) as client:
+        assert text(await client.call_tool("ask")) == "[('c', 1)]"
+
+
+@pytest.mark.parametrize("behind", [D, E])
+@pytest.mark.parametrize("before", [D, E])
+async def test_questions_that_come_together_are_all_answered(behind: str, before: str) -> None:
+    server = Server("asks")
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        said = await ctx.ask(a=Sample("A?", max_tokens=1), b=Sample("B?", max_tokens=1), c=Elicit("C?", bool))
+        return f"{said['a'].content.text} {said['b'].content.text} {said['c'].value}"
+
+    async def answer(asked: Any) -> tuple[str, str]:
+        return asked.params.messages[0].content.text.lower(), "model"
+
+    async with relayed(server, behind, before, sampling=answer, elicitation=lambda asked: {"value": True}) as client:
+        assert text(await client.call_tool("ask")) == "a? b? True"
+
+
+@contextlib.asynccontextmanager
+async def two(shown: Server, before: str, name: str, **options: Any) -> AsyncIterator[tuple[Client, Client]]:
+    """Two clients of a relay, the first of which has a call at work."""
+    async with (
+        shown.running(),
+        open_client(shown, revision=before, **options) as first,
+        open_client(shown, revision=before, sampling=lambda asked: ("for two", "model")) as second,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(first.call_tool, name, {"name": "first"})
+        await wait_all_tasks_blocked()
+        yield first, second
+        await second.call_tool("let", {"name": "first"})
+
+
+@behind
+@before
+async def test_a_question_is_never_asked_of_another_client(behind: str, before: str) -> None:
+    async with open_relay(build(), revision=behind) as shown, two(shown, before, "hold") as (_, second):
+        if behind == E:  # there it is known whose it is
+            assert text(await second.call_tool("think")) == "model: for two"
+        else:
+            assert "calls of several clients run" in await failing(second, "think")
+
+
+@behind
+@before
+async def test_a_client_is_asked_while_other_calls_of_its_own_run(behind: str, before: str) -> None:
+    async with (
+        relayed(build(), behind, before, sampling=lambda asked: ("hm", "model")) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(client.call_tool, "hold", {"name": "one"})
+        await wait_all_tasks_blocked()
+        assert text(await client.call_tool("think")) == "model: hm"
+        await client.call_tool("let", {"name": "one"})
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_question_outside_of_any_call_is_refused(before: str) -> None:
+    async with (
+        behind_a_peer(D, {"tools": {}}) as (peer, shown),
+        open_client(shown, revision=before, roots=["/tmp"]),
+    ):
+        await peer.send({"id": 5, "method": "roots/list"})
+        await wait_all_tasks_blocked()
+        why = "the question was not passed on: no call runs"
+        assert [message["error"]["message"] for message in peer.messages] == [why]
+
+
+@contextlib.asynccontextmanager
+async def behind_a_peer(revision: str, capabilities: Any, **options: Any) -> AsyncIterator[tuple[Peer, Server]]:
+    """A relay of a server that the test plays."""
+    ours, theirs = memory_stream_pair()
+    peer = Peer(theirs, revision, capabilities)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+        async with open_relay(ours, revision=revision, **options) as shown:
+            yield peer, shown
+        await theirs.aclose()
+
+
+async def test_a_callback_of_ones_own_answers_itself() -> None:
+    relay = {"sampling": lambda asked: ("the relay", "mine")}
+    async with relayed(build(), D, D, relay) as client:
+        assert text(await client.call_tool("think")) == "mine: the relay"
+
+
+@pytest.mark.parametrize("behind", [D, E])
+async def test_the_server_is_told_what_it_may_ask(behind: str) -> None:
+    server, asked = Server("asks"), list[list[Any]]()
+
+    @server.tool
+    async def what(ctx: Context) -> None:
+        asked.append([name for name in ("sampling", "elicitation", "roots") if ctx.supports(name)])
+        asked.append([ctx.supports("elicitation", mode) for mode in ("form", "url")])
+
+    for relay in ({}, {"asks": ["roots", "elicitation_url"]}, {"asks": ()}):
+        async with relayed(server, behind, E, relay) as client:
+            await client.call_tool("what")
+    assert asked == [
+        ["sampling", "elicitation", "roots"], [True, True], ["elicitation", "roots"], [False, True], [], [False, False],
+    ]  # fmt: skip
+
+
+async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
+    server, pages, done = Server("pays"), [], []
+
+    @server.tool
+    async def pay(ctx: Context) -> None:
+        page = ElicitUrl("Pay there, please", "https://pay.example/7")
+        await ctx.ask(page=page)
+        pages.append(partial(ctx.completed, page))
+
+    options: Any = {"elicitation_url": lambda asked: True, "on_page_done": lambda page: done.append(page.url)}
+    async with relayed(server, D, D, **options) as client:
+        await client.call_tool("pay")
+        await pages[0]()
+        await wait_all_tasks_blocked()
+        assert done == ["https://pay.example/7"]
+
+
+# Log messages.
+
+
+@behind
+@before
+async def test_log_messages_come_before_the_result_of_their_call(behind: str, before: str) -> None:
+    heard: list[LoggingMessageParams] = []
+    async with relayed(build(), behind, before, on_log=heard.append, log_level="info") as client:
+        await client.call_tool("talk")
+        assert [(each.level, each.data, each.logger) for each in heard] == [("warning", {"loud": True}, "house")]
+
+
+@pytest.mark.parametrize("behind", [D, E])
+async def test_log_messages_that_may_be_anybodys_are_dropped(behind: str) -> None:
+    heard: list[LoggingMessageParams] = []
+    async with (
+        open_relay(build(), revision=behind) as shown,
+        two(shown, D, "hold", on_log=heard.append) as (_, second),
+    ):
+        await second.call_tool("talk")
+        await wait_all_tasks_blocked()
+    assert heard == []
+
+
+# The end of the server behind.
+
+
+@behind
+@before
+async def test_without_the_server_behind_every_call_is_refused_and_none_hangs(
+    behind: str, before: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, build(), theirs)
+        async with open_relay(ours, revision=behind) as shown, open_client(shown, revision=before) as client:
+            async with trio.open_nursery() as calls:
+                calls.start_soon(refused, client, "tools/call", {"name": "hold", "arguments": {"name": "one"}})
+                await wait_all_tasks_blocked()
+                await theirs.aclose()
+            await refused(client, "tools/list", {})
+            await refused(client, "resources/read", {"uri": "house://one"})
+    assert trio.current_time() < 1
+    assert "has no answer from the server behind" in caplog.text
+
+
+async def refused(client: Client, method: str, params: Any) -> None:
+    with pytest.raises(RequestError, match="has given no answer") as raised:
+        await client.request(method, params)
+    assert raised.value.code == -32603
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_after_its_block_a_server_that_is_still_served_says_so(before: str) -> None:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        async with open_relay(build()) as shown:
+            nursery.start_soon(serve_stream, shown, theirs)
+            await wait_all_tasks_blocked()
+        async with open_client(ours, revision=before) as client:
+            await refused(client, "tools/call", {"name": "greet", "arguments": {"name": "you"}})
+            if before == D:
+                with pytest.raises(RequestError, match="not there any more"):
+                    await client.request("resources/subscribe", {"uri": "house://one"})
+
+
+def test_a_relay_can_be_cancelled_anywhere() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        server = build()
+        # Of a link that is cancelled while it is opened, whoever opens it may see first that it has ended.
+        with attempt.window(), contextlib.suppress(SessionClosed):
+            async with relayed(server, E, E, sampling=lambda asked: ("hm", "model")) as client:
+                await client.call_tool("think")
+        await wait_all_tasks_blocked()
+        assert server.statistics().connections == 0
+
+    assert cancel_everywhere(scenario, watch=anything) > 50
+
+
+async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as raised:
+        async with open_relay(build()):
+            raise mine
+    assert raised.value is mine
+
+
+@pytest.mark.parametrize("options", [{"asks": ["money"]}, {"revisions": ["2020-01-01"]}])
+def test_what_no_relay_can_do_is_said_before_anything_is_opened(options: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"there (is|are)"):
+        open_relay(build(), **options)
+
+
+# Subscriptions.
+
+
+@pytest.mark.parametrize("behind", [D, E])
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_resource_is_listened_to_behind_for_as_long_as_somebody_does(behind: str, before: str) -> None:
+    server = build()
+    async with (
+        open_relay(server, revision=behind) as shown,
+        shown.running(),
+        open_client(shown, revision=before) as one,
+        open_client(shown, revision=before) as other,
+    ):
+        assert listened_to(server) == 0
+        async with one.listen(resources="house://one"):
+            async with other.listen(resources=["house://one", "house://two"]):
+                await wait_all_tasks_blocked()
+                assert listened_to(server) == 2
+            await wait_all_tasks_blocked()
+            assert listened_to(server) == 1
+        await wait_all_tasks_blocked()
+        assert listened_to(server) == 0
+
+
+def listened_to(server: Server) -> int:
+    """How many resources somebody has the server watch."""
+    (run,) = server._runs
+    return sum(change.item != "" for change in run.publisher.listeners._hearers)
+
+
+async def test_a_subscription_that_the_server_behind_refuses_is_refused() -> None:
+    server = build(filter=lambda principal, item: getattr(item, "name", "") != "one")
+    async with relayed(server, D, D) as client:
+        for _ in range(2):
+            with pytest.raises(RequestError) as raised:
+                await client.request("resources/subscribe", {"uri": "house://one"})
+            assert raised.value.code == -32002
+        await client.request("resources/subscribe", {"uri": "house://two"})
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_only_what_the_server_behind_declares_is_declared(before: str) -> None:
+    async with (
+        behind_a_peer(D, {"tools": {}, "resources": {"listChanged": False}}) as (_, shown),
+        open_client(shown, revision=before) as client,
+    ):
+        assert client.capabilities == {"logging": {}, "tools": {}, "resources": {}}
+
+
+# What is odd.
+
+
+@pytest.mark.parametrize("before", [C, D])
+async def test_what_cannot_be_read_is_shown_all_the_same(before: str) -> None:
+    async with behind_a_peer(D, {"tools": {}}) as (peer, shown):
+        async with open_client(shown, revision=before) as client, trio.open_nursery() as nursery:
+            page: list[Any] = []
+
+            @nursery.start_soon
+            async def ask() -> None:
+                page.append(await client.request("tools/list"))
+
+            asked = await peer.take("tools/list")
+            odd = [{"name": 7}, {"name": "odd name!", "inputSchema": {"type": "object", "x-y": 1}, "z": [None]}]
+            await peer.answer(asked, {"tools": odd, "_meta": {"com.example/x": 1}})
+        assert page == [{"tools": odd, "_meta": {"com.example/x": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("tools/call", {"name": 7}),
+        ("tools/call", {"name": "add", "arguments": [1]}),
+        ("tools/list", {"cursor": 7}),
+        ("resources/read", {}),
+        ("prompts/get", {"name": "review", "arguments": {"code": 1}}),
+        ("completion/complete", {"ref": {"type": "ref/nothing"}, "argument": {"name": "x", "value": ""}}),
+    ],
+)
+async def test_params_that_are_none_are_refused_here(method: str, params: Any) -> None:
+    async with relayed(build(), D, D) as client:
+        with pytest.raises(RequestError) as raised:
+            await client.request(method, params)
+        assert raised.value.code == -32602
+
+
+async def test_what_a_revision_cannot_carry_is_said() -> None:
+    async with (
+        behind_a_peer(D, {"tools": {}}) as (peer, shown),
+        open_client(shown, revision=A) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        @nursery.start_soon
+        async def ask() -> None:
+            assert "AudioContent does not exist in 2024-11-05" in await failing(client, "sing")
+
+        asked = await peer.take("tools/call")
+        await peer.answer(asked, {"content": [{"type": "audio", "data": "AA==", "mimeType": "audio/wav"}]})
+
+
+async def test_a_middleware_sees_what_goes_through() -> None:
+    seen: list[str] = []
+
+    async def mine(ctx: Context, request: Any, call_next: Any) -> Any:
+        seen.append(request.method)
+        return await call_next(request)
+
+    async with relayed(build(), D, E, {"middleware": [mine]}) as client:
+        await client.call_tool("greet", {"name": "you"})
+        await client.complete(ResourceReference("rooms://{name}"), "name", "")
+    assert seen == ["tools/call", "completion/complete"]
+
+
+async def test_a_relay_of_a_relay_is_one() -> None:
+    async with (
+        open_relay(build(), revision=A) as inner,
+        open_relay(inner, revision=E) as shown,
+        open_client(shown, revision=C, sampling=lambda asked: ("far away", "model")) as client,
+    ):
+        assert text(await client.call_tool("think")) == "model: far away"
+        assert text(await client.call_tool("add", {"a": 1, "b": 2})) == "3"
+        assert client.server["name"] == "house"
+
+
+# By processes and sockets.
+
+
+@pytest.mark.parametrize("before", [B, C, D, E])
+async def test_a_stdio_server_is_shown_over_http(before: str) -> None:
+    command = [sys.executable, "-m", "tests.client.house"]
+    async with (
+        open_relay(command, cwd=HERE.parent.parent) as shown,
+        over_http(shown) as url,
+        open_client(url, revision=before, sampling=lambda asked: ("hm", "model")) as client,
+    ):
+        await its_lists_page_by_page(client, before)
+        await progress(client, before)
+        assert text(await client.call_tool("think")) == "model: hm"
+
+
+@contextlib.asynccontextmanager
+async def over_http(server: Server) -> AsyncIterator[str]:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(partial(serve_http, server, "127.0.0.1", 0))
+        yield address.local_url
+        nursery.cancel_scope.cancel()
+
+
+PROGRAM = """
+import sys, trio
+from trio_mcp import serve_stdio
+from trio_mcp.relay import open_relay
+
+async def main():
+    async with open_relay(sys.argv[1]) as server:
+        await serve_stdio(server)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("before", [A, D, E])
+async def test_an_http_server_is_shown_over_stdio(before: str) -> None:
+    async with (
+        over_http(build()) as url,
+        open_client(
+            [sys.executable, "-c", PROGRAM, url],
+            revision=before,
+            cwd=HERE.parent.parent,
+            sampling=lambda asked: ("hm", "model"),
+        ) as client,
+    ):
+        await its_lists_page_by_page(client, before)
+        await progress(client, before)
+        assert text(await client.call_tool("think")) == "model: hm"
+
+
+async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
+    server, called = Server("mirrors"), []
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    server.add_tool(Tool("ask", schema), lambda ctx, arguments: called.append((arguments, ctx.headers)))
+    async with (
+        over_http(server) as far,
+        open_relay(far) as shown,
+        over_http(shown) as url,
+        open_client(url) as client,
+        open_client(url) as ignorant,
+    ):
+        await client.call_tool("ask", {"region": "north"})  # behind it there is a client that has to look it up
+        async for _ in client.tools():
+            pass
+        await client.call_tool("ask", {"region": "south"})
+        with pytest.raises(HeadersRefused):
+            await ignorant.request("tools/call", {"name": "ask", "arguments": {"region": "west"}})
+        await ignorant.call_tool("ask", {"region": "east"})
+    assert [(arguments["region"], headers["Mcp-Param-Region"]) for arguments, headers in called] == [
+        ("north", "north"),
+        ("south", "south"),
+        ("east", "east"),
+    ]
