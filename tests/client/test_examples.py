@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRESS = [sys.executable, "examples/progress.py"]
+PROGRESS = [sys.executable, str(ROOT / "examples" / "progress.py")]
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,9 @@ PROGRESS = [sys.executable, "examples/progress.py"]
         ([sys.executable, "-c", "raise SystemExit('no API key')"], ["ended with status 1", "no API key"], 1),
     ],
 )
-def test_a_server_is_looked_at(words: list[str], said: list[str], status: int) -> None:
-    shown = subprocess.run(
-        [sys.executable, "examples/look.py", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+def test_a_server_is_looked_at(words: list[str], said: list[str], status: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "look.py"), *words]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in shown.stderr
     for each in said:
         assert each in shown.stdout + shown.stderr
