@@ -250,8 +250,6 @@ class _Relay:
             raise _not_given(error) from error
         except (RequestError, RemoteProtocolError):
             raise
-        except (NotDeclared, NotInThisRevision) as error:
-            raise RequestError(METHOD_NOT_FOUND, f"the server behind this one lacks it: {error}") from error
         except McpError as error:
             # Not in its words, which may be those of a process that has died: they are for the log.
             _log.warning("%s has no answer from the server behind: %s", request.method, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -143,6 +144,8 @@ async def meta(client: Client, oldest: str) -> None:
     assert '"com.example/x": [1]' in text(said)
     assert trace in text(said)
     assert "progressToken" not in text(said)
+    mine = {"io.modelcontextprotocol/serverInfo"} if client.revision == E else set()
+    assert (said.meta or {}).keys() == mine
 
 
 async def cancellation(client: Client, oldest: str) -> None:
@@ -336,6 +339,26 @@ async def test_a_client_is_asked_while_other_calls_of_its_own_run(behind: str, b
         await client.call_tool("let", {"name": "one"})
 
 
+async def test_who_only_looks_around_is_asked_nothing(autojump_clock: MockClock) -> None:
+    server = build()
+
+    @server.completion
+    async def slowly() -> list[str]:
+        await trio.sleep(60)
+        return []
+
+    async with (
+        open_relay(server, revision=D) as shown,
+        shown.running(),
+        open_client(shown, sampling=lambda asked: ("for one", "model")) as one,
+        open_client(shown) as other,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(other.complete, PromptReference("review"), "code", "x")
+        await wait_all_tasks_blocked()
+        assert text(await one.call_tool("think")) == "model: for one"
+
+
 @pytest.mark.parametrize("before", [D, E])
 async def test_a_question_outside_of_any_call_is_refused(before: str) -> None:
     async with (
@@ -374,6 +397,7 @@ async def test_the_server_is_told_what_it_may_ask(behind: str) -> None:
     async def what(ctx: Context) -> None:
         asked.append([name for name in ("sampling", "elicitation", "roots") if ctx.supports(name)])
         asked.append([ctx.supports("elicitation", mode) for mode in ("form", "url")])
+        assert ctx.supports("sampling", "tools") is ctx.supports("sampling")
 
     for relay in ({}, {"asks": ["roots", "elicitation_url"]}, {"asks": ()}):
         async with relayed(server, behind, E, relay) as client:
@@ -400,7 +424,128 @@ async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
         assert done == ["https://pay.example/7"]
 
 
+@behind
+async def test_what_another_revision_has_kept_to_itself_does_not_go_along(behind: str) -> None:
+    async with relayed(build(), behind, A) as client:  # where everybody may say everything
+        kept = {"mcp.dev/x": 1, "com.mcp.tools/x": 2, "io.modelcontextprotocol/x": 3, "com.example/x": 4}
+        said = text(await client.call_tool("meta", meta=kept))
+        assert json.loads(said) == {"com.example/x": 4} | ({} if behind == C else {"mcp.dev/x": 1})
+
+
+@pytest.mark.parametrize("behind", [A, D, E])
+@pytest.mark.parametrize("before", [A, D, E])
+async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
+    server, heard = Server("slow"), list[Any]()
+
+    @server.prompt
+    async def think(ctx: Context) -> str:
+        await ctx.progress(1, 2)
+        return str(sorted(key for key in ctx.meta if "modelcontextprotocol" not in key))
+
+    async with relayed(server, behind, before) as client:
+        filled = await client.request(
+            "prompts/get", {"name": "think"}, on_progress=lambda *said: heard.append(said[:2])
+        )
+        again = await client.request("prompts/get", {"name": "think"}, meta={"com.example/x": 1})
+    assert heard == [(1, 2)]
+    assert filled["messages"][0]["content"]["text"] == "['progressToken']"
+    assert again["messages"][0]["content"]["text"] == "['com.example/x']"
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_result_waits_until_its_question_was_answered(before: str, autojump_clock: MockClock) -> None:
+    """The server behind need not wait for the answer, which would be nobody's then."""
+
+    async def slowly(asked: Any) -> tuple[str, str]:
+        await trio.sleep(60)
+        return "done", "model"
+
+    async with playing(D, before, sampling=slowly) as (peer, client):
+
+        async def serve() -> None:
+            asked = await peer.take("tools/call")
+            await peer.send({"id": 5, "method": "sampling/createMessage", "params": SAMPLING})
+            await trio.sleep(1)
+            await peer.answer(asked, {"content": []})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            await client.call_tool("any")
+        assert trio.current_time() >= 60
+        assert [message["result"]["content"]["text"] for message in peer.messages] == ["done"]
+
+
+SAMPLING = {"messages": [{"role": "user", "content": {"type": "text", "text": "?"}}], "maxTokens": 1}
+PAGE = {"mode": "url", "message": "There", "url": "https://pay.example/7", "elicitationId": "1"}
+
+
+@pytest.mark.parametrize("before", [D, E])
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [("sampling/createMessage", SAMPLING, -32601), ("roots/list", {}, -32601), ("elicitation/create", PAGE, -32602)],
+)
+async def test_the_server_is_refused_as_the_client_would_refuse_it(
+    before: str, method: str, params: Any, code: int
+) -> None:
+    async with playing(D, before, elicitation=lambda asked: None) as (peer, client), trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "any")
+        asked = await peer.take("tools/call")
+        await peer.send({"id": 5, "method": method, "params": params})
+        await wait_all_tasks_blocked()
+        assert [message["error"]["code"] for message in peer.messages] == [code]
+        await peer.answer(asked, {"content": []})
+
+
+@contextlib.asynccontextmanager
+async def playing(behind: str, before: str, **options: Any) -> AsyncIterator[tuple[Peer, Client]]:
+    """A client of a relay of a server that the test plays."""
+    async with (
+        behind_a_peer(behind, {"tools": {"listChanged": True}}) as (peer, shown),
+        open_client(shown, revision=before, **options) as client,
+    ):
+        yield peer, client
+
+
+async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
+    done: list[str] = []
+    options: Any = {"elicitation_url": lambda asked: True, "on_page_done": lambda page: done.append(page.url)}
+    async with playing(D, D, **options) as (peer, client), trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "any")
+        asked = await peer.take("tools/call")
+        for number in range(101):
+            page = {
+                "mode": "url",
+                "message": "There",
+                "url": f"https://pay.example/{number}",
+                "elicitationId": f"{number}",
+            }
+            await peer.send({"id": 5 + number, "method": "elicitation/create", "params": page})
+            await wait_all_tasks_blocked()
+        for number in (0, 1, 100):
+            await peer.tell("notifications/elicitation/complete", {"elicitationId": f"{number}"})
+        await wait_all_tasks_blocked()
+        await peer.answer(asked, {"content": []})
+    assert done == ["https://pay.example/1", "https://pay.example/100"]
+
+
 # Log messages.
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_all_that_was_said_before_a_result_is_heard_before_it(before: str) -> None:
+    heard: list[Any] = []
+    options: Any = {"on_log": lambda message: heard.append(message.data), "log_level": "info"}
+    async with playing(D, before, **options) as (peer, client), trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def serve() -> None:
+            asked = await peer.take("tools/call")
+            for number in range(9):
+                await peer.tell("notifications/message", {"level": "info", "data": number})
+            await peer.answer(asked, {"content": []})
+
+        await client.call_tool("any")
+        assert heard == list(range(9))
 
 
 @behind
@@ -542,7 +687,27 @@ async def test_only_what_the_server_behind_declares_is_declared(before: str) -> 
         assert client.capabilities == {"logging": {}, "tools": {}, "resources": {}}
 
 
+async def test_what_changed_before_anybody_listened_is_told() -> None:
+    async with playing(E, D) as (peer, client), client.listen(tools=True) as changes:
+        listening = await peer.take("subscriptions/listen")
+        kinds = {"notifications": {"toolsListChanged": True}}
+        await peer.tell("notifications/subscriptions/acknowledged", kinds, subscription=listening)
+        assert (await patiently(changes.__anext__, "a change")).kind.name == "TOOLS"
+
+
 # What is odd.
+
+
+async def test_what_both_sides_speak_goes_through_as_it_is() -> None:
+    """Also what neither knows: a newer revision would leave it out."""
+    async with playing(A, A) as (peer, client), trio.open_nursery() as nursery:
+        tool = {"name": "x", "title": "X", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object"}}
+
+        @nursery.start_soon
+        async def ask() -> None:
+            assert await client.request("tools/list") == {"tools": [tool]}
+
+        await peer.answer(await peer.take("tools/list"), {"tools": [tool]})
 
 
 @pytest.mark.parametrize("before", [C, D])
