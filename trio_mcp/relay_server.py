@@ -108,8 +108,7 @@ class _Mirrored(Catalog):
     def learn(self, tools: Sequence[Tool | Malformed]) -> None:
         for tool in well_formed(tools):
             self._mirrored.pop(tool.name, None)
-            mirrors = find_mirrors(tool.input_schema)
-            if mirrors.faults or not mirrors.rules or len(self._mirrored) == _TOOLS:
+            if not find_mirrors(tool.input_schema).rules or len(self._mirrored) == _TOOLS:
                 continue
             try:
                 self._mirrored[tool.name] = raw_tool(tool, _never_called)

@@ -854,6 +854,13 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
         with pytest.raises(HeadersRefused):
             await ignorant.request("tools/call", {"name": "ask", "arguments": {"region": "west"}})
         await ignorant.call_tool("ask", {"region": "east"})
+        async with client.listen(tools=True) as changes:
+            server.remove_tool("ask")
+            server.add_tool(Tool("ask", {"type": "object"}), lambda ctx, arguments: None)
+            async for _ in changes:
+                if [tool.input_schema async for tool in client.tools()] == [{"type": "object"}]:
+                    break
+        await ignorant.request("tools/call", {"name": "ask"})
     assert [(arguments["region"], headers["Mcp-Param-Region"]) for arguments, headers in called] == [
         ("north", "north"),
         ("south", "south"),

@@ -120,6 +120,20 @@ async def test_what_the_server_fails_with_is_what_the_test_sees(late: bool, auto
     assert raised.value is mine
 
 
+async def test_the_server_ends_in_good_order(autojump_clock: MockClock) -> None:
+    ended: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        yield
+        await trio.sleep(0.5)
+        ended.append(trio.current_time())
+
+    async with open_memory_pair(Server("slow", lifespan=lifespan)):
+        pass
+    assert ended == [trio.current_time()]
+
+
 async def test_the_tap_of_the_user_hears_everything_too() -> None:
     heard: list[tuple[str, bytes]] = []
     async with open_memory_pair(adder(), tap=lambda *said: heard.append(said)) as pair:
@@ -305,6 +319,14 @@ async def test_a_replayed_stream_behaves_as_one() -> None:
     with pytest.raises(trio.ClosedResourceError):
         await stream.send_all(b"1\n")
     stream.finish()
+
+
+async def test_what_is_shown_is_the_first_that_differs() -> None:
+    stream = replayed("> 1\n> 2")
+    for data in (b"3\n4\n", b"2\n"):
+        with pytest.raises(TranscriptMismatch, match="message 1 "):
+            await stream.send_all(data)
+    assert await stream.receive_some() == b""
 
 
 def test_what_is_open_cannot_be_replayed() -> None:
