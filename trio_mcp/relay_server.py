@@ -30,7 +30,7 @@ from trio_mcp.server import Server
 
 if TYPE_CHECKING:
     from trio_mcp.dispatch import Middleware
-    from trio_mcp.entries import ToolEntry
+    from trio_mcp.entries import Completer, Entry, ToolEntry
     from trio_mcp.running import Run
 
 __all__ = ["Listener", "Shown"]
@@ -105,6 +105,15 @@ class _Mirrored(Catalog):
     def tool(self, name: str) -> ToolEntry | None:
         return self._mirrored.get(name)
 
+    def add(self, entry: Entry) -> None:
+        raise _not_here()
+
+    def add_completer(self, completer: Completer, ref: str | None = None, argument: str | None = None) -> None:
+        raise _not_here()
+
+    def mount(self, other: Catalog, prefix: str = "") -> None:
+        raise _not_here()
+
     def learn(self, tools: Sequence[Tool | Malformed]) -> None:
         for tool in well_formed(tools):
             self._mirrored.pop(tool.name, None)
@@ -114,6 +123,10 @@ class _Mirrored(Catalog):
                 self._mirrored[tool.name] = raw_tool(tool, _never_called)
             except LocalProtocolError as error:
                 _log.info("the headers of calls of %s are not looked at: %s", shown(tool.name), error)
+
+
+def _not_here() -> LocalProtocolError:
+    return LocalProtocolError("a relay shows what the server behind it has; add more there, or in a server of your own")
 
 
 async def _never_called(ctx: Context, arguments: JsonObject) -> None:

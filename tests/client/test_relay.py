@@ -440,7 +440,7 @@ async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
     @server.prompt
     async def think(ctx: Context) -> str:
         await ctx.progress(1, 2)
-        return str(sorted(key for key in ctx.meta if "modelcontextprotocol" not in key))
+        return json.dumps(dict(ctx.meta))
 
     async with relayed(server, behind, before) as client:
         filled = await client.request(
@@ -448,8 +448,11 @@ async def test_prompts_tell_of_progress_too(behind: str, before: str) -> None:
         )
         again = await client.request("prompts/get", {"name": "think"}, meta={"com.example/x": 1})
     assert heard == [(1, 2)]
-    assert filled["messages"][0]["content"]["text"] == "['progressToken']"
-    assert again["messages"][0]["content"]["text"] == "['com.example/x']"
+    told, also = (json.loads(each["messages"][0]["content"]["text"]) for each in (filled, again))
+    own = {key for key in told if key.startswith("io.modelcontextprotocol/")}
+    assert bool(own) is (behind == E)  # what the relay says of itself
+    assert told.keys() - own == {"progressToken"}
+    assert also.keys() - own == {"com.example/x"}
 
 
 @pytest.mark.parametrize("before", [D, E])
@@ -636,6 +639,16 @@ async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
 def test_what_no_relay_can_do_is_said_before_anything_is_opened(options: Any) -> None:
     with pytest.raises(LocalProtocolError, match=r"there (is|are)"):
         open_relay(build(), **options)
+
+
+async def test_a_relay_has_nothing_of_its_own() -> None:
+    async def mine() -> str:
+        return ""
+
+    async with open_relay(build()) as shown:
+        for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
+            with pytest.raises(LocalProtocolError, match="shows what the server behind it has"):
+                add(mine)
 
 
 # Subscriptions.
