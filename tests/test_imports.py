@@ -80,7 +80,7 @@ endpoint
 http_wire
 http_connection
 websocket
-websocket_server websocket_client
+websocket_server
 http_server
 asgi
 description
@@ -91,7 +91,7 @@ caller
 child
 http_replies
 http_proxy
-http_pool
+http_pool websocket_client
 http_posts
 http_link
 stream_link
@@ -275,7 +275,7 @@ def test_a_server_on_stdio_loads_few_modules() -> None:
 
 HTTP = {
     "asgi", "endpoint", "http_connection", "http_options", "http_server", "http_sessions", "http_wire", "lanes",
-    "rates", "silence", "websocket", "websocket_client", "websocket_server",
+    "rates", "silence", "websocket", "websocket_server",
 }  # fmt: skip
 
 

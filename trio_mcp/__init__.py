@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
     from trio_mcp.tool_book import ToolFailed
-    from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket
+    from trio_mcp.websocket_client import UpgradeRefused
 
 __all__ = [
     "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
@@ -110,9 +110,8 @@ __all__ = [
     "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "SamplingRequest",
     "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "TextContent", "TextResourceContents",
     "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed", "ToolResultContent", "ToolUseContent",
-    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "WebSocketLink", "audio", "below", "connect_client",
-    "connect_websocket", "file", "file_path", "image", "open_client", "serve_http", "serve_http_stream",
-    "serve_stdio", "serve_stream",
+    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "audio", "below", "connect_client", "file", "file_path",
+    "image", "open_client", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
@@ -155,7 +154,7 @@ _HOMES = {
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",
     "trio_mcp.tool_book": "ToolFailed",
-    "trio_mcp.websocket_client": "UpgradeRefused WebSocketLink connect_websocket",
+    "trio_mcp.websocket_client": "UpgradeRefused",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

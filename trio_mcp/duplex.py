@@ -26,6 +26,7 @@ Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
 _CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
+_PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`, where that counts
 
 
 class Framing(Protocol):
@@ -140,17 +141,22 @@ class Duplex:
         self._tap = tap
         self._open = trio.CancelScope()  # cancelled when this is to end
         limit, gone = limits.outgoing, self._open.cancel
-        self.wire = StreamWire(stream.send_all, self._take, self._queued, limit, gone, spawn=nursery)
+        self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery)
         self._control = b""  # what the framing has to say
         self._heard = trio.current_time()
         self._gone = False  # the other side has, so there is nobody to say farewell to
+        self._must_read = False  # the other side, or it is given up
+        self._why = ""  # it was given up
 
     async def run(self, heartbeat: float | None = None) -> None:
         """Carry messages until the other side, or this one, ends the link; the stream is closed then.
 
         After `heartbeat` seconds without a byte the other side is asked for a sign of life, and after as many more it
-        is given up.  What `tap` or the stream raise, other than that it has gone, is `wire.failure`.
+        is given up; and so it is when it takes nothing of what is sent for `Limits.write_seconds`.  Without a heartbeat
+        it may be silent, and busy, for ever, as a child process may.  What `tap` or the stream raise, other than that
+        it has gone, is `wire.failure`.
         """
+        self._must_read = heartbeat is not None
         try:
             with self._open:
                 async with open_nursery() as nursery:
@@ -161,7 +167,7 @@ class Duplex:
                     finally:
                         # What was not begun is dropped: who closed the stream reads nothing more, and some peers
                         # stumble over it.
-                        self._talk.lost(self._framing.why)
+                        self._talk.lost(self._why or self._framing.why)
                         self.wire.finish()
         finally:
             with trio.CancelScope(shield=True):
@@ -219,6 +225,19 @@ class Duplex:
             self._tap("out", data)
         return data
 
+    async def _send(self, data: bytes) -> None:
+        if not self._must_read:
+            await self._stream.send_all(data)
+            return
+        seconds = self._limits.write_seconds
+        with memoryview(data) as whole:
+            for start in range(0, len(data), _PIECE):
+                with trio.move_on_after(seconds) as scope:
+                    await self._stream.send_all(whole[start : start + _PIECE])
+                if scope.cancelled_caught:
+                    self._why = f"the other side took nothing for {seconds:g} seconds (Limits.write_seconds)"
+                    raise trio.BrokenResourceError(self._why)
+
     async def _part(self) -> None:
         """Say farewell, where the framing has one, and give the other side a moment to say it too."""
         if self._gone or self.wire.broken:
@@ -246,5 +265,6 @@ class Duplex:
                 await trio.sleep(heartbeat)
             if self._heard == heard:
                 self._gone = True
-                self._open.cancel(reason="the other side was silent for too long")
+                self._why = f"the other side was silent for {2 * heartbeat:g} seconds"
+                self._open.cancel(reason=self._why)
                 return

@@ -29,7 +29,6 @@ _INTERNAL = 1011
 # Bytes that are read at once: they may be a thousand frames without content, and nobody else is served while those are
 # looked at.
 _RECEIVE = 8 * 1024
-_PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`
 
 
 async def serve_upgrade(
@@ -51,13 +50,16 @@ async def serve_upgrade(
     client.  What `tap` or the stream raise otherwise leaves it unchanged.
     """
     frames = WebSocketFrames(Role.SERVER, run.limits)
-    link = _Link(stream, frames, trailing, run.limits.write_seconds)
+    link = _Link(stream, frames, trailing)
     try:
         verdict, principal = await _judge(endpoint, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
         if tap is not None:
             tap("out", data)
-        await link.send_all(data)
+        with trio.move_on_after(run.limits.write_seconds) as scope:
+            await link.send_all(data)
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError("the client takes nothing (Limits.write_seconds)")
     except BaseException as error:
         await trio.aclose_forcefully(stream)
         if isinstance(error, GONE):
@@ -100,11 +102,10 @@ class _Link(trio.abc.Stream):
     of whoever broke the rules, who may still be sending what nobody reads, and that of a session which has failed.
     """
 
-    def __init__(self, stream: trio.abc.Stream, frames: WebSocketFrames, trailing: bytes, patience: float) -> None:
+    def __init__(self, stream: trio.abc.Stream, frames: WebSocketFrames, trailing: bytes) -> None:
         self._stream = stream
         self._frames = frames
         self._trailing = trailing
-        self._patience = patience
         self._gone = False  # the client
         self._cut = False  # something was sent in part, so that nothing can follow it
 
@@ -124,12 +125,7 @@ class _Link(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._cut = True
-        with memoryview(data) as whole:
-            for start in range(0, len(data), _PIECE):
-                with trio.move_on_after(self._patience) as scope:
-                    await self._stream.send_all(whole[start : start + _PIECE])
-                if scope.cancelled_caught:
-                    raise trio.BrokenResourceError("the client takes nothing any more (Limits.write_seconds)")
+        await self._stream.send_all(data)
         self._cut = False
 
     async def wait_send_all_might_not_block(self) -> None:

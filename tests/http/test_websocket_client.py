@@ -1,12 +1,12 @@
-"""The client's end of a WebSocket: the handshake, messages both ways, and every way to end."""
+"""The client's end of a WebSocket: the way to it, the handshake, messages both ways, and every way to end."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
+import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import h11
@@ -17,14 +17,41 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto.utilities import generate_accept_token
 
+from tests.client.everywhere import nothing_left, reachable
 from tests.http.served import by_token
 from tests.http.ws import BINARY, CLOSE, CONTINUED, PING, PONG, TEXT, close_frame, frame, serve_here
-from tests.server.checkpoints import Attempt, PipeEnd, cancel_everywhere, narrow, patiently, wide
-from tests.server.wire import CAPABILITIES, CLIENT_INFO, LATEST, Object, Wire, everywhere
-from trio_mcp import Context, Limits, LocalProtocolError, RemoteProtocolError, Server, SessionClosed
-from trio_mcp.core.revisions import Role
+from tests.server.checkpoints import (
+    Attempt,
+    Pair,
+    PipeEnd,
+    anything,
+    cancel_everywhere,
+    narrow,
+    patiently,
+    pipe_pair,
+    wide,
+)
+from tests.server.wire import LATEST
+from trio_mcp import (
+    ConnectionFailed,
+    Limits,
+    LocalProtocolError,
+    RemoteProtocolError,
+    Server,
+    SessionClosed,
+    UpgradeRefused,
+    open_client,
+)
+from trio_mcp.core.jsonrpc import Message, Notification
+from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.session import Offer
+from trio_mcp.duplex import Duplex
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_proxy import CONNECTING
 from trio_mcp.outbox import CLOSING
-from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket, open_websocket
+from trio_mcp.websocket import WebSocketFrames
+from trio_mcp.websocket_client import dial_websocket
 
 URL = "ws://127.0.0.1:3000/ws"
 
@@ -34,8 +61,10 @@ def to_client(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
 
 
 def heard_by(server: PipeEnd) -> list[tuple[int, bytes]]:
-    """The frames that a server has been sent after the handshake, unmasked."""
-    data = server.heard.partition(b"\r\n\r\n")[2]
+    """The frames that a server has been sent, after the handshake if there was one, unmasked."""
+    data = server.heard
+    if data.startswith(b"GET "):
+        data = data.partition(b"\r\n\r\n")[2]
     frames = []
     while len(data) > 1:
         assert data[1] & 0x80, "a client masks"
@@ -55,7 +84,9 @@ async def asked(server: PipeEnd) -> h11.Request:
     """The request of the handshake."""
     data = b""
     while not data.endswith(b"\r\n\r\n"):
-        data += await server.receive_some()
+        received = await server.receive_some()
+        assert received, "the client has gone"
+        data += received
     http = h11.Connection(h11.SERVER)
     http.receive_data(data)
     event = http.next_event()
@@ -76,96 +107,17 @@ def consent(request: h11.Request, **headers: str | None) -> bytes:
     return "\r\n".join(("HTTP/1.1 101 Switching Protocols", *lines, "", "")).encode()
 
 
-@asynccontextmanager
-async def linked(
-    *, streams: Callable[[], tuple[PipeEnd, PipeEnd]] = wide, rest: bytes = b"", **options: Any
-) -> AsyncIterator[tuple[WebSocketLink, PipeEnd]]:
-    """A link, and the server's end of it, which the test plays."""
-    ours, theirs = streams()
-    async with trio.open_nursery() as nursery:
+async def dial(
+    ours: trio.abc.Stream, url: str = URL, *headers: tuple[str, str], limits: Limits | None = None
+) -> tuple[trio.abc.Stream, bytes]:
+    """A WebSocket over this stream."""
 
-        @nursery.start_soon
-        async def _() -> None:
-            await theirs.send_all(consent(await asked(theirs)) + rest)
+    async def connect() -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return ours
 
-        link = await open_websocket(ours, URL, **options)
-    yield link, theirs
-    await link.aclose()
-    assert ours._into.no_receiver
-
-
-async def received(link: WebSocketLink) -> list[bytes]:
-    """Everything up to the end."""
-    texts = []
-    while (text := await patiently(link.receive, "a message")) is not None:
-        texts.append(text)
-    return texts
-
-
-# With our own server.
-
-
-class Serving:
-    def __init__(self) -> None:
-        self.server = server = Server("served", burst=0)
-
-        @server.tool
-        async def echo(text: str, ctx: Context) -> str:
-            await ctx.progress(1)
-            return text
-
-        @server.tool
-        async def stop(ctx: Context) -> str:
-            await trio.sleep_forever()
-            raise AssertionError
-
-
-def messages(revision: str) -> list[Object]:
-    """What a client asks, up to a call."""
-    wire = Wire(wide()[0], revision)
-    start = {"protocolVersion": revision, "capabilities": CAPABILITIES[revision], "clientInfo": CLIENT_INFO}
-    note = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-    opening = [] if wire.modern else [wire.request("initialize", start), note]
-    call = {"name": "echo", "arguments": {"text": "ä€𝄞\u2028"}}
-    return [*opening, wire.request("tools/call", call, progress="p", id="call")]
-
-
-@everywhere
-@pytest.mark.parametrize("streams", [wide, narrow])
-async def test_a_session_with_our_own_server(revision: str, streams: Any, autojump_clock: MockClock) -> None:
-    ours, theirs = streams()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_here, Serving().server, theirs)
-        async with await open_websocket(ours, URL) as link:
-            came: list[Object] = []
-            for message in messages(revision):
-                await link.send(json.dumps(message, ensure_ascii=False).encode())
-            while not came or came[-1].get("id") != "call":
-                text = await link.receive()
-                assert text is not None
-                came.append(json.loads(text))
-        assert came[-1]["result"]["content"][0]["text"] == "ä€𝄞\u2028"
-        assert [each["method"] for each in came if "method" in each] == ["notifications/progress"]
-    assert (link.code, link.why) == (1000, "the server closed the connection with code 1000")
-
-
-async def test_headers_go_with_the_request(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: serve_here(Serving().server, theirs, authenticate=by_token))
-        link = await open_websocket(ours, URL, headers=(("Authorization", "Bearer ada"),))
-        await link.aclose()
-
-
-async def test_a_refusal_by_our_own_server_says_why(autojump_clock: MockClock) -> None:
-    ours, theirs = wide()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: serve_here(Serving().server, theirs, authenticate=by_token))
-        with pytest.raises(UpgradeRefused, match=r"ws://127.0.0.1:3000/ws answered 401") as caught:
-            await open_websocket(ours, URL)
-    assert caught.value.status == 401
-    assert caught.value.headers["WWW-Authenticate"] == "Bearer"
-    assert json.loads(caught.value.body)["error"]["message"] in str(caught.value)
+    with reachable(connect):
+        return await dial_websocket(url, ssl_context=None, headers=headers, limits=limits or Limits())
 
 
 # The handshake.
@@ -173,56 +125,72 @@ async def test_a_refusal_by_our_own_server_says_why(autojump_clock: MockClock) -
 
 async def test_the_request_is_one_for_mcp_and_without_compression(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
+    opened: list[Any] = []
     async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
-            await open_websocket(ours, "wss://me:secret@example.com:8443/ws?a=b", headers=(("X-Colour", "green"),))
+            opened.append(await dial(ours, "ws://Example.com:8080/a b?a=ä#c".replace(" ", "%20"), ("X-Colour", " ä ")))
 
         request = await asked(theirs)
-        fields = {name.decode(): value.decode() for name, value in request.headers}
-        assert (request.method, request.target) == (b"GET", b"/ws?a=b")
-        assert len(fields.pop("sec-websocket-key")) == 24
+        fields = dict(request.headers)
+        assert (request.method, request.target) == (b"GET", b"/a%20b?a=%C3%A4")
+        assert len(fields.pop(b"sec-websocket-key")) == 24
         assert fields == {
-            "host": "example.com:8443",
-            "upgrade": "websocket",
-            "connection": "Upgrade",
-            "sec-websocket-version": "13",
-            "sec-websocket-protocol": "mcp",
-            "x-colour": "green",
+            b"host": b"example.com:8080",
+            b"upgrade": b"websocket",
+            b"connection": b"Upgrade",
+            b"sec-websocket-version": b"13",
+            b"sec-websocket-protocol": b"mcp",
+            b"x-colour": "ä".encode("latin-1"),
         }
-        await theirs.send_all(consent(request))
+        await theirs.send_all(consent(request) + b"and more")
+    assert opened == [(ours, b"and more")]
+
+
+BAD_URLS = [
+    *(
+        (url, "a WebSocket has a URL like ws://127.0.0.1:3000/ws")
+        for url in ("http://a/ws", "a", "", " ws://a", "ws:a")
+    ),
+    *(
+        (f"ws://{rest}", "it is like ws://127.0.0.1:3000/ws")
+        for rest in ("", "/ws", "a:0/", "a:70000/", "a:b/", "[::1/")
+    ),
+    ("wss://me:secret@a.test/ws", "send them in an Authorization header"),
+    ("ws://a.test/w s", "white space"),
+]
+
+
+@pytest.mark.parametrize(("url", "why"), BAD_URLS)
+async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, why: str) -> None:
+    ours, theirs = wide()
+    with pytest.raises(LocalProtocolError) as caught:
+        await dial(ours, url)
+    assert why in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert theirs.heard == b""
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a/ws", "ws:///ws", "ws://", "a", "ws://a:0/", "ws://a:70000/", "ws://a:b/", "ws://[::1/", ""]
+    ("field", "why"),
+    [
+        *((each, "cannot be sent") for each in [("X Y", "z"), ("X: Y", "z"), ("X", "secret\r\nb"), ("X", "secret€")]),
+        *(((each, "secret"), "not the caller's to set") for each in ("Host", "UPGRADE", "sec-websocket-key")),
+    ],
 )
-async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str) -> None:
-    with pytest.raises(LocalProtocolError, match=r"ws://127.0.0.1:3000/ws"):
-        await connect_websocket(url)
+async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], why: str) -> None:
     ours, theirs = wide()
-    with pytest.raises(LocalProtocolError):
-        await open_websocket(ours, url)
-    assert (theirs.heard, ours._into.no_receiver) == (b"", True)
+    with pytest.raises(LocalProtocolError, match=why) as caught:
+        await dial(ours, URL, field)
+    assert "secret" not in str(caught.value)
+    assert theirs.heard == b""
 
 
-@pytest.mark.parametrize("field", [("X Y", "z"), ("X", "a\r\nb"), ("X", "ä€")])
-async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str]) -> None:
-    ours, theirs = wide()
-    with pytest.raises(LocalProtocolError, match=r"cannot be asked of ws://127.0.0.1:3000/ws"):
-        await open_websocket(ours, URL, headers=(field,))
-    assert (theirs.heard, ours._into.no_receiver) == (b"", True)
-
-
-async def test_nobody_there_is_an_oserror() -> None:
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listeners[0].socket.getsockname()[1]
-    await listeners[0].aclose()
-    with pytest.raises(OSError, match="connect"):
-        await connect_websocket(f"ws://127.0.0.1:{port}/ws")
-
-
-async def refused_by(reply: Callable[[h11.Request], bytes], url: str = URL, *, ends: bool = True) -> Exception:
+async def refused_by(
+    reply: Callable[[h11.Request], bytes], url: str = URL, *, ends: bool = True, **options: Any
+) -> Exception:
+    """What is raised to who dials a server that answers so, and says no more."""
     ours, theirs = wide()
     caught: list[Exception] = []
     async with trio.open_nursery() as nursery:
@@ -230,8 +198,8 @@ async def refused_by(reply: Callable[[h11.Request], bytes], url: str = URL, *, e
         @nursery.start_soon
         async def _() -> None:
             try:
-                await open_websocket(ours, url)
-            except Exception as error:  # noqa: BLE001
+                await dial(ours, url, **options)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
                 caught.append(error)
 
         await theirs.send_all(reply(await asked(theirs)))
@@ -247,14 +215,9 @@ REPLIES: list[tuple[str, bytes, int, str, bytes]] = [
     ("without a body", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", 500, "answered 500 instead.*WebSocket$", b""),
     ("a body to the end", b"HTTP/1.0 200 OK\r\n\r\n<html>", 200, "answered 200.*'<html>'", b"<html>"),
     ("a body that is cut", b"HTTP/1.1 502 No\r\nContent-Length: 9\r\n\r\nwhat", 502, "answered 502.*'what'", b"what"),
-    (
-        "a long body",
-        b"HTTP/1.1 403 No\r\nContent-Length: 9999\r\n\r\n" + b"x" * 500,
-        403,
-        "answered 403",
-        b"x" * 400,
-    ),
+    ("a long body", b"HTTP/1.1 403 No\r\nContent-Length: 9999\r\n\r\n" + b"x" * 500, 403, "answered 403", b"x" * 400),
     ("no UTF-8", b"HTTP/1.1 403 No\r\nContent-Length: 1\r\n\r\n\xff", 403, "answered 403", b"\xff"),
+    ("elsewhere", b"HTTP/1.1 307 Go\r\nContent-Length: 1\r\n\r\nx", 307, "answered 307.*Location", b"x"),
     (
         "something before",
         b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 401 Who\r\nWWW-Authenticate: Bearer\r\nContent-Length: 0\r\n\r\n",
@@ -265,11 +228,13 @@ REPLIES: list[tuple[str, bytes, int, str, bytes]] = [
 ]
 
 
+@pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize(("about", "reply", "status", "says", "body"), REPLIES, ids=[row[0] for row in REPLIES])
 async def test_what_a_server_answers_otherwise_is_told(
-    about: str, reply: bytes, status: int, says: str, body: bytes, autojump_clock: MockClock
+    about: str, reply: bytes, status: int, says: str, body: bytes, ends: bool, autojump_clock: MockClock
 ) -> None:
-    error = await refused_by(lambda request: reply, "ws://me:secret@a.example/ws?token=secret")
+    error = await refused_by(lambda request: reply, "ws://a.example/ws?token=secret", ends=ends)
+    assert trio.current_time() <= CLOSING  # for the rest of a body, that may never come
     assert isinstance(error, UpgradeRefused)
     with pytest.raises(UpgradeRefused, match=says):
         raise error
@@ -277,11 +242,6 @@ async def test_what_a_server_answers_otherwise_is_told(
     assert "secret" not in str(error)
     if status == 401:
         assert error.headers["WWW-Authenticate"] == "Bearer"
-
-
-async def test_a_long_refusal_is_not_read_to_its_end(autojump_clock: MockClock) -> None:
-    reply = b"HTTP/1.1 403 No\r\nContent-Length: 9999\r\n\r\n" + b"x" * 500
-    assert isinstance(await refused_by(lambda request: reply, ends=False), UpgradeRefused)
 
 
 CONSENTS: list[tuple[str, dict[str, str | None], str]] = [
@@ -306,66 +266,220 @@ async def test_a_consent_that_is_none_is_told(
     assert says in str(error)
 
 
-@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 101 Switch", b"SSH-2.0-x\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
-async def test_what_is_no_answer_at_all_is_told(reply: bytes, autojump_clock: MockClock) -> None:
-    error = await refused_by(lambda request: reply)
-    assert isinstance(error, SessionClosed if reply in (b"", b"HTTP/1.1 101 Switch") else RemoteProtocolError)
+TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+JUNK: list[tuple[str, bytes, bool, type[Exception], str]] = [
+    ("nothing", b"", True, SessionClosed, "broke the connection in the handshake.*not wss://"),
+    ("half", b"HTTP/1.1 101 Switch", True, SessionClosed, "broke the connection"),
+    ("another protocol", b"SSH-2.0-x\r\n\r\n", False, RemoteProtocolError, "gave no answer"),
+    ("TLS", TLS_ALERT, False, RemoteProtocolError, "it speaks TLS, so use wss://"),
+    ("an endless head", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, False, RemoteProtocolError, "gave no answer"),
+    (
+        "a long bad line",
+        b"HTTP/1.1 200 OK\r\n" + b"x" * 900 + b"\r\n\r\n",
+        False,
+        RemoteProtocolError,
+        "gave no answer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "reply", "ends", "kind", "why"), JUNK, ids=[row[0] for row in JUNK])
+async def test_what_is_no_answer_at_all_is_told(
+    about: str, reply: bytes, ends: bool, kind: type[Exception], why: str, autojump_clock: MockClock
+) -> None:
+    error = await refused_by(lambda request: reply, ends=ends)
+    assert type(error) is kind
+    with pytest.raises(kind, match=why):
+        raise error
     assert URL in str(error)
-
-
-async def test_an_endless_head_is_not_kept(autojump_clock: MockClock) -> None:
-    error = await refused_by(lambda request: b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000, ends=False)
-    assert isinstance(error, RemoteProtocolError)
+    assert len(str(error)) < 250
+    assert trio.current_time() == 0
 
 
 async def test_a_connection_that_breaks_in_the_handshake_is_told(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
     await theirs.aclose()
-    with pytest.raises(SessionClosed, match=r"ws://127.0.0.1:3000/ws"):
-        await open_websocket(ours, URL)
+    with pytest.raises(SessionClosed, match=URL):
+        await dial(ours)
 
 
-async def test_a_handshake_may_be_cancelled(autojump_clock: MockClock) -> None:
-    ours, _ = wide()
-    with trio.move_on_after(5) as scope:
-        await open_websocket(ours, URL)
-    assert scope.cancelled_caught
-    assert ours._into.no_receiver
-
-
-# Receiving.
-
-FRAMES = [
-    to_client(TEXT, b'{"a": 1}'),
-    to_client(TEXT, "ä€".encode()[:3], fin=False),
-    to_client(PING, b"between"),
-    to_client(CONTINUED, "ä€".encode()[3:]),
-    to_client(PONG, b"?"),
-    to_client(TEXT),
-    to_client(CLOSE, (1001).to_bytes(2, "big") + b"bye"),
-]
-
-
-async def take(pieces: list[bytes], rest: bytes = b"") -> tuple[list[bytes], int, str, list[tuple[int, bytes]]]:
-    async with linked(rest=rest) as (link, server), trio.open_nursery() as nursery:
-        got: list[bytes] = []
+@pytest.mark.parametrize("says", ["nothing", "it goes on", "half of the answer"])
+async def test_a_server_that_never_answers_does_not_hold_its_client_for_ever(
+    says: str, autojump_clock: MockClock
+) -> None:
+    ours, theirs = wide()
+    async with open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
-            got.extend(await received(link))
+            if says == "half of the answer":
+                await theirs.send_all(b"HTTP/1.1 101 Switch")
+            with suppress(trio.BrokenResourceError):
+                while says == "it goes on":
+                    await theirs.send_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    await trio.sleep(1)
 
-        for piece in pieces:
-            await server.send_all(piece)
-            await wait_all_tasks_blocked()
-    return got, link.code, link.why, heard_by(server)
+        with pytest.raises(ConnectionFailed, match=rf"no WebSocket to {URL} within 30 seconds"):
+            await dial(ours)
+    assert trio.current_time() == CONNECTING
+    assert ours._into.no_receiver
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(ConnectionRefusedError(111, "no"), "nobody listens there"), (OSError(113, "No route"), "No route")],
+)
+async def test_where_there_is_no_connection_that_is_said(error: OSError, why: str) -> None:
+    async def connect() -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    with reachable(connect), pytest.raises(ConnectionFailed, match=f"no connection to 127.0.0.1:3000: {why}") as caught:
+        await dial_websocket(URL, ssl_context=None, headers=(), limits=Limits())
+    assert caught.value.__cause__ is error
+
+
+async def test_what_does_not_speak_tls_is_said_not_to(autojump_clock: MockClock) -> None:
+    ours, theirs = wide()
+    await theirs.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(ConnectionFailed, match=r"does not speak TLS; is it ws:// instead of wss://\?") as caught:
+        await dial(ours, "wss://a.test/ws")
+    assert isinstance(caught.value.__cause__, ssl.SSLError)
+
+
+async def test_wss_goes_through_the_proxy_of_https_and_ws_goes_straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for: list[tuple[str, int]] = []
+    servers: list[PipeEnd] = []
+
+    async def connect(host: str, port: int) -> trio.abc.Stream:
+        asked_for.append((host, port))
+        ours, theirs = wide()
+        servers.append(theirs)
+        await theirs.send_all(b"HTTP/1.1 407 Who\r\n\r\n")
+        await theirs.send_eof()
+        return ours
+
+    monkeypatch.setattr(trio, "open_tcp_stream", connect)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@proxy.test:3128")
+    monkeypatch.setenv("NO_PROXY", "b.test")
+    wants = r"the proxy proxy.test:3128 .*407.*http://user:password@host:port"
+    how: Any = {"ssl_context": None, "headers": (), "limits": Limits()}
+    with pytest.raises(ConnectionFailed, match=wants) as caught:
+        await dial_websocket("wss://a.test/ws", **how)
+    assert "secret" not in str(caught.value)
+    assert servers[0].heard.startswith(b"CONNECT a.test:443 HTTP/1.1\r\n")
+    with pytest.raises(UpgradeRefused):
+        await dial_websocket("ws://a.test/ws", **how)
+    with pytest.raises(ConnectionFailed, match="does not speak TLS"):
+        await dial_websocket("wss://b.test/ws", **how)
+    assert asked_for == [("proxy.test", 3128), ("a.test", 80), ("b.test", 443)]
+
+
+def test_a_handshake_may_be_cancelled_anywhere_and_leaves_no_connection() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        ours, theirs = wide()
+        opened = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_here, Server("served"), theirs)
+            with attempt.window():
+                await dial(ours)
+                opened = True
+            if theirs.heard:
+                assert ours._into.no_receiver is not opened
+            ours.close()
+
+    assert cancel_everywhere(scenario, watch="the scenario") > 2
+
+
+# Frames.
+
+
+def note(text: str) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": text}, ensure_ascii=False).encode()
+
+
+class Ear:
+    """The `Talk` of a client that keeps what it hears, and how it ends."""
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        info = {"name": name, "version": "1"}
+        self.session = ClientSession(Offer(info, {}, (REVISIONS[LATEST],)), limits=limits)
+        self.heard: list[str] = []
+        self.why: str | None = None
+        self.over = trio.Event()
+        self.over_at = -1.0
+
+    def hear(self, message: Message, now: float) -> None:
+        assert isinstance(message, Notification)
+        self.heard.append(message.method)
+
+    def release(self) -> None:
+        """Nobody waits for room."""
+
+    def lost(self, why: str) -> None:
+        assert self.why is None
+        self.why = why
+
+
+@asynccontextmanager
+async def linked(
+    *,
+    streams: Callable[[], Pair] = wide,
+    received: bytes = b"",
+    limits: Limits | None = None,
+    name: str = "client",
+) -> AsyncIterator[tuple[Ear, PipeEnd, Duplex]]:
+    """A client's end of an open WebSocket, and the server's end of it, which the test plays."""
+    limits = limits or Limits()
+    ours, theirs = streams()
+    ear = Ear(name, limits)
+    frames = WebSocketFrames(Role.CLIENT, limits)
+    async with open_nursery() as nursery:
+        duplex = Duplex(ear, ours, frames, limits, nursery=nursery, received=received)
+
+        async def carry() -> None:
+            await duplex.run(20)
+            ear.over_at = trio.current_time()
+            ear.over.set()
+
+        nursery.start_soon(carry)
+        yield ear, theirs, duplex
+        await duplex.end()
+        await patiently(ear.over.wait, "the end of the link")
+    assert ours._into.no_receiver
+    assert ear.why is not None
+
+
+def talks(ear: Ear, duplex: Duplex) -> None:
+    """The client says something; it is one message of some hundred bytes."""
+    ear.session.open()
+    duplex.wire.wake()
+
+
+FRAMES = [
+    to_client(TEXT, note("a")),
+    to_client(TEXT, note("ä€")[:-4], fin=False),  # inside of a character
+    to_client(PING, b"between"),
+    to_client(CONTINUED, note("ä€")[-4:]),
+    to_client(PONG, b"?"),
+    to_client(TEXT, note("b")),
+    to_client(CLOSE, (1001).to_bytes(2, "big") + b"bye"),
+]
 EXPECTED = (
-    [b'{"a": 1}', "ä€".encode(), b""],
-    1001,
+    ["a", "ä€", "b"],
     "the server closed the connection with code 1001: 'bye'",
     [(PONG, b"between"), (CLOSE, (1001).to_bytes(2, "big"))],
 )
+
+
+async def take(pieces: list[bytes], received: bytes = b"") -> tuple[list[str], str | None, list[tuple[int, bytes]]]:
+    async with linked(received=received) as (ear, server, _):
+        for piece in pieces:
+            await server.send_all(piece)
+            await wait_all_tasks_blocked()
+        await patiently(ear.over.wait, "the end")
+    return ear.heard, ear.why, heard_by(server)
 
 
 @settings(max_examples=40)
@@ -375,7 +489,7 @@ def test_chunk_boundaries_do_not_matter(cuts: set[int]) -> None:
     pieces = [whole[a:b] for a, b in itertools.pairwise([0, *sorted(cuts), len(whole)]) if a < b]
     got = trio.run(take, pieces, clock=MockClock(autojump_threshold=0))
     # A close frame in the same piece as the ping comes first: nothing is sent after it.
-    assert (got[:3], got[3][-1]) == (EXPECTED[:3], EXPECTED[3][-1])
+    assert (got[:2], got[2][-1]) == (EXPECTED[:2], EXPECTED[2][-1])
 
 
 async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
@@ -383,314 +497,268 @@ async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
 
 
 async def test_frames_may_come_with_the_consent(autojump_clock: MockClock) -> None:
-    assert await take(FRAMES[3:], rest=b"".join(FRAMES[:3])) == EXPECTED
-    assert (await take([], rest=b"".join(FRAMES)))[:3] == EXPECTED[:3]
+    assert await take(FRAMES[3:], b"".join(FRAMES[:3])) == EXPECTED
+    assert (await take([], b"".join(FRAMES)))[:2] == EXPECTED[:2]
 
 
-CLOSES: list[tuple[bytes, int, str, bytes]] = [
-    (close_frame(Role.CLIENT, 1000), 1000, "with code 1000", (1000).to_bytes(2, "big")),
-    (to_client(CLOSE), 1005, "without a code", b""),
-    (close_frame(Role.CLIENT, 1011, "no more"), 1011, "with code 1011: 'no more'", (1011).to_bytes(2, "big")),
-    (close_frame(Role.CLIENT, 4000), 4000, "with code 4000", (4000).to_bytes(2, "big")),
-    (to_client(BINARY, b"x"), 1003, "binary", (1003).to_bytes(2, "big") + b"messages are text; this one is binary"),
-    (to_client(TEXT, b"\xff"), 1007, "UTF-8", (1007).to_bytes(2, "big") + b"the text is not UTF-8"),
+async def test_a_ping_is_answered_at_once(autojump_clock: MockClock) -> None:
+    async with linked(received=to_client(PING, b"1")) as (_, server, _duplex):
+        await wait_all_tasks_blocked()
+        await server.send_all(to_client(PING, b"2"))
+        await wait_all_tasks_blocked()
+        assert heard_by(server) == [(PONG, b"1"), (PONG, b"2")]
+        await server.send_eof()
+
+
+CLOSES: list[tuple[bytes, str, bytes]] = [
+    (close_frame(Role.CLIENT, 1000), "closed the connection with code 1000$", (1000).to_bytes(2, "big")),
+    (to_client(CLOSE), "closed the connection without a code", b""),
+    (close_frame(Role.CLIENT, 1011, "no more"), "with code 1011: 'no more'", (1011).to_bytes(2, "big")),
+    (close_frame(Role.CLIENT, 4000), "with code 4000", (4000).to_bytes(2, "big")),
+    (
+        to_client(BINARY, b"x"),
+        r"\(1003\): .*binary",
+        (1003).to_bytes(2, "big") + b"messages are text; this one is binary",
+    ),
+    (to_client(TEXT, b"\xff"), r"\(1007\): .*UTF-8", (1007).to_bytes(2, "big") + b"the text is not UTF-8"),
     (
         to_client(TEXT, b"x" * 101),
-        1009,
-        "longer than 100 bytes",
+        r"\(1009\): .*longer than 100 bytes",
         (1009).to_bytes(2, "big") + b"the message is longer than 100 bytes (Limits.message_bytes)",
     ),
-    (frame(Role.CLIENT, TEXT, b"x", masked=True), 1002, "masked", b"\x03\xeaclient received unexpected masked frame"),
+    (
+        frame(Role.CLIENT, TEXT, b"x", masked=True),
+        r"broke the rules of WebSocket \(1002\): .*masked",
+        (1002).to_bytes(2, "big") + b"client received unexpected masked frame",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("data", "code", "says", "reply"), CLOSES, ids=[f"{row[1]}" for row in CLOSES])
-async def test_every_end_is_told_with_its_code(
-    data: bytes, code: int, says: str, reply: bytes, autojump_clock: MockClock
+@pytest.mark.parametrize(("data", "says", "reply"), CLOSES, ids=[row[1] for row in CLOSES])
+async def test_every_end_is_told_with_its_code_and_answered(
+    data: bytes, says: str, reply: bytes, autojump_clock: MockClock
 ) -> None:
-    async with linked(limits=Limits(message_bytes=100)) as (link, server):
-        await server.send_all(to_client(TEXT, b"before") + data + to_client(TEXT, b"after"))
-        assert await received(link) == [b"before"]
-        assert link.code == code
-        assert says in link.why
+    async with linked(limits=Limits(message_bytes=100)) as (ear, server, duplex):
+        await server.send_all(to_client(TEXT, note("before")) + data + to_client(TEXT, note("after")))
+        await patiently(ear.over.wait, "the end")
+        assert (ear.heard, trio.current_time()) == (["before"], 0)
+        assert ear.why is not None
+        with pytest.raises(SessionClosed, match=says):
+            raise SessionClosed(ear.why)
+        talks(ear, duplex)  # which is for nobody
+        await wait_all_tasks_blocked()
         assert heard_by(server) == [(CLOSE, reply)]
-        with pytest.raises(SessionClosed, match=r"closed|broke"):
-            await link.send(b"x")
-        assert await link.receive() is None
-        assert heard_by(server) == [(CLOSE, reply)]
 
 
-@pytest.mark.parametrize("size", range(sum(map(len, FRAMES))))
-async def test_a_server_may_go_after_any_byte(size: int, autojump_clock: MockClock) -> None:
-    data = b"".join(FRAMES)[:size]
-    async with linked() as (link, server):
-        await server.send_all(data)
-        await server.send_eof()
-        texts = await received(link)
-        assert texts == EXPECTED[0][: len(texts)]
-        assert (link.code, link.why) == (1006, "the connection was lost without a close frame")
-        with pytest.raises(SessionClosed, match="lost"):
-            await link.send(b"x")
+@pytest.mark.parametrize("breaks", [PipeEnd.send_eof, PipeEnd.aclose], ids=["ends", "breaks"])
+async def test_a_server_may_go_after_any_byte(breaks: Any, autojump_clock: MockClock) -> None:
+    whole = b"".join(FRAMES)
+    for size in range(len(whole)):
+        async with linked() as (ear, server, _):
+            await server.send_all(whole[:size])
+            await breaks(server)
+            await patiently(ear.over.wait, "the end")
+        assert ear.heard == EXPECTED[0][: len(ear.heard)]
+        assert ear.why == "the connection was lost without a close frame"
+        assert (CLOSE, b"") not in heard_by(server)
+    assert trio.current_time() == 0
 
 
-async def test_receiving_may_be_cancelled_and_loses_nothing(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server):
-        data = to_client(TEXT, b"one") + to_client(PING) + to_client(TEXT, b"two")
-        texts = []
-        for byte in data:
-            with trio.move_on_after(1):
-                texts.append(await link.receive())
-            await server.send_all(bytes([byte]))
-        texts.append(await link.receive())
-        assert texts == [b"one", b"two"]
-
-
-async def test_a_ping_is_answered_before_its_message_is_handed_over(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server):
-        await server.send_all(to_client(PING, b"1") + to_client(TEXT, b"x"))
-        assert await link.receive() == b"x"
-        assert heard_by(server) == [(PONG, b"1")]
-
-
-async def test_a_ping_that_came_with_the_consent_is_answered_at_once(autojump_clock: MockClock) -> None:
-    async with linked(rest=to_client(PING, b"1")) as (link, server):
-        with trio.move_on_after(5):
-            await link.receive()
-        assert heard_by(server) == [(PONG, b"1")]
-
-
-# A sign of life.
+# Signs of life.
 
 
 async def test_a_silent_server_is_asked_and_then_given_up(autojump_clock: MockClock) -> None:
-    async with linked(heartbeat=20) as (link, server):
-        start = trio.current_time()
-        assert await link.receive() is None
-        assert trio.current_time() == start + 40
-        assert link.why == "the server was silent for 40 seconds"
-        assert heard_by(server) == [(PING, b"")]
-
-
-async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow, heartbeat=20) as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(server.send_all, to_client(PING, b"!" * 125))
-        assert await link.receive() is None
-        assert trio.current_time() == 20 + CLOSING
-        assert link.why == "the server did not take all of what was sent"
-
-
-@pytest.mark.parametrize("after", [10, 30])
-async def test_closing_ends_the_wait_for_a_sign_of_life(after: float, autojump_clock: MockClock) -> None:
-    async with linked(heartbeat=20) as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(received, link)
-        await trio.sleep(after)
-        await server.send_all(close_frame(Role.CLIENT, 1000))
-        await link.aclose()
-        assert trio.current_time() == after
-        assert [opcode for opcode, _ in heard_by(server)] == ([CLOSE] if after < 20 else [PING, CLOSE])
+    async with linked() as (ear, server, _):
+        await patiently(ear.over.wait, "the end")
+        assert (ear.over_at, ear.why) == (40, "the other side was silent for 40 seconds")
+        assert heard_by(server) == [(PING, b"")]  # and no farewell to nobody
 
 
 async def test_any_sign_of_life_will_do(autojump_clock: MockClock) -> None:
-    async with linked(heartbeat=20) as (link, server), trio.open_nursery() as nursery:
+    async with linked() as (ear, server, _):
+        for sign in (to_client(PONG), to_client(PING), to_client(TEXT, note("xy")[:9], fin=False)) * 3:
+            await trio.sleep(39)
+            await server.send_all(sign)
+            if sign[0] == TEXT:
+                await server.send_all(to_client(CONTINUED, note("xy")[9:]))
+        await server.send_all(close_frame(Role.CLIENT, 1000))
+        await patiently(ear.over.wait, "the end")
+        assert (ear.heard, ear.over_at) == (["xy"] * 3, 39 * 9)
+
+
+async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow) as (ear, server, _), trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def _() -> None:
-            for sign in (to_client(PONG), to_client(PING), to_client(TEXT, b"x", fin=False)) * 3:
-                await trio.sleep(39)
-                await server.send_all(sign)
-                if sign[0] == TEXT:
-                    await server.send_all(to_client(CONTINUED, b"y"))
-            await server.send_all(close_frame(Role.CLIENT, 1000))
+            with suppress(trio.BrokenResourceError):
+                while True:
+                    await server.send_all(to_client(PING, b"?"))
+                    await trio.sleep(5)
 
-        assert await received(link) == [b"xy"] * 3
-        assert link.code == 1000
-
-
-async def test_without_a_heartbeat_one_waits_for_ever(autojump_clock: MockClock) -> None:
-    async with linked(heartbeat=math.inf) as (link, server):
-        with trio.move_on_after(1e6) as scope:
-            await link.receive()
-        assert scope.cancelled_caught
-        assert heard_by(server) == []
+        await patiently(ear.over.wait, "the end")
+        assert (ear.over_at, ear.why) == (60, "the other side took nothing for 60 seconds (Limits.write_seconds)")
+        assert server.heard[1:] == b""
 
 
-# Sending.
-
-
-@pytest.mark.parametrize("streams", [wide, narrow])
-async def test_many_may_send_and_no_frame_is_in_another(streams: Any, autojump_clock: MockClock) -> None:
-    async with linked(streams=streams) as (link, server):
-        texts = [bytes([65 + number]) * 300 for number in range(10)]
-        async with trio.open_nursery() as nursery:
-            for text in texts:
-                nursery.start_soon(link.send, text)
-            while len(server.heard) < server.heard.find(b"\r\n\r\n") + 4 + 308 * len(texts):
-                await server.receive_some()
-        assert sorted(heard_by(server)) == [(TEXT, text) for text in texts]
-        server._into.capacity = math.inf  # so that it can close in time
-
-
-async def test_one_that_waits_its_turn_may_be_cancelled_without_a_trace(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(link.send, b"x" * 100)
-        await wait_all_tasks_blocked()
-        with trio.move_on_after(5) as scope:
-            await link.send(b"y" * 100)
-        assert scope.cancelled_caught
-        server._into.capacity = math.inf
+async def test_a_server_that_reads_slowly_is_not_given_up(autojump_clock: MockClock) -> None:
+    piece = 64 * 1024
+    async with linked(streams=lambda: pipe_pair(piece), name="x" * 5 * piece) as (ear, server, duplex):
+        talks(ear, duplex)
         while not heard_by(server):
-            await server.receive_some()
-        await link.send(b"z")
-        assert heard_by(server) == [(TEXT, b"x" * 100), (TEXT, b"z")]
-
-
-async def test_a_frame_that_was_begun_is_finished_when_it_is_cancelled(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, server), trio.open_nursery() as nursery:
-
-        @nursery.start_soon
-        async def _() -> None:
-            await trio.sleep(5 + CLOSING / 2)
-            server._into.capacity = math.inf
-            await server.receive_some()
-
-        with trio.move_on_after(5) as scope:
-            await link.send(b"x" * 100)
-        assert trio.current_time() == 5 + CLOSING / 2
-        assert scope.cancelled_caught
-        await link.send(b"y")
-        assert heard_by(server) == [(TEXT, b"x" * 100), (TEXT, b"y")]
-
-
-async def test_half_a_frame_ends_who_receives_too(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, _), trio.open_nursery() as nursery:
-        ends: list[Any] = []
-
-        @nursery.start_soon
-        async def _() -> None:
-            ends.append(await link.receive())
-
-        with trio.move_on_after(5):
-            await link.send(b"x" * 100)
-        await wait_all_tasks_blocked()
-        assert (ends, link.why) == ([None], "the server did not take all of what was sent")
-
-
-async def test_half_a_frame_is_the_end(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, server):
-        with trio.move_on_after(5) as scope:
-            await link.send(b"x" * 100)
-        assert scope.cancelled_caught
-        assert trio.current_time() == 5 + CLOSING
-        with pytest.raises(SessionClosed, match="did not take all"):
-            await link.send(b"y")
-        assert await link.receive() is None
-        assert link.why == "the server did not take all of what was sent"
-        sent = server.heard
-        await link.aclose()
-        assert server.heard == sent
-
-
-async def test_a_server_that_has_gone_is_told_to_who_sends(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server):
-        await server.aclose()
-        with pytest.raises(SessionClosed, match="lost without a close frame") as caught:
-            await link.send(b"x")
-        assert isinstance(caught.value.__cause__, trio.BrokenResourceError)
-        assert await link.receive() is None
-
-
-async def test_pongs_wait_for_a_frame_that_is_being_sent(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(link.send, b"x" * 100)
-        await wait_all_tasks_blocked()
-        nursery.start_soon(received, link)
-        await server.send_all(to_client(PING, b"!"))
-        await wait_all_tasks_blocked()
-        server._into.capacity = math.inf
-        await server.receive_some()
-        await wait_all_tasks_blocked()
-        assert heard_by(server) == [(TEXT, b"x" * 100), (PONG, b"!")]
-        await link.aclose()
+            await trio.sleep(30)
+            await server.send_all(to_client(PONG))
+            await server.receive_some(piece)
+        assert trio.current_time() > 2 * Limits().write_seconds
+        assert ear.why is None
+        await server.send_all(close_frame(Role.CLIENT, 1000))
 
 
 # Closing.
 
 
 async def test_closing_says_so_and_waits_for_the_answer(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(link.aclose)
+    async with linked() as (ear, server, duplex):
+        await wait_all_tasks_blocked()
+        await duplex.end()
         await wait_all_tasks_blocked()
         assert heard_by(server) == [(CLOSE, (1000).to_bytes(2, "big"))]
-        assert not server._out.no_receiver
-        await server.send_all(to_client(TEXT, b"late") + close_frame(Role.CLIENT, 1000))
-        await wait_all_tasks_blocked()
+        assert not ear.over.is_set()
+        await server.send_all(to_client(TEXT, note("late")) + to_client(PING) + close_frame(Role.CLIENT, 1000))
+        await patiently(ear.over.wait, "the end")
+        assert (ear.heard, ear.over_at, len(heard_by(server))) == ([], 0, 1)
+
+
+@pytest.mark.parametrize("streams", [wide, narrow])
+@pytest.mark.parametrize("after", [10, 30])
+async def test_closing_does_not_wait_for_ever(streams: Any, after: float, autojump_clock: MockClock) -> None:
+    async with linked(streams=streams) as (ear, server, duplex):
+        await trio.sleep(after)
+        if streams is wide:
+            await duplex.end()
+        else:
+            duplex._open.cancel()  # as whoever is cancelled does; `end` would wait for what is being written
+        await patiently(ear.over.wait, "the end")
+        assert ear.over_at == after + CLOSING
         assert server._out.no_receiver
-        assert trio.current_time() == 0
 
 
-async def test_closing_does_not_wait_for_ever(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, server):
-        await link.aclose()
-        assert trio.current_time() == CLOSING
-        await link.aclose()
-        assert server._out.no_receiver
-        assert trio.current_time() == CLOSING
-
-
-async def test_closing_ends_those_who_receive_and_send(autojump_clock: MockClock) -> None:
-    async with linked(streams=narrow) as (link, _), trio.open_nursery() as nursery:
-        ends: list[Any] = []
-
-        @nursery.start_soon
-        async def receiving() -> None:
-            ends.append(await link.receive())
-
-        @nursery.start_soon
-        async def sending() -> None:
-            with pytest.raises(SessionClosed):
-                await link.send(b"x" * 100)
-            ends.append("sent")
-
+async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow) as (ear, server, duplex):
+        talks(ear, duplex)
         await wait_all_tasks_blocked()
-        await link.aclose()
-        await wait_all_tasks_blocked()
-        assert sorted(ends, key=str) == [None, "sent"]
-        assert "from this side" in link.why
-        with pytest.raises(SessionClosed, match="from this side"):
-            await link.send(b"x")
+        duplex._open.cancel()
+        await patiently(ear.over.wait, "the end")
+        assert (ear.over_at, len(server.heard)) == (CLOSING, 1)
 
 
-async def test_closing_while_somebody_receives_is_as_polite(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server), trio.open_nursery() as nursery:
-        nursery.start_soon(received, link)
+async def test_a_frame_that_was_begun_is_finished_before_the_farewell(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow) as (ear, server, duplex):
+        talks(ear, duplex)
         await wait_all_tasks_blocked()
-        nursery.start_soon(link.aclose)
+        duplex._open.cancel()
+        await trio.sleep(CLOSING / 2)
+        server._into.capacity = 10_000
+        await server.receive_some()
         await wait_all_tasks_blocked()
         await server.send_all(close_frame(Role.CLIENT, 1000))
+        await patiently(ear.over.wait, "the end")
+        assert [opcode for opcode, _ in heard_by(server)] == [TEXT, CLOSE]
+        assert ear.over_at == CLOSING / 2
+
+
+async def test_pongs_wait_for_a_frame_that_is_being_sent(autojump_clock: MockClock) -> None:
+    async with linked(streams=narrow) as (ear, server, duplex):
+        talks(ear, duplex)
         await wait_all_tasks_blocked()
-        assert (server._out.no_receiver, trio.current_time()) == (True, 0)
-        assert (link.code, heard_by(server)) == (1000, [(CLOSE, (1000).to_bytes(2, "big"))])
+        await server.send_all(to_client(PING, b"!"))
+        await wait_all_tasks_blocked()
+        server._into.capacity = 10_000
+        await server.receive_some()
+        await wait_all_tasks_blocked()
+        assert [opcode for opcode, _ in heard_by(server)] == [TEXT, PONG]
+        await server.send_all(close_frame(Role.CLIENT, 1000))
 
 
-async def test_a_cancelled_close_closes_all_the_same(autojump_clock: MockClock) -> None:
-    async with linked() as (link, server):
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await link.aclose()
-        assert server._out.no_receiver
-
-
-def test_all_may_be_cancelled_anywhere() -> None:
+def test_a_link_may_be_cancelled_anywhere() -> None:
     async def scenario(attempt: Attempt) -> None:
-        ours, theirs = wide()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve_here, Serving().server, theirs)
-            with attempt.window():
-                async with await open_websocket(ours, URL) as link:
-                    for message in messages(LATEST):
-                        await link.send(json.dumps(message).encode())
-                    while (text := await link.receive()) and b'"result"' not in text:
-                        pass
-            assert ours._into.no_receiver
+        with attempt.window():
+            async with linked(streams=attempt_streams, received=FRAMES[0]) as (ear, server, duplex):
+                talks(ear, duplex)
+                for each in FRAMES[1:]:
+                    await server.send_all(each)
+                await ear.over.wait()
+        assert made[-1][0]._into.no_receiver
 
-    assert cancel_everywhere(scenario, watch="the scenario") > 10
+    made: list[Pair] = []
+
+    def attempt_streams() -> Pair:
+        made.append(wide())
+        return made[-1]
+
+    assert cancel_everywhere(scenario, watch=anything) > 10
+
+
+# Calls.
+
+
+async def play(server: PipeEnd, then: bytes, rest: bytes = b"") -> None:
+    """A server that lets a session be opened, and answers the first call by these bytes."""
+    await server.send_all(consent(await asked(server)) + rest)
+    while not any(opcode == TEXT for opcode, _ in heard_by(server)):
+        await server.receive_some()
+    [message] = [json.loads(payload) for opcode, payload in heard_by(server) if opcode == TEXT]
+    found = {"supportedVersions": [LATEST], "capabilities": {"tools": {}}, "resultType": "complete"}
+    answer = {"jsonrpc": "2.0", "id": message["id"], "result": {**found, "ttlMs": 0, "cacheScope": "private"}}
+    await server.send_all(to_client(TEXT, json.dumps(answer).encode()))
+    while sum(opcode == TEXT for opcode, _ in heard_by(server)) < 2:
+        await server.receive_some()
+    await server.send_all(then)
+
+
+@pytest.mark.parametrize(
+    ("then", "says", "at"),
+    [
+        (close_frame(Role.CLIENT, 4001, "enough"), "the server closed the connection with code 4001: 'enough'", 0),
+        (to_client(BINARY, b"x"), "broke the rules of WebSocket .1003.: messages are text", 0),
+        (to_client(TEXT, b"{}")[:3], "the other side was silent for 40 seconds", 40),
+    ],
+)
+async def test_a_call_that_waits_is_told_how_the_connection_ended(
+    then: bytes, says: str, at: float, autojump_clock: MockClock
+) -> None:
+    ours, theirs = wide()
+
+    async def connect() -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return ours
+
+    async with nothing_left(), trio.open_nursery() as nursery:
+        nursery.start_soon(play, theirs, then, to_client(PING, b"early"))
+        with reachable(connect):
+            async with open_client(URL, revision=LATEST) as client:
+                with pytest.raises(SessionClosed, match=says):
+                    await client.call_tool("wait")
+                assert trio.current_time() == at
+    assert (PONG, b"early") in heard_by(theirs)
+    assert ours._into.no_receiver
+
+
+async def test_headers_go_with_the_request_and_a_refusal_by_our_own_server_says_why(autojump_clock: MockClock) -> None:
+    async with nothing_left(), trio.open_nursery() as nursery:
+
+        async def connect() -> trio.abc.Stream:
+            ours, theirs = wide()
+            nursery.start_soon(lambda: serve_here(Server("served"), theirs, authenticate=by_token))
+            await trio.lowlevel.checkpoint()
+            return ours
+
+        with reachable(connect):
+            async with open_client(URL, headers={"Authorization": "Bearer ada"}):
+                pass
+            with pytest.raises(UpgradeRefused, match=r"ws://127.0.0.1:3000/ws answered 401") as caught:
+                async with open_client(URL):
+                    raise AssertionError("it was opened")
+    assert caught.value.status == 401
+    assert caught.value.headers["WWW-Authenticate"] == "Bearer"
+    assert json.loads(caught.value.body)["error"]["message"] in str(caught.value)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trustme
 
 from tests.server.checkpoints import wide
-from tests.server.wire import LATEST, Wire, everywhere
-from trio_mcp import Context, Limits, Server, SessionClosed
+from tests.server.wire import Wire, everywhere
+from trio_mcp import ConnectionFailed, Context, Limits, Server, SessionClosed, TextContent, UpgradeRefused, open_client
 from trio_mcp.http_server import serve_http
-from trio_mcp.websocket_client import UpgradeRefused, WebSocketLink, connect_websocket
 
 LARGE = 3_000_000
+HANDSHAKE = "2025-06-18"
+INFO = {"name": "other", "version": "1"}
 
 
 def serving(**options: Any) -> Server:
@@ -66,67 +65,50 @@ def answer(texts: Iterator[bytes | str]) -> str:
     raise AssertionError("no answer")
 
 
-async def called(link: WebSocketLink, revision: str, text: str) -> str:
-    for each in requests(revision, text):
-        await link.send(each)
-    while True:
-        came = await link.receive()
-        assert came is not None, link.why
-        if b'"call"' in came:
-            return answer(iter([came]))
-
-
 # Our two ends.
 
 
 @everywhere
 async def test_our_two_ends_over_tcp(revision: str) -> None:
-    async with listening(serving()) as url:
+    async with listening(serving()) as url, open_client(url, revision=revision) as client:
         for text in ("ä€𝄞\u2028", "x" * LARGE):
-            async with await connect_websocket(url) as link:
-                assert await called(link, revision, text) == text
-            assert link.code == 1000
+            assert await client.call_tool("echo", {"text": text}, returns=str) == text
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not there to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    key, chain = folder / "key.pem", folder / "chain.pem"
-    what = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *what]
-    subprocess.run([*made, "-keyout", str(key), "-out", str(chain)], check=True, capture_output=True)
-    return key, chain
+def authority() -> trustme.CA:
+    return trustme.CA()
 
 
-async def test_our_two_ends_over_tls(certificate: tuple[Path, Path]) -> None:
-    key, chain = certificate
-    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(chain, key)
-    async with listening(serving(), ssl_context=server_side) as url:
-        async with await connect_websocket(url, ssl_context=ssl.create_default_context(cafile=str(chain))) as link:
-            assert await called(link, LATEST, "x" * LARGE) == "x" * LARGE
-        assert link.code == 1000
+@pytest.fixture(scope="module")
+def certified(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
 
 
-async def test_a_server_that_nobody_vouches_for_is_not_trusted(certificate: tuple[Path, Path]) -> None:
-    key, chain = certificate
-    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(chain, key)
-    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with trio.open_nursery() as nursery:
+async def test_our_two_ends_over_tls(authority: trustme.CA, certified: ssl.SSLContext) -> None:
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with listening(serving(), ssl_context=certified) as url:
+        assert url.startswith("wss://")
+        async with open_client(url, ssl_context=trusting) as client:
+            assert await client.call_tool("echo", {"text": "x" * LARGE}, returns=str) == "x" * LARGE
 
-        @nursery.start_soon
-        async def _() -> None:
-            stream = trio.SSLStream(await listener.accept(), server_side, server_side=True, https_compatible=True)
-            with suppress(trio.BrokenResourceError):
-                assert await stream.receive_some() == b""
-            await trio.aclose_forcefully(stream)
 
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await connect_websocket(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws")
-    await listener.aclose()
+async def test_a_wrong_way_to_the_right_server_says_what_is_wrong_with_it(certified: ssl.SSLContext) -> None:
+    async with listening(serving(), ssl_context=certified) as secure, listening(serving()) as plain:
+        ways: list[tuple[str, type[Exception], str]] = [
+            (secure, ConnectionFailed, "certificate of .* was refused: .*ssl_context="),
+            (secure.replace("wss:", "ws:"), SessionClosed, r"broke the connection.*not wss://\?"),
+            (plain.replace("ws:", "wss:"), ConnectionFailed, r"does not speak TLS; is it ws:// instead of wss://\?"),
+            (plain.replace("/ws", "/mcp"), UpgradeRefused, "WebSockets are at /ws"),
+            (plain.replace("/ws", "/other"), UpgradeRefused, "404.*WebSockets are at /ws"),
+        ]
+        for url, kind, why in ways:
+            with pytest.raises(kind, match=why):
+                async with open_client(url):
+                    raise AssertionError("it was opened")
 
 
 async def test_opening_tls_may_be_cancelled() -> None:
@@ -142,25 +124,19 @@ async def test_opening_tls_may_be_cancelled() -> None:
                     while await stream.receive_some():
                         pass
 
-        await connect_websocket(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws")
+        async with open_client(f"wss://127.0.0.1:{listener.socket.getsockname()[1]}/ws"):
+            raise AssertionError("it was opened")
 
 
 async def test_who_breaks_the_rules_over_a_socket_still_hears_why() -> None:
     # Had the server closed at once with something unread, its last words might have been lost.
-    async with listening(serving(limits=Limits(message_bytes=100_000))) as url, await connect_websocket(url) as link:
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _() -> None:
-                with suppress(SessionClosed):
-                    await link.send(b"x" * LARGE)
-
-            assert await link.receive() is None
-        assert (link.code, link.why) == (
-            1009,
-            "the server closed the connection with code 1009: "
-            "'the message is longer than 100000 bytes (Limits.message_bytes)'",
-        )
+    why = (
+        "^the server closed the connection with code 1009: "
+        r"'the message is longer than 100000 bytes \(Limits.message_bytes\)'$"
+    )
+    async with listening(serving(limits=Limits(message_bytes=100_000))) as url, open_client(url) as client:
+        with pytest.raises(SessionClosed, match=why):
+            await client.call_tool("echo", {"text": "x" * LARGE})
 
 
 # Another implementation.
@@ -248,47 +224,59 @@ def other_server(handler: Callable[[Any], None], **options: Any) -> Iterator[str
             thread.join()
 
 
+def answers(connection: Any) -> Iterator[dict[str, Any]]:
+    """The requests of a client whose session is opened here; one that was given out is answered by `respond`."""
+    for text in connection:
+        message = json.loads(text)
+        if message["method"] == "initialize":
+            result = {"protocolVersion": HANDSHAKE, "capabilities": {"tools": {}}, "serverInfo": INFO}
+            connection.send(response(message, result))
+        elif "id" in message:
+            yield message
+
+
+def response(message: dict[str, Any], result: dict[str, Any]) -> str:
+    return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}, ensure_ascii=False)
+
+
 async def test_our_client_uses_another_server() -> None:
     done: list[Any] = []
 
     def handler(connection: Any) -> None:
         assert connection.protocol.extensions == []
-        for text in connection:
+        for message in answers(connection):
+            text = message["params"]["arguments"]["text"]
+            reply = response(message, {"content": [{"type": "text", "text": text}]})
             if text == "parts":
-                connection.send(iter(["pa", "r", "", "ts"]))
+                connection.send(iter([reply[:5], reply[5:6], "", reply[6:]]))
             elif text == "ping":
                 done.append(connection.ping().wait(30))
-                connection.send("pinged")
+                connection.send(reply)
             else:
-                connection.send(text)
+                connection.send(reply)
         done.append(connection.close_code)
 
     with other_server(handler) as url, trio.fail_after(60):
-        async with await connect_websocket(url) as link:
-            for text in (b"x", "ä€𝄞".encode(), b"parts", b"y" * LARGE):
-                await link.send(text)
-                assert await link.receive() == text
-            await link.send(b"ping")
-            assert await link.receive() == b"pinged"
-        assert link.code == 1000
+        async with open_client(url, revision=HANDSHAKE) as client:
+            for text in ("x", "ä€𝄞", "parts", "y" * LARGE, "ping"):
+                result = await client.call_tool("echo", {"text": text})
+                assert [each.text for each in result.content if isinstance(each, TextContent)] == [text]
     assert done == [True, 1000]
 
 
 async def test_our_client_hears_how_another_server_closes() -> None:
     def handler(connection: Any) -> None:
-        connection.recv()
+        next(answers(connection))
         connection.close(4001, "enough")
 
     with other_server(handler) as url, trio.fail_after(60):
-        async with await connect_websocket(url) as link:
-            await link.send(b"x")
-            assert await link.receive() is None
-            assert (link.code, link.why) == (4001, "the server closed the connection with code 4001: 'enough'")
+        async with open_client(url, revision=HANDSHAKE) as client:
+            with pytest.raises(SessionClosed, match=r"^the server closed the connection with code 4001: 'enough'$"):
+                await client.call_tool("echo", {"text": "x"})
 
 
 async def test_our_client_tells_what_another_server_lacks() -> None:
-    with other_server(lambda connection: None, subprotocols=None) as url, trio.fail_after(60):
-        with pytest.raises(UpgradeRefused, match="no subprotocol instead of mcp"):
-            await connect_websocket(url)
-        with pytest.raises(UpgradeRefused, match="answered 4"):
-            await connect_websocket(url, headers=(("Sec-WebSocket-Key", "twice"),))
+    lacks = pytest.raises(UpgradeRefused, match="no subprotocol instead of mcp")
+    with other_server(lambda connection: None, subprotocols=None) as url, trio.fail_after(60), lacks:
+        async with open_client(url):
+            raise AssertionError("it was opened")
