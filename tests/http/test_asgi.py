@@ -1251,4 +1251,4 @@ async def test_answers_still_come_in_while_calls_have_their_grace(shared: bool, 
                 await app(scope, events.receive, events.send)
                 told.append(text_of(json.loads(events.said[-1]["body"])["result"]))
 
-        assert (told, trio.current_time()) == (["done"], 1)
+    assert (told, trio.current_time()) == (["done"], 1)
