@@ -158,6 +158,7 @@ class _Asked:
                     await said
         if isinstance(self.outcome, Answered):
             return self.outcome.result
+        await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
         raise self._error(self.outcome)
 
     def _error(self, outcome: Outcome) -> McpError:

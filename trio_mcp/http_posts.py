@@ -70,10 +70,16 @@ from trio_mcp.core.peer import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.http_pool import HttpPool, HttpReply, ReplyBroken
 
-__all__ = ["PATIENCE", "Flight", "NeedsSse", "NotAnswered", "Posts", "Unauthorized", "closed_here", "drain", "name_of"]
+__all__ = [
+    "ACKNOWLEDGED", "PATIENCE", "Flight", "NeedsSse", "NotAnswered", "Posts", "Unauthorized", "closed_here", "drain",
+    "name_of",
+]  # fmt: skip
 
 PATIENCE = 60.0
 """The longest Retry-After, in seconds, that is waited for.  Beyond it the request fails at once, and says how long."""
+
+ACKNOWLEDGED = 30.0
+"""Seconds in which a server has to take what is no request: nobody's scope bounds it, and calls may wait for it."""
 
 _MOVES = 5  # redirects in a row: a URL that was moved has one or two of them, a loop has no end
 _LEFTOVERS = 1.0  # seconds for the end of a reply that has said all, so that its connection can be used again
@@ -211,10 +217,13 @@ class Posts:
                 await self._turn(message)
                 flight.sent = True
                 try:
-                    exchange = self._exchange(message)
-                    verdict = await self._answer(exchange, flight)
-                    if verdict is not None:
-                        self._settle(message, verdict)
+                    with trio.fail_after(math.inf if isinstance(message, Request) else ACKNOWLEDGED):
+                        exchange = self._exchange(message)
+                        verdict = await self._answer(exchange, flight)
+                        if verdict is not None:
+                            self._settle(message, verdict)
+                except trio.TooSlowError:
+                    self._fail(message, NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds"))
                 except ReplyBroken as error:
                     why = NotAnswered(f"{name_of(message)} has no answer: {error}", request_may_have_run=error.sent)
                     why.__cause__ = error

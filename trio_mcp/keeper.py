@@ -164,6 +164,8 @@ class Keeper:
     async def caller(self) -> Caller:
         """Whom to ask now; a session that the server has lost is opened anew first."""
         while True:
+            if self._closing.is_set() or self.connection.caller.failure is not None:
+                await trio.lowlevel.checkpoint_if_cancelled()  # for that may be why
             if self._closing.is_set():
                 raise SessionClosed("the client has been closed")
             failure = self.connection.caller.failure

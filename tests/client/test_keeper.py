@@ -286,6 +286,36 @@ async def test_a_server_that_loses_every_session_at_once_is_not_asked_without_en
         assert await client.call_tool("t")
 
 
+async def test_sessions_that_have_held_may_be_lost_any_number_of_times(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _), client.listen(tools=True) as changes:
+        for number in range(2, 10):
+            await trio.sleep(60)
+            server.forget()
+            server.streams[-1].cut()
+            assert await anext(changes) == TOOLS_CHANGED
+            assert server.made == number
+
+
+async def test_calls_do_not_wait_for_ever_for_a_server_to_take_the_end_of_the_handshake(
+    autojump_clock: MockClock,
+) -> None:
+    server = Forgetful()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "notifications/initialized":
+            await out.hold()
+        await server.play(asked, out)
+
+    async with nothing_left(), script(play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, revision=D) as client:
+                start = trio.current_time()
+                assert await client.call_tool("t")
+                assert trio.current_time() == start + 30
+                (mistake,) = client.deviations
+                assert "notifications/initialized" in mistake
+
+
 async def test_closing_ends_a_renewal_and_all_who_wait_for_it(autojump_clock: MockClock) -> None:
     async with forgetful() as (client, server, _), trio.open_nursery() as nursery:
         errors: list[McpError] = []

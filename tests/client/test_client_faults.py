@@ -1,0 +1,559 @@
+"""What becomes of a client when the other side, or the way to it, does not do as it should."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, reachable, visiting
+from tests.client.http_script import URL, Asked, Out, modern, script
+from tests.http.served import MemoryListener
+from tests.http.stage import A, D, E
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
+from trio_mcp import Context, LocalProtocolError, Server, serve_http, serve_stream
+from trio_mcp.caller import OpeningError
+from trio_mcp.child import ServerExited
+from trio_mcp.client import Client, connect_client, open_client
+from trio_mcp.core.errors import McpError
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_pool import ConnectionFailed
+from trio_mcp.http_posts import NotAnswered
+from trio_mcp.outbox import CLOSING
+
+JUNK = b"\x00\xffjunk\r\n\r\n{]\n"
+WS = "ws://127.0.0.1:3000/ws"
+BOUND = 30.0  # seconds for which a call waits for a server that says nothing any more
+
+
+@pytest.fixture
+def clock(where: Where) -> MockClock:
+    return MockClock(rate=1.0) if where.transport == "child" else MockClock(autojump_threshold=0)
+
+
+def small() -> Server:
+    server = Server("s", version="1")
+
+    @server.tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @server.tool
+    async def think(ctx: Context) -> str:
+        return (await ctx.sample("?", max_tokens=1)).model
+
+    return server
+
+
+# Faults at every byte.
+
+
+@attrs.define
+class Fault:
+    """What happens, once, after so many bytes that a client reads (or writes), whatever connections they are on."""
+
+    left: int
+    how: str  # "close", "reset", "stall", "junk"
+    writing: bool = False
+    happened: bool = False
+
+
+class Faulty(trio.abc.HalfCloseableStream):
+    """The client's end of a stream to which it happens."""
+
+    def __init__(self, stream: PipeEnd, fault: Fault) -> None:
+        self._stream = stream
+        self._fault = fault
+        self._dead = False
+
+    def _cut(self, data: bytes, writing: bool) -> bytes:
+        """What passes of it."""
+        fault = self._fault
+        if fault.happened or fault.writing is not writing:
+            return data
+        if len(data) < fault.left:
+            fault.left -= len(data)
+            return data
+        fault.happened = self._dead = True
+        return data[: fault.left]
+
+    async def _die(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if self._fault.how == "stall":
+            await trio.sleep_forever()
+        self._stream.close()
+        if self._fault.how == "reset":
+            raise trio.BrokenResourceError
+        return b""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._dead:
+            return await self._die()
+        data = await self._stream.receive_some(max_bytes)
+        if not data:
+            return data
+        passed = self._cut(data, False)
+        if self._dead and self._fault.how == "junk":
+            passed += JUNK
+        return passed or await self._die()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._dead:
+            await self._stream.send_all(self._cut(bytes(data), True))
+        if self._dead:
+            await self._die()
+            raise trio.BrokenResourceError
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@contextlib.asynccontextmanager
+async def faulty(transport: str, fault: Fault) -> AsyncIterator[Any]:
+    """A target at which a small server is, by such a way."""
+    async with open_nursery() as nursery:
+        if transport == "stream":
+            ours, theirs = wide()
+            nursery.start_soon(serve_stream, small(), theirs)
+            yield Faulty(ours, fault)
+            return
+        listener = MemoryListener()
+        json_only = transport == "http json"
+
+        async def connect() -> trio.abc.Stream:
+            stream = await listener.connect()
+            assert isinstance(stream, PipeEnd)
+            return Faulty(stream, fault)
+
+        await nursery.start(
+            lambda task_status: serve_http(
+                small(), listeners=[listener], allowed_hosts=["127.0.0.1"], json_only=json_only, task_status=task_status
+            )
+        )
+        with reachable(connect):
+            yield WS if transport == "websocket" else URL
+
+
+async def outcome(call: Callable[[], Awaitable[Any]], fault: Fault) -> str:
+    """How a call ends; only one that waits for a server which is silent may be left."""
+    with trio.move_on_after(BOUND):
+        try:
+            await call()
+        except McpError as error:
+            return "ours to blame" if isinstance(error, LocalProtocolError) else "an error"
+        return "a result"
+    # Junk may have taken the place of a question, and the server waits for its answer.
+    assert fault.how in ("stall", "junk"), where_all_stand()
+    return "left"
+
+
+async def _talk(client: Client, fault: Fault, heard: list[str]) -> None:
+    async def call(what: Callable[[], Awaitable[Any]]) -> None:
+        heard.append(await outcome(what, fault))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, lambda: client.call_tool("think"))
+        nursery.start_soon(call, lambda: client.call_tool("add", {"a": 1, "b": 2}))
+    await call(client.list_tools)
+
+
+# Bytes from one fault to the next; with the variable EVERY_BYTE it is each of them, which takes minutes.
+STRIDES = {"stream": 7, "websocket": 7, "http": 31, "http json": 31}
+FAULTS = [
+    *((how, False) for how in ("close", "reset", "stall", "junk")),
+    ("close", True),
+    ("reset", True),
+    ("stall", True),
+]
+WAYS = [
+    ("stream", D), ("stream", E), ("http", D), ("http", E), ("http json", E), ("websocket", E),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "writing"), FAULTS)
+@pytest.mark.parametrize(("transport", "revision"), WAYS)
+async def test_whatever_happens_after_any_byte_each_call_has_one_outcome(
+    transport: str, revision: str, how: str, writing: bool, autojump_clock: MockClock
+) -> None:
+    seen: set[str] = set()
+    stride = 1 if os.environ.get("EVERY_BYTE") else STRIDES[transport]
+    after = zlib.crc32(f"{transport} {revision} {how} {writing}".encode()) % stride
+    while True:
+        fault = Fault(after, how, writing)
+        heard: list[str] = []
+        start = trio.current_time()
+        async with nothing_left(), faulty(transport, fault) as target:
+            try:
+                async with open_client(target, revision=revision, sampling=lambda asked: ("x", "m")) as client:
+                    await _talk(client, fault, heard)
+                    assert len(heard) == 3
+                    if transport.startswith("http") and fault.happened:  # where a connection is not the session
+                        assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+            except McpError as error:
+                seen.add("not opened" if not heard else f"after it was opened: {error!r}")
+        seen.update(heard)
+        if "left" not in heard and how != "stall":
+            assert trio.current_time() - start <= 3 * CLOSING + 1
+        if not fault.happened:
+            break
+        after += stride
+    assert heard == ["a result"] * 3
+    assert seen - {"left"} <= {"not opened", "a result", "an error"}
+    assert {"not opened", "a result"} <= seen
+
+
+# Cancelling at every step, and ends at every step.
+
+
+CANCELLED = {"memory": (D, E), "websocket": (E,), "http": (D, E), "http+sse": (A,)}
+
+
+@pytest.mark.parametrize(
+    "where", [Where(transport, each) for transport, known in CANCELLED.items() for each in known], ids=" ".join
+)
+@pytest.mark.parametrize("watch", ["the scenario", anything], ids=["its task", "any task"])
+def test_a_client_may_be_cancelled_at_any_step(where: Where, watch: Any) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        options: dict[str, Any] = {"revision": where.revision, "sampling": lambda asked: ("x", "m")}
+        server = small()
+        async with at_home(where.transport, server) as target:
+            with attempt.window():
+                async with open_client(target, **options) as client, client.listen(tools=True) as changes:
+                    await client.call_tool("think")
+                    server.changed("tools")
+                    await anext(changes)
+            await wait_all_tasks_blocked()
+
+    assert cancel_everywhere(scenario, watch=watch) > 5
+
+
+@pytest.mark.parametrize("revision", [D, E])
+def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
+    async def listen(client: Client) -> None:
+        async with client.listen(tools=True) as changes:
+            await anext(changes)
+
+    async def scenario(attempt: Attempt) -> None:
+        server = Server("s", offers=["tools"])
+        ours, theirs = wide()
+        async with open_nursery() as nursery:
+            nursery.start_soon(serve_stream, server, theirs)
+            with attempt.window(ours.close), contextlib.suppress(McpError):
+                async with open_client(ours, revision=revision) as client:
+                    await outcome(client.list_tools, Fault(0, "close"))
+                    if attempt.fired:
+                        with pytest.raises(McpError):
+                            await patiently(lambda: listen(client), "the end")
+
+    assert cancel_everywhere(scenario, watch=anything) > 5
+
+
+async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(autojump_clock: MockClock) -> None:
+    own = KeyError("mine")
+
+    async def block() -> None:
+        with trio.CancelScope() as scope:
+            async with open_client(small()) as client:
+                await client.list_tools()
+                scope.cancel()
+                raise own
+
+    with pytest.raises(KeyError) as raised:
+        await block()
+    assert raised.value is own
+
+
+@everywhere()
+async def test_a_client_that_is_cancelled_leaves_nothing(where: Where, clock: MockClock) -> None:
+    with trio.CancelScope() as scope:
+        async with visiting(where) as client:
+            await client.call_tool("greet", {"name": "you"})
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+
+
+# Nobody, or nobody that speaks.
+
+
+async def _nobody() -> trio.abc.Stream:
+    await trio.lowlevel.checkpoint()
+    raise OSError("nobody listens here")
+
+
+async def _silence() -> trio.abc.Stream:
+    await trio.lowlevel.checkpoint()
+    return wide()[0]
+
+
+@pytest.mark.parametrize("url", [URL, WS])
+async def test_where_nobody_listens_is_one_error_at_once(url: str, autojump_clock: MockClock) -> None:
+    async with nothing_left():
+        start = trio.current_time()
+        with reachable(_nobody):
+            with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:3000.*nobody listens"):
+                async with open_client(url):
+                    raise AssertionError("it was opened")
+            async with trio.open_nursery() as nursery:
+                with pytest.raises(ConnectionFailed):
+                    await connect_client(nursery, url)
+        assert trio.current_time() == start
+
+
+@pytest.mark.parametrize("target", [URL, WS, "a stream"])
+async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: MockClock) -> None:
+    async with nothing_left():
+        start = trio.current_time()
+        with reachable(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
+            async with open_client(wide()[0] if target == "a stream" else target):
+                raise AssertionError("it was opened")
+        assert isinstance(given_up.value, ConnectionFailed if target == WS else OpeningError)
+        assert trio.current_time() - start <= 300 + CLOSING
+
+
+@pytest.mark.parametrize("target", ["http://", "http://[", "https://x:99999", "ftp://x", "ws://[", "server.py", [], 7])
+async def test_what_is_no_target_is_said_to_be_none(target: Any) -> None:
+    with pytest.raises(LocalProtocolError):
+        async with open_client(target):
+            raise AssertionError("it was opened")
+
+
+# A child process.
+
+
+async def test_a_server_that_dies_before_it_speaks_says_how_and_what_it_wrote_last() -> None:
+    program = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
+    async with nothing_left():
+        with pytest.raises(ServerExited, match="no API key") as exited:
+            async with open_client([sys.executable, "-c", program]):
+                raise AssertionError("it was opened")
+        assert exited.value.status == 3
+        assert exited.value.stderr_tail == "no API key\n"
+
+
+@req("stdio-12")
+async def test_a_server_that_dies_in_a_call_ends_all_of_them_with_that() -> None:
+    program = (
+        "import sys, trio, os\nfrom trio_mcp import Server\ns = Server('s')\n"
+        "async def die() -> None:\n    os.write(2, b'out of bread'); os._exit(9)\n"
+        "async def wait() -> None:\n    await trio.sleep_forever()\n"
+        "s.tool(die); s.tool(wait); s.run()"
+    )
+    errors: list[McpError] = []
+
+    async def call(client: Client, name: str) -> None:
+        with pytest.raises(ServerExited) as exited:
+            await client.call_tool(name)
+        errors.append(exited.value)
+
+    async with nothing_left(), open_client([sys.executable, "-c", program], cwd=ROOT) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, client, "wait")
+            nursery.start_soon(call, client, "wait")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(call, client, "die")
+        await call(client, "wait")
+        with pytest.raises(ServerExited):
+            async with client.listen(tools=True):
+                raise AssertionError("there is nobody to listen to")
+    assert len({id(error) for error in errors}) == 4
+    assert {error.status for error in errors if isinstance(error, ServerExited)} == {9}
+    assert "out of bread" in str(errors[0])
+
+
+# What goes to a server by a stream.
+
+
+@contextlib.asynccontextmanager
+async def played(answer: Callable[[dict[str, Any]], Iterator[Any]], **options: Any) -> AsyncIterator[Any]:
+    """A target that answers each message as told, and all that it was sent."""
+    ours, theirs = wide()
+    sent: list[Any] = []
+
+    async def play() -> None:
+        rest = b""
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await theirs.receive_some():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    sent.append(json.loads(line))
+                    for said in answer(sent[-1]):
+                        raw = said if isinstance(said, bytes) else json.dumps({"jsonrpc": "2.0", **said}).encode()
+                        await theirs.send_all(raw + b"\n")
+
+    async with open_nursery() as nursery:
+        nursery.start_soon(play)
+        yield ours, sent
+
+
+INITIALIZED = {"protocolVersion": D, "capabilities": {"tools": {}}, "serverInfo": {"name": "p", "version": "1"}}
+DISCOVERED = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
+
+
+def error_of(code: int, data: Any = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": "what?", **({} if data is None else {"data": data})}}
+
+
+@req("stdio-17", "stdio-16")
+@pytest.mark.parametrize(
+    "probed",
+    [
+        *(error_of(code) for code in (-32601, -32600, -32602, -32603, -32700, -32000, -32001, 0, 1, -31999)),
+        {"result": {}}, {"result": {"protocolVersion": D}}, {"result": 7}, None,
+    ],
+)  # fmt: skip
+async def test_whatever_is_no_modern_answer_to_the_probe_leads_to_initialize(
+    probed: Any, autojump_clock: MockClock
+) -> None:
+    def answer(message: dict[str, Any]) -> Iterator[Any]:
+        if message["method"] == "server/discover" and probed is not None:
+            yield {"id": message["id"], **probed}
+        elif message["method"] == "initialize":
+            yield {"id": message["id"], "result": INITIALIZED}
+
+    async with nothing_left(), played(answer) as (stream, sent):
+        start = trio.current_time()
+        async with open_client(stream) as client:
+            assert client.revision == D
+            assert trio.current_time() - start == (5 if probed is None else 0)
+        assert [each["method"] for each in sent if each["method"] != "notifications/cancelled"] == [
+            "server/discover", "initialize", "notifications/initialized"
+        ]  # fmt: skip
+
+
+@req("ver-14", "stdio-18")
+@pytest.mark.parametrize(
+    "refusal", [error_of(-32022, {"supported": ["2030-01-01"], "requested": E}), error_of(-32021), error_of(-32020)]
+)
+async def test_a_modern_server_that_refuses_the_probe_is_never_initialized(
+    refusal: Any, autojump_clock: MockClock
+) -> None:
+    def answer(message: dict[str, Any]) -> Iterator[Any]:
+        yield {"id": message["id"], **refusal}
+
+    async with nothing_left(), played(answer) as (stream, sent):
+        with pytest.raises(OpeningError):
+            async with open_client(stream):
+                raise AssertionError("it was opened")
+        assert [each["method"] for each in sent] == ["server/discover"]
+
+
+@req("stdio-13")
+async def test_a_modern_server_is_never_sent_a_response(autojump_clock: MockClock) -> None:
+    def answer(message: dict[str, Any]) -> Iterator[Any]:
+        if message.get("method") == "server/discover":
+            yield {"id": message["id"], "result": DISCOVERED}
+            return
+        yield b"{ no JSON"
+        yield {"id": 7, "method": "ping"}
+        yield {"id": "x", "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}}
+        yield {"id": 8, "method": 9}
+        yield {"id": message["id"], "result": {"resultType": "complete", "content": []}}
+
+    async with played(answer) as (stream, sent), open_client(stream, sampling=lambda asked: ("x", "m")) as client:
+        await client.call_tool("t")
+        await client.call_tool("t")
+        await wait_all_tasks_blocked()
+        assert len(client.deviations) == 2 * 4
+        assert [each["method"] for each in sent] == ["server/discover", "tools/call", "tools/call"]
+
+
+@req("stdio-04")
+@everywhere(without=["http", "http json", "http+sse", "websocket"])
+async def test_what_goes_to_a_servers_input_is_messages_and_nothing_else(where: Where, clock: MockClock) -> None:
+    said = bytearray()
+
+    def tap(direction: str, data: bytes) -> None:
+        if direction == "out":
+            said.extend(data)
+
+    async with visiting(where, tap=tap, sampling=lambda asked: ("x", "m"), roots=["/srv"]) as client:
+        await client.call_tool("think")
+        await client.call_tool("greet", {"name": "one\ntwo"})
+        with trio.move_on_after(0):
+            await client.call_tool("greet", {"name": "x"})
+        await client.set_roots(["/home"])
+    *lines, rest = bytes(said).split(b"\n")
+    assert rest == b""
+    messages = [json.loads(line) for line in lines]
+    assert len(messages) > 3
+    assert all(each["jsonrpc"] == "2.0" and ("method" in each or "id" in each) for each in messages)
+
+
+# What a server says of its tools.
+
+HINTS = {"readOnlyHint": True, "idempotentHint": True, "destructiveHint": False}
+
+
+@req("tool-10")
+@pytest.mark.parametrize("annotations", [HINTS, {}, None])
+async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            tool = {"name": "t", "inputSchema": {"type": "object"}}
+            tools = [tool if annotations is None else {**tool, "annotations": annotations}]
+            await out.json(asked.answer({"tools": tools, "resultType": "complete"}))
+        else:
+            out.cut()  # perhaps it has run
+
+    async with nothing_left(), script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL) as client:
+                assert [tool.name async for tool in client.tools()] == ["t"]
+                with pytest.raises(NotAnswered) as lost:
+                    await client.call_tool("t")
+                assert lost.value.request_may_have_run
+        assert server.heard.count("tools/call") == 1  # however harmless it says to be
+
+
+HEADERS: dict[str, Any] = {
+    "not a name": {"type": "string", "x-mcp-header": "no name"},
+    "empty": {"type": "string", "x-mcp-header": ""},
+    "no string": {"type": "string", "x-mcp-header": 7},
+    "of an object": {"type": "object", "x-mcp-header": "Region"},
+    "below": {"type": "array", "items": {"type": "string", "x-mcp-header": "Region"}},
+}
+
+
+@req("http-85")
+@pytest.mark.parametrize("fault", [*HEADERS, "twice"])
+async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(fault: str, autojump_clock: MockClock) -> None:
+    good = {"type": "string", "x-mcp-header": "Region"}
+    properties = {"a": good, "b": {**good, "x-mcp-header": "region"}} if fault == "twice" else {"a": HEADERS[fault]}
+    tools = [
+        {"name": "before", "inputSchema": {"type": "object", "properties": {"a": good}}},
+        {"name": "bad", "inputSchema": {"type": "object", "properties": properties}},
+        {"name": "after", "inputSchema": {"type": "object"}},
+    ]
+
+    async def play(asked: Asked, out: Out) -> None:
+        await out.json(asked.answer({"tools": tools, "resultType": "complete"}))
+
+    def answer(message: dict[str, Any]) -> Iterator[Any]:
+        found = DISCOVERED if message["method"] == "server/discover" else {"tools": tools, "resultType": "complete"}
+        yield {"id": message["id"], "result": found}
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL) as client:
+                assert [tool.name async for tool in client.tools()] == ["before", "after"]
+                assert any("'bad'" in each for each in client.deviations)
+    async with played(answer) as (stream, _), open_client(stream) as client:
+        assert [tool.name async for tool in client.tools()] == ["before", "bad", "after"]
+        assert client.deviations == ()
