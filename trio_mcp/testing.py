@@ -286,16 +286,12 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
             with trio.move_on_after(CLOSING):
                 await served.wait()
 
-        try:
-            async with AsyncExitStack() as stack:
-                nursery = await stack.enter_async_context(open_nursery())
-                nursery.start_soon(serve, name="the server of this pair")
-                stack.push_async_callback(wait)
-                client = await stack.enter_async_context(open_client(ours, **options))
-                self._stack = stack.pop_all()
-        except BaseException:
-            self._blame_the_server()
-            raise
+        async with AsyncExitStack() as stack:
+            nursery = await stack.enter_async_context(open_nursery())
+            nursery.start_soon(serve, name="the server of this pair")
+            stack.push_async_callback(wait)
+            client = await stack.enter_async_context(open_client(ours, **options))
+            self._stack = stack.pop_all()
         return MemoryPair(client, self._server, transcript, theirs)
 
     async def __aexit__(
@@ -304,13 +300,9 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
         try:
             return await self._stack.__aexit__(kind, error, traceback)
         except BaseException:
-            self._blame_the_server()
+            if self._failure is not None:  # it is why the client lost its server, and says more
+                raise self._failure from None
             raise
-
-    def _blame_the_server(self) -> None:
-        """What it failed with is why the client lost it, and says more."""
-        if self._failure is not None:
-            raise self._failure
 
 
 def _tapped(options: ClientOptions, transcript: Transcript) -> ClientOptions:

@@ -396,15 +396,20 @@ async def test_the_server_is_told_what_it_may_ask(behind: str) -> None:
     @server.tool
     async def what(ctx: Context) -> None:
         asked.append([name for name in ("sampling", "elicitation", "roots") if ctx.supports(name)])
+        asked[-1] += ["tools"] * ctx.supports("sampling", "tools")
         asked.append([ctx.supports("elicitation", mode) for mode in ("form", "url")])
-        assert ctx.supports("sampling", "tools") is ctx.supports("sampling")
 
     for relay in ({}, {"asks": ["roots", "elicitation_url"]}, {"asks": ()}):
         async with relayed(server, behind, E, relay) as client:
             await client.call_tool("what")
     assert asked == [
-        ["sampling", "elicitation", "roots"], [True, True], ["elicitation", "roots"], [False, True], [], [False, False],
-    ]  # fmt: skip
+        ["sampling", "elicitation", "roots", "tools"],
+        [True, True],
+        ["elicitation", "roots"],
+        [False, True],
+        [],
+        [False, False],
+    ]
 
 
 async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
@@ -528,7 +533,7 @@ async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
             await peer.tell("notifications/elicitation/complete", {"elicitationId": f"{number}"})
         await wait_all_tasks_blocked()
         await peer.answer(asked, {"content": []})
-    assert done == ["https://pay.example/1", "https://pay.example/100"]
+    assert sorted(done) == ["https://pay.example/1", "https://pay.example/100"]  # in no order
 
 
 # Log messages.

@@ -114,9 +114,8 @@ async def test_what_the_server_fails_with_is_what_the_test_sees(late: bool, auto
     server = Server("failing", lifespan=lifespan)
     with pytest.raises(KeyError) as raised:  # noqa: PT012  # the block raises when it ends
         async with open_memory_pair(server) as pair:
-            with contextlib.suppress(SessionClosed):
-                await pair.drop()
-                await pair.client.request("tools/list")
+            await pair.drop()
+            await pair.client.request("tools/list")  # which raises, too
     assert raised.value is mine
 
 
@@ -324,7 +323,7 @@ async def test_a_replayed_stream_behaves_as_one() -> None:
 async def test_what_is_shown_is_the_first_that_differs() -> None:
     stream = replayed("> 1\n> 2")
     for data in (b"3\n4\n", b"2\n"):
-        with pytest.raises(TranscriptMismatch, match="message 1 "):
+        with pytest.raises(TranscriptMismatch, match=r"message 1 [^$]*\+3"):
             await stream.send_all(data)
     assert await stream.receive_some() == b""
 
