@@ -407,6 +407,7 @@ class Ear:
         self.session = ClientSession(Offer(info, {}, (REVISIONS[LATEST],)), limits=limits)
         self.heard: list[str] = []
         self.why: str | None = None
+        self.scope = trio.CancelScope()  # of the task that carries the link
         self.over = trio.Event()
         self.over_at = -1.0
 
@@ -439,7 +440,8 @@ async def linked(
         duplex = Duplex(ear, ours, frames, limits, nursery=nursery, received=received)
 
         async def carry() -> None:
-            await duplex.run(20)
+            with ear.scope:
+                await duplex.run(20)
             ear.over_at = trio.current_time()
             ear.over.set()
 
@@ -609,8 +611,9 @@ async def test_a_server_that_reads_slowly_is_not_given_up(autojump_clock: MockCl
             await trio.sleep(30)
             await server.send_all(to_client(PONG))
             await server.receive_some(piece)
-        assert trio.current_time() > 2 * Limits().write_seconds
+        assert 2 * Limits().write_seconds < trio.current_time() < 4 * Limits().write_seconds
         assert ear.why is None
+        assert b"x" * 5 * piece in heard_by(server)[0][1]
         await server.send_all(close_frame(Role.CLIENT, 1000))
 
 
@@ -637,7 +640,7 @@ async def test_closing_does_not_wait_for_ever(streams: Any, after: float, autoju
         if streams is wide:
             await duplex.end()
         else:
-            duplex._open.cancel()  # as whoever is cancelled does; `end` would wait for what is being written
+            ear.scope.cancel()  # `end` would wait for what is being written
         await patiently(ear.over.wait, "the end")
         assert ear.over_at == after + CLOSING
         assert server._out.no_receiver
@@ -647,7 +650,7 @@ async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
     async with linked(streams=narrow) as (ear, server, duplex):
         talks(ear, duplex)
         await wait_all_tasks_blocked()
-        duplex._open.cancel()
+        ear.scope.cancel()
         await patiently(ear.over.wait, "the end")
         assert (ear.over_at, len(server.heard)) == (CLOSING, 1)
 
@@ -656,7 +659,7 @@ async def test_a_frame_that_was_begun_is_finished_before_the_farewell(autojump_c
     async with linked(streams=narrow) as (ear, server, duplex):
         talks(ear, duplex)
         await wait_all_tasks_blocked()
-        duplex._open.cancel()
+        ear.scope.cancel()
         await trio.sleep(CLOSING / 2)
         server._into.capacity = 10_000
         await server.receive_some()
