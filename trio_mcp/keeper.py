@@ -140,10 +140,16 @@ class Keeper:
         if caller.failure is not None:  # so soon
             self.lost(caller.failure)
         if self._log_level is not None and terms.declares("logging"):
-            try:
-                await _ask_for_log(caller, self._log_level)
-            except RequestError as error:
-                self.mistake(f"it declares logging, and refused to be told the level: {error}")
+            await self._ask_for_log(caller, self._log_level)
+
+    async def _ask_for_log(self, caller: Caller, level: str) -> None:
+        if not terms_of(caller).revision.handshake:
+            caller.session.log_level = level  # each request says so, from now on
+            return
+        try:
+            await caller.request("logging/setLevel", {"level": level})
+        except RequestError as error:
+            self.mistake(f"it declares logging, and refused to be told the level: {error}")
 
     async def _part(self) -> None:
         self._ending.set()
@@ -260,7 +266,11 @@ class Keeper:
 
     async def set_log_level(self, level: str) -> None:
         self._log_level = level
-        await _ask_for_log(await self.caller(), level)
+        caller = await self.caller()
+        if terms_of(caller).revision.handshake:
+            await self.ask("logging/setLevel", {"level": level})
+        else:
+            caller.session.log_level = level  # each request says so, from now on
 
     def ended(self, outcome: Outcome) -> None:
         self.listening.ended(outcome)
@@ -297,13 +307,6 @@ def terms_of(caller: Caller) -> Terms:
     terms = caller.session.terms
     assert terms is not None
     return terms
-
-
-async def _ask_for_log(caller: Caller, level: str) -> None:
-    if terms_of(caller).revision.handshake:
-        await caller.request("logging/setLevel", {"level": level})
-    else:
-        caller.session.log_level = level  # each request says so, from now on
 
 
 def _repeated(error: McpError) -> Failure:

@@ -132,6 +132,16 @@ async def test_ten_clients_are_closed_in_any_order_by_any_task(where: Where, clo
                 await client.call_tool("greet", {"name": "you"})
 
 
+async def test_a_thousand_clients_are_closed_in_any_order_by_any_task(autojump_clock: MockClock) -> None:
+    order, shuffled, server = list(range(10)), random.Random(1), build()
+    async with nothing_left(), trio.open_nursery() as nursery, trio.open_nursery() as closers:
+        for _ in range(100):
+            clients = [await connect_client(nursery, server) for _ in order]
+            shuffled.shuffle(order)
+            for number in order:
+                closers.start_soon(clients[number].aclose)
+
+
 @everywhere()
 async def test_closing_ends_every_call_and_every_listener(where: Where, clock: MockClock) -> None:
     ended: list[str] = []

@@ -286,6 +286,13 @@ async def test_a_server_that_loses_every_session_at_once_is_not_asked_without_en
         assert await client.call_tool("t")
 
 
+async def test_a_level_is_asked_for_also_if_the_session_is_lost_by_it(autojump_clock: MockClock) -> None:
+    async with forgetful() as (client, server, _):
+        server.forget()
+        await client.set_log_level("info")
+        assert ("session-2", "logging/setLevel") in server.asked
+
+
 async def test_sessions_that_have_held_may_be_lost_any_number_of_times(autojump_clock: MockClock) -> None:
     async with forgetful() as (client, server, _), client.listen(tools=True) as changes:
         for number in range(2, 10):
