@@ -101,6 +101,7 @@ following
 connecting
 keeper
 client
+relay_server
 relay testing
 """.strip().splitlines()
 SERVER_RANK = {name: rank for rank, line in enumerate(SERVER_ORDER) for name in line.split()}
@@ -252,7 +253,7 @@ def test_arrows_of_the_server_point_up_only(module: str) -> None:
 
 
 # A client makes models of what it gets, so these begin with them.
-OF_MODELS = {"answering", "asked", "client", "keeper", "relay", "testing", "tool_book"}
+OF_MODELS = {"answering", "asked", "client", "keeper", "relay", "relay_server", "testing", "tool_book"}
 
 
 @pytest.mark.parametrize("module", sorted({*SERVER_MODULES} - OF_MODELS))

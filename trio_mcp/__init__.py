@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         Sample,
         UrlElicitationRequired,
     )
+    from trio_mcp.relay import open_relay
     from trio_mcp.results import InputRequired, ResourceNotFound, ToolError, audio, file, image
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
@@ -111,7 +112,7 @@ __all__ = [
     "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "TextContent", "TextResourceContents",
     "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed", "ToolResultContent", "ToolUseContent",
     "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "audio", "below", "connect_client", "file", "file_path",
-    "image", "open_client", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
+    "image", "open_client", "open_relay", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
@@ -149,6 +150,7 @@ _HOMES = {
     "trio_mcp.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
     "UrlElicitationRequired",
+    "trio_mcp.relay": "open_relay",
     "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",

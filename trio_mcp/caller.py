@@ -246,7 +246,8 @@ class Caller:
             scope = self._serving[event.request.id] = trio.CancelScope()  # it may be cancelled before it begins
             self._nursery.start_soon(self._serve, event, scope, name=f"the server asks: {event.request.method}")
         elif isinstance(event, RequestCancelled):
-            self._serving[event.id].cancel(reason=event.reason or "the server cancelled its request")
+            if (serving := self._serving.get(event.id)) is not None:  # else it has just come to its end
+                serving.cancel(reason=event.reason or "the server cancelled its request")
         elif isinstance(event, Notice):
             self._talk.notice(event)
         elif isinstance(event, Opened | OpeningFailed):
@@ -310,6 +311,7 @@ class Caller:
 
         When it is cancelled the server is told, as link and revision want it, and a late answer is forgotten.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()  # or the end of a link would be told instead of the cancellation
         id = self.begin(method, params, progress=on_progress is not None)
         asked = self._asked[id] = _Asked(headers)
         self._wake()

@@ -624,7 +624,7 @@ def test_a_relay_can_be_cancelled_anywhere() -> None:
         server = build()
         # Of a link that is cancelled while it is opened, whoever opens it may see first that it has ended.
         with attempt.window(), contextlib.suppress(SessionClosed):
-            async with relayed(server, E, E, sampling=lambda asked: ("hm", "model")) as client:
+            async with relayed(server, D, E, sampling=lambda asked: ("hm", "model")) as client:
                 await client.call_tool("think")
         await wait_all_tasks_blocked()
         assert server.statistics().connections == 0
