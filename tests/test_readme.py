@@ -18,10 +18,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from tests.http.asgi_servers import hypercorn_of
-from tests.http.client import Web, request
+from tests.http.client import Web
 from tests.peers.installed import needs, tool
 from tests.server.wire import LATEST, Object, connected, everywhere, speaking
-from trio_mcp import Context, HttpOptions, Server, serve_http
+from trio_mcp import Context, HttpAddress, HttpOptions, Server, open_client, serve_http
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another."""
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -115,6 +115,38 @@ async def test_a_client_uses_it(websocket: bool, said: dict[str, Any], monkeypat
     assert printed[5] == ("Which size?", {"gift": False})
     assert "One small, at once." in str(printed[6])
     assert printed[7][0].item == "notes://Oslo"
+
+
+async def test_a_relay_shows_what_is_shown(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"^## A server\n\n```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "weather.py").write_text(code)
+    monkeypatch.setitem(said, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
+    started = Started()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(said["show"], [sys.executable, str(tmp_path / "weather.py")])
+        async with open_client((await started.address()).url) as client:
+            assert [tool.name async for tool in client.tools()] == ["forecast"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_test_of_it_passes(said: dict[str, Any], autojump_clock: MockClock) -> None:
+    await said["test_an_unknown_city_is_the_models_mistake"]()
+
+
+class Started:
+    """A task status that can be waited for."""
+
+    def __init__(self) -> None:
+        self._told, self._tells = trio.open_memory_channel[HttpAddress](1)
+
+    def started(self, value: HttpAddress | None = None) -> None:
+        assert value is not None
+        self._told.send_nowait(value)
+
+    async def address(self) -> HttpAddress:
+        return await self._tells.receive()
 
 
 async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]) -> None:
