@@ -37,7 +37,7 @@ from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
 from trio_mcp.duplex import Framing, Lines, Tap
 from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING, GONE
+from trio_mcp.outbox import CLOSING
 from trio_mcp.stream_link import StreamLink
 
 if TYPE_CHECKING:
@@ -230,23 +230,12 @@ async def _hold_websocket(
     status: trio.TaskStatus[Connection],
 ) -> None:
     from trio_mcp.core.revisions import Role
-    from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, why_not
     from trio_mcp.websocket import WebSocketFrames
     from trio_mcp.websocket_client import dial_websocket
 
-    try:
-        with trio.fail_after(CONNECTING):
-            stream, received = await dial_websocket(
-                url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
-            )
-    except trio.TooSlowError:
-        raise ConnectionFailed(
-            f"no WebSocket to {_place(url)} within {CONNECTING:g} seconds; is it there, or is a firewall between?"
-        ) from None
-    except OSError as error:
-        raise ConnectionFailed(f"no connection to {_place(url)}: {why_not(error)}") from error
-    except GONE as error:
-        raise ConnectionFailed(f"{_place(url)} broke the connection; does it speak TLS?") from error
+    stream, received = await dial_websocket(
+        url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
+    )
     frames = WebSocketFrames(Role.CLIENT, manner.limits)
     await _hold_stream(manner, stream, frames, status, probe=probe, heartbeat=HEARTBEAT, received=received)
 

@@ -31,7 +31,7 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.http_replies import ReplyReader
 from trio_mcp.outbox import GONE
 
-__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "locate", "why_not"]
+__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "locate"]
 
 CONNECTING = 30.0
 """Seconds after which a connection must stand: TCP, the proxy and TLS together.  A handshake over a bad line takes a
@@ -231,7 +231,7 @@ async def _dial(
     try:
         stream = await connect(first.host, first.port)
     except OSError as error:
-        raise ConnectionFailed(f"no connection to {name}: {why_not(error)}") from error
+        raise ConnectionFailed(f"no connection to {name}: {_why(error)}") from error
     try:
         if first.scheme == "https":
             stream = await _secured(stream, first.host, name, context())
@@ -244,7 +244,7 @@ async def _dial(
     return stream
 
 
-def why_not(error: OSError) -> str:
+def _why(error: OSError) -> str:
     """What went wrong, and what could be done about it."""
     reasons = _reasons(error)
     if any(isinstance(each, socket.gaierror) for each in reasons):
