@@ -9,6 +9,7 @@ not read any more either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeAlias
@@ -26,7 +27,7 @@ Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
 _CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
-_PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`, where that counts
+_PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`, where there is a heartbeat
 
 
 class Framing(Protocol):
@@ -145,7 +146,8 @@ class Duplex:
         self._control = b""  # what the framing has to say
         self._heard = trio.current_time()
         self._gone = False  # the other side has, so there is nobody to say farewell to
-        self._must_read = False  # the other side, or it is given up
+        self._patience = math.inf  # seconds for a piece of a write
+        self._piece = trio.CancelScope()  # of the one at hand
         self._why = ""  # it was given up
 
     async def run(self, heartbeat: float | None = None) -> None:
@@ -156,7 +158,9 @@ class Duplex:
         it may be silent, and busy, for ever, as a child process may.  What `tap` or the stream raise, other than that
         it has gone, is `wire.failure`.
         """
-        self._must_read = heartbeat is not None
+        if heartbeat is not None:
+            self._patience = self._limits.write_seconds
+            self._piece.deadline = trio.current_time() + self._patience  # somebody may be writing already
         try:
             with self._open:
                 async with open_nursery() as nursery:
@@ -226,17 +230,12 @@ class Duplex:
         return data
 
     async def _send(self, data: bytes) -> None:
-        if not self._must_read:
-            await self._stream.send_all(data)
-            return
-        seconds = self._limits.write_seconds
-        with memoryview(data) as whole:
-            for start in range(0, len(data), _PIECE):
-                with trio.move_on_after(seconds) as scope:
-                    await self._stream.send_all(whole[start : start + _PIECE])
-                if scope.cancelled_caught:
-                    self._why = f"the other side took nothing for {seconds:g} seconds (Limits.write_seconds)"
-                    raise trio.BrokenResourceError(self._why)
+        for start in range(0, len(data), _PIECE):
+            with trio.CancelScope(deadline=trio.current_time() + self._patience) as self._piece:
+                await self._stream.send_all(data[start : start + _PIECE])
+            if self._piece.cancelled_caught:
+                self._why = f"the other side took nothing for {self._patience:g} seconds (Limits.write_seconds)"
+                raise trio.BrokenResourceError(self._why)
 
     async def _part(self) -> None:
         """Say farewell, where the framing has one, and give the other side a moment to say it too."""

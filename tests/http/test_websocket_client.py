@@ -430,8 +430,12 @@ async def linked(
     received: bytes = b"",
     limits: Limits | None = None,
     name: str = "client",
+    early: bool = False,
 ) -> AsyncIterator[tuple[Ear, PipeEnd, Duplex]]:
-    """A client's end of an open WebSocket, and the server's end of it, which the test plays."""
+    """A client's end of an open WebSocket, and the server's end of it, which the test plays.
+
+    `early`: the client says something before the link is carried.
+    """
     limits = limits or Limits()
     ours, theirs = streams()
     ear = Ear(name, limits)
@@ -445,6 +449,9 @@ async def linked(
             ear.over_at = trio.current_time()
             ear.over.set()
 
+        if early:
+            talks(ear, duplex)
+            await wait_all_tasks_blocked()
         nursery.start_soon(carry)
         yield ear, theirs, duplex
         await duplex.end()
@@ -601,6 +608,20 @@ async def test_a_server_that_asks_and_does_not_read_is_given_up(autojump_clock: 
         await patiently(ear.over.wait, "the end")
         assert (ear.over_at, ear.why) == (60, "the other side took nothing for 60 seconds (Limits.write_seconds)")
         assert server.heard[1:] == b""
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_one_that_reads_nothing_from_the_first_byte_on_is_given_up(
+    early: bool, autojump_clock: MockClock
+) -> None:
+    async with linked(streams=narrow, early=early) as (ear, server, duplex):
+        if not early:
+            talks(ear, duplex)
+        while not ear.over.is_set():
+            with suppress(trio.BrokenResourceError):
+                await server.send_all(to_client(PONG))
+            await trio.sleep(5)
+        assert (ear.over_at, ear.why) == (60, "the other side took nothing for 60 seconds (Limits.write_seconds)")
 
 
 async def test_a_server_that_reads_slowly_is_not_given_up(autojump_clock: MockClock) -> None:

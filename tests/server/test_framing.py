@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -266,6 +266,21 @@ async def test_who_asks_for_signs_of_life_must_read_them(autojump_clock: MockClo
             nursery.cancel_scope.cancel()
         assert sent < 100
         await peer.stream.aclose()
+
+
+@pytest.mark.parametrize("heartbeat", [None, 10])
+async def test_who_is_asked_for_signs_of_life_must_also_read_and_others_need_not(
+    heartbeat: float | None, autojump_clock: MockClock
+) -> None:
+    async with framed(working(), streams=narrow, heartbeat=heartbeat) as peer:
+        await peer.say(call(1, "quick"))
+        for _ in range(100):
+            with suppress(trio.BrokenResourceError):
+                await peer.say("pong")
+            await trio.sleep(5)
+        assert peer.returned_at == (None if heartbeat is None else 60)
+        await peer.stream.send_eof()
+        assert [line[:1] for line in await peer.listen()] == ["{"] * (heartbeat is None)
 
 
 async def test_a_silent_client_is_asked_for_a_sign_of_life_and_given_up(autojump_clock: MockClock) -> None:
