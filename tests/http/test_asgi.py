@@ -1235,20 +1235,19 @@ async def test_answers_still_come_in_while_calls_have_their_grace(shared: bool, 
     stage, told = Stage(), []
     app = AsgiApp(stage.server, grace=5)
     running = stage.server.running() if shared else contextlib.nullcontext()
-    async with running, trio.open_nursery() as nursery:
-        async with app.running():
-            asks = plays("roots", revision=LATEST, capabilities={"roots": {}})
-            scope, events = posted(asks)
-            await app(scope, events.receive, events.send)
-            asked = json.loads(events.said[-1]["body"])["result"]
+    async with running, trio.open_nursery() as nursery, app.running():
+        asks = plays("roots", revision=LATEST, capabilities={"roots": {}})
+        scope, events = posted(asks)
+        await app(scope, events.receive, events.send)
+        asked = json.loads(events.said[-1]["body"])["result"]
 
-            @nursery.start_soon
-            async def _() -> None:
-                await trio.sleep(1)
-                (key,) = asked["inputRequests"]
-                more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
-                scope, events = posted({**asks, "id": 2, "params": {**asks["params"], **more}})
-                await app(scope, events.receive, events.send)
-                told.append(text_of(json.loads(events.said[-1]["body"])["result"]))
+        @nursery.start_soon
+        async def _() -> None:
+            await trio.sleep(1)
+            (key,) = asked["inputRequests"]
+            more = {"inputResponses": {key: {"roots": []}}, "requestState": asked["requestState"]}
+            scope, events = posted({**asks, "id": 2, "params": {**asks["params"], **more}})
+            await app(scope, events.receive, events.send)
+            told.append(text_of(json.loads(events.said[-1]["body"])["result"]))
 
     assert (told, trio.current_time()) == (["done"], 1)
