@@ -21,7 +21,7 @@ from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
 from tests.peers.installed import needs, tool
 from tests.server.wire import LATEST, Object, connected, everywhere, speaking
-from trio_mcp import Context, HttpAddress, HttpOptions, Server, open_client, serve_http
+from trio_mcp import ClientOptions, Context, HttpAddress, HttpOptions, Server, open_client, serve_http
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -177,10 +177,11 @@ async def tools_of(web: Web, session: str | None) -> None:
     assert [tool["name"] for tool in listed["tools"]] == ["forecast", "order"]
 
 
-def test_the_table_names_every_option_of_http() -> None:
-    (table,) = re.findall(r"^\| Option.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    rows = [row.split("|")[1] for row in table.splitlines()[2:-1]]
-    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+def test_the_tables_name_every_option() -> None:
+    tables = re.findall(r"^\| Option.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    rows = [[row.split("|")[1] for row in table.splitlines()[2:-1]] for table in tables]
+    named, of_clients = ({name for row in table for name in re.findall(r"`(\w+)", row)} for table in rows)
+    assert of_clients == ClientOptions.__annotations__.keys()
     own = {name for name in inspect.signature(serve_http).parameters if name in ("listeners", "unix", "ssl_context")}
     assert len(own) == 3
     assert named == HttpOptions.__annotations__.keys() | own

@@ -100,7 +100,7 @@ class ClientOptions(TypedDict, total=False):
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
     log_level: LogLevel
-    """From which level on the server is asked to send them."""
+    """From which level on the server is asked to send them; "info" where there is an `on_log`."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
     """What goes along with each HTTP request, such as Authorization; a function is asked for each."""
     meta: Callable[[], Mapping[str, Json]]
@@ -199,7 +199,7 @@ class Client:
         self._meta = options.get("meta")
         self._offer = _offer(options, self._answering.capabilities)
         household = Household(
-            self._answering, options.get("on_log"), options.get("on_page_done"), _level(options.get("log_level")),
+            self._answering, options.get("on_log"), options.get("on_page_done"), _log_level(options),
             options.get("cache", True), lambda: self._book.forget(),
         )  # fmt: skip
         self._keeper = Keeper(
@@ -543,6 +543,11 @@ def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
             raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
         revisions = (REVISIONS[name],)
     return Offer(info, capabilities, revisions)
+
+
+def _log_level(options: ClientOptions) -> str | None:
+    """Who listens to logs wants some: servers of 2026-07-28 send none unasked."""
+    return _level(options.get("log_level", "info" if "on_log" in options else None))
 
 
 def _level(level: str | None) -> str | None:
