@@ -79,7 +79,8 @@ PATIENCE = 60.0
 """The longest Retry-After, in seconds, that is waited for.  Beyond it the request fails at once, and says how long."""
 
 ACKNOWLEDGED = 30.0
-"""Seconds in which a server has to take what is no request: nobody's scope bounds it, and calls may wait for it."""
+"""Seconds in which a server has to say to what is no request whether it takes it, or when to try again: nobody's scope
+bounds it, and calls may wait for it."""
 
 _MOVES = 5  # redirects in a row: a URL that was moved has one or two of them, a loop has no end
 _LEFTOVERS = 1.0  # seconds for the end of a reply that has said all, so that its connection can be used again
@@ -217,13 +218,9 @@ class Posts:
                 await self._turn(message)
                 flight.sent = True
                 try:
-                    with trio.fail_after(math.inf if isinstance(message, Request) else ACKNOWLEDGED):
-                        exchange = self._exchange(message)
-                        verdict = await self._answer(exchange, flight)
-                        if verdict is not None:
-                            self._settle(message, verdict)
-                except trio.TooSlowError:
-                    self._fail(message, NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds"))
+                    verdict = await self._answer(self._exchange(message), flight)
+                    if verdict is not None:
+                        self._settle(message, verdict)
                 except ReplyBroken as error:
                     why = NotAnswered(f"{name_of(message)} has no answer: {error}", request_may_have_run=error.sent)
                     why.__cause__ = error
@@ -271,14 +268,7 @@ class Posts:
         moves = 0
         body = b"" if exchange.message is None else self._encoded(exchange.message)
         while True:
-            fields = self._fields(exchange, after)
-            async with self._pool.request(
-                exchange.method, exchange.url, fields, body, replayable=_repeatable(exchange.message)
-            ) as reply:
-                verdict = await self._judge(exchange, reply)
-                if isinstance(verdict, Streaming):
-                    assert listen is not None  # or nothing would be answered by a stream
-                    await listen(exchange, reply)
+            status, verdict = await self._attempt(exchange, body, listen, after)
             if isinstance(verdict, Redirected):
                 moves += 1
                 if moves > _MOVES:
@@ -286,13 +276,33 @@ class Posts:
                 exchange = attrs.evolve(exchange, url=verdict.url)
             elif isinstance(verdict, RetryAfter) and exchange.method == "POST":
                 if verdict.seconds > PATIENCE:
-                    return Failed(
-                        f"HTTP {reply.status}: the server is busy for {verdict.seconds} seconds", reply.status
-                    )
+                    return Failed(f"HTTP {status}: the server is busy for {verdict.seconds} seconds", status)
                 await trio.sleep(verdict.seconds)
                 exchange = attrs.evolve(exchange, again=True)
             else:
                 return verdict
+
+    async def _attempt(
+        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
+    ) -> tuple[int, ReplyVerdict]:
+        told = exchange.method == "POST" and not exchange.asked
+        try:
+            # Each attempt for itself: how long to wait before another is for the server to say.
+            with trio.fail_after(ACKNOWLEDGED if told else math.inf):
+                async with self._pool.request(
+                    exchange.method,
+                    exchange.url,
+                    self._fields(exchange, after),
+                    body,
+                    replayable=_repeatable(exchange.message),
+                ) as reply:
+                    verdict = await self._judge(exchange, reply)
+                    if isinstance(verdict, Streaming):
+                        assert listen is not None  # or nothing would be answered by a stream
+                        await listen(exchange, reply)
+                return reply.status, verdict
+        except trio.TooSlowError:
+            raise NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds") from None
 
     async def _judge(self, exchange: Exchange, reply: HttpReply) -> ReplyVerdict:
         body = b""

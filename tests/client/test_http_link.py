@@ -599,6 +599,32 @@ async def test_a_busy_server_is_asked_once_more_when_it_said(status: int, autoju
         assert server.heard == ["server/discover", "tools/list", "tools/list"]
 
 
+@pytest.mark.parametrize("through", [True, False])
+async def test_an_answer_of_ours_waits_as_long_as_the_server_says_and_no_longer_for_its_reply(
+    through: bool, autojump_clock: MockClock
+) -> None:
+    busy, at = reply(429, **{"Retry-After": "40"}), list[float]()
+
+    async def silent(asked: Asked, out: Out) -> None:
+        await out.hold()
+
+    posts = first(busy, then=reply(202) if through else silent)
+
+    async def play(asked: Asked, out: Out) -> None:
+        at.append(trio.current_time())
+        await posts(asked, out)
+
+    roots = {"roots": {"listChanged": True}}
+    async with script(legacy(play)) as server, linked(server.connect, [D], capabilities=roots) as bench:
+        start = trio.current_time()
+        bench.caller.notify("notifications/roots/list_changed")
+        await trio.sleep(40 + 29)
+        assert at == [start, start + 40]
+        assert bench.talk.mistakes == []
+        await trio.sleep(2)
+        assert len(bench.talk.mistakes) == (not through)
+
+
 @streamable
 async def test_a_redirect_within_the_origin_is_followed(revision: str) -> None:
     async def play(asked: Asked, out: Out) -> None:
