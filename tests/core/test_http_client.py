@@ -372,6 +372,17 @@ def test_a_session_that_is_gone_is_opened_anew_once(revision: Revision) -> None:
     assert isinstance(reply(exchange(revision=revision), 404), Failed)
 
 
+@pytest.mark.parametrize("revision", [B, C, D], ids=str)
+def test_404_that_answers_the_request_itself_is_no_end_of_the_session(revision: Revision) -> None:
+    asked = exchange(revision=revision, session=SESSION)
+    lacking = fault(errors.METHOD_NOT_FOUND)
+    assert reply(asked, 404, lacking) == Received(lacking)
+    for other in (fault(errors.METHOD_NOT_FOUND, id=None), fault(errors.METHOD_NOT_FOUND, id=7), fault(-32001)):
+        assert reply(asked, 404, other) == SessionGone()
+    assert reply(exchange(NOTE, revision, session=SESSION), 404, lacking) == SessionGone()
+    assert reply(get(revision, session=SESSION), 404, lacking) == SessionGone()
+
+
 def test_404_says_nothing_about_sessions_where_there_are_none() -> None:
     unknown = fault(errors.METHOD_NOT_FOUND)
     assert reply(exchange(LIST, E, session=SESSION), 404, unknown) == Received(unknown)

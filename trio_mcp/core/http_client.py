@@ -275,13 +275,20 @@ def read_reply(
     if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
     gone = status == 404 and exchange.session is not None and exchange.revision.handshake
-    if gone and exchange.method != "DELETE":
+    if gone and exchange.method != "DELETE" and not _lacks_method(exchange, body, limits):
         return Failed("the new session ended at once", status) if exchange.again else SessionGone()
     if exchange.method != "POST":
         return _read_other(exchange, status, headers, body, limits)
     if 200 <= status < 300:
         return _read_success(exchange, status, headers, body, limits)
     return _read_failure(exchange, status, body, limits)
+
+
+def _lacks_method(exchange: Exchange, body: bytes, limits: Limits) -> bool:
+    """Whether this 404 answers this very request: who does not know the session has not read what was asked in it."""
+    message = decode(body, limits)
+    lacking = isinstance(message, Error) and message.code == errors.METHOD_NOT_FOUND
+    return lacking and bool(exchange.answered_by(message))
 
 
 def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
