@@ -56,7 +56,10 @@ from trio_mcp.core.peer import (
 )
 from trio_mcp.core.session import Call, Notice, Opened
 
-__all__ = ["Caller", "Carrier", "Failure", "HeadersRefused", "OnProgress", "OpeningError", "SessionLost", "Talk"]
+__all__ = [
+    "Caller", "Carrier", "Failure", "HeadersRefused", "OnProgress", "OpeningError", "SessionLost", "Talk",
+    "Unauthorized", "failure_of", "repeated",
+]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
 
@@ -102,6 +105,42 @@ class HeadersRefused(McpError):
         self.error = error
 
 
+class Unauthorized(McpError):
+    """The server wants to know who asks (401), or that one may not (403).  `challenge` is its WWW-Authenticate."""
+
+    def __init__(self, why: str, status: int, challenge: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.challenge = challenge
+
+
+def repeated(error: McpError) -> Failure:
+    """For an error that several may have to raise: a copy each, as a traceback grows wherever one is raised."""
+
+    def copy() -> McpError:
+        made = type(error).__new__(type(error), *error.args)  # what else its class wants is in its attributes
+        made.__dict__.update(error.__dict__)
+        made.__cause__ = error.__cause__
+        made.__suppress_context__ = error.__suppress_context__
+        return made
+
+    return copy
+
+
+def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
+    """What to raise for a request without a result; `failure` is what its carrier said of it, if it did."""
+    if isinstance(outcome, Refused):
+        error = outcome.error
+        return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
+    if isinstance(outcome, Garbled):
+        garbled = f"the server's answer to {outcome.method} is none: {outcome.why}"
+        return lambda: RemoteProtocolError(garbled)
+    if failure is not None:
+        return failure
+    why = outcome.reason if isinstance(outcome, TornDown) else getattr(outcome, "why", "no answer in time")
+    return lambda: SessionClosed(f"{outcome.method} has no answer: {why}")
+
+
 class Carrier(Protocol):
     """What carries the messages of one session."""
 
@@ -121,8 +160,8 @@ class Talk(Protocol):
     def notice(self, notice: Notice) -> None:
         """The server has told something that belongs to no request."""
 
-    def ended(self, outcome: Outcome) -> None:
-        """A request that was made by `begin` has its outcome."""
+    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+        """A request that was made by `begin` has its outcome; see `failure_of`."""
 
     def mistake(self, why: str) -> None:
         """The server did something off the protocol that cost nothing."""
@@ -159,18 +198,7 @@ class _Asked:
         if isinstance(self.outcome, Answered):
             return self.outcome.result
         await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
-        raise self._error(self.outcome)
-
-    def _error(self, outcome: Outcome) -> McpError:
-        if isinstance(outcome, Refused):
-            error = outcome.error
-            return RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-        if isinstance(outcome, Garbled):
-            return RemoteProtocolError(f"the server's answer to {outcome.method} is none: {outcome.why}")
-        if self.failure is not None:
-            return self.failure()
-        why = outcome.reason if isinstance(outcome, TornDown) else getattr(outcome, "why", "no answer in time")
-        return SessionClosed(f"{outcome.method} has no answer: {why}")
+        raise failure_of(self.outcome, self.failure)()
 
 
 class Caller:
@@ -206,7 +234,7 @@ class Caller:
         if self._failure is None:
             self._failure = failure
             self.over.set()
-            self.act(self.session.lost(why=str(failure())))
+            self.act(self.session.lost(why=str(failure())), failure)
             self._talk.lost(failure)
 
     @property
@@ -216,19 +244,17 @@ class Caller:
 
     def fail(self, id: Id, failure: Failure) -> None:
         """This request can never be answered; the link goes on."""
-        asked = self._asked.get(id)
-        if asked is not None:
-            asked.failure = failure
-        self.act(self.session.fail(id, str(failure())))
+        self.act(self.session.fail(id, str(failure())), failure)
 
     def headers_of(self, id: Id) -> Fields:
         """What the caller wants to be sent along with this request, on a link that has headers."""
         asked = self._asked.get(id)
         return () if asked is None else asked.headers
 
-    def act(self, events: Iterable[Event]) -> None:
+    def act(self, events: Iterable[Event], failure: Failure | None = None) -> None:
+        """Do what follows from these; `failure` is why requests of ours have ended, if they have by that."""
         for event in events:
-            self._act(event)
+            self._act(event, failure)
         if self.session.queued:
             self._wake()
 
@@ -236,9 +262,9 @@ class Caller:
         if self._carrier is not None:
             self._carrier.wake()
 
-    def _act(self, event: Event) -> None:
+    def _act(self, event: Event, failure: Failure | None) -> None:
         if isinstance(event, Outcome):
-            self._over(event)
+            self._over(event, failure)
         elif isinstance(event, ProgressReported):
             if (asked := self._asked.get(event.id)) is not None:
                 asked.reported(event)
@@ -258,14 +284,12 @@ class Caller:
         elif isinstance(event, Complained):
             self._talk.mistake(f"the server could not read something: {event.error.message!r} ({event.error.code})")
 
-    def _over(self, outcome: Outcome) -> None:
+    def _over(self, outcome: Outcome, failure: Failure | None) -> None:
         asked = self._asked.pop(outcome.id, None)
         if asked is None:
-            self._talk.ended(outcome)
+            self._talk.ended(outcome, failure)
             return
-        if asked.failure is None:
-            asked.failure = self._failure
-        asked.outcome = outcome
+        asked.outcome, asked.failure = outcome, failure
         asked.news.set()
 
     # Opening.

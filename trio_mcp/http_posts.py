@@ -32,7 +32,7 @@ from typing import TypeAlias
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost
+from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost, Unauthorized, repeated
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import (
     EVENT_STREAM,
@@ -114,15 +114,6 @@ class NotAnswered(SessionClosed):
         super().__init__(why)
         self.status = status
         self.request_may_have_run = request_may_have_run
-
-
-class Unauthorized(McpError):
-    """The server wants to know who asks (401), or that one may not (403).  `challenge` is its WWW-Authenticate."""
-
-    def __init__(self, why: str, status: int, challenge: str) -> None:
-        super().__init__(why)
-        self.status = status
-        self.challenge = challenge
 
 
 class NeedsSse(McpError):
@@ -385,7 +376,7 @@ class Posts:
         elif self._session.phase is Phase.PROBING and isinstance(error, RemoteProtocolError):
             self._caller.fall_back(str(error))  # whatever is no answer to the probe is said by no modern server
         else:
-            self._lose(lambda: error)
+            self._lose(repeated(error))
 
     def _forgotten(self, id: Id | None) -> None:
         """http-58: the session is over.

@@ -5,8 +5,8 @@ What ends a connection is raised by the calls that wait, at once, and by each la
 background.  One end is not for good: a session that an HTTP server has lost is opened anew, once for all who need it
 (http-58), with everything that was listened to, in the revision that was spoken.
 
-Who calls waits for one attempt, and hears what came of it.  For those who listen there are some more, after a while
-each, as a server that restarts may need it; then they hear it, too.
+Who calls waits for one attempt, and hears what came of it.  Without a call there are some more, after a while each, as
+a server that restarts may need it: a session is there to be heard, too.  Then those who listen hear what came of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import trio
 
 from trio_mcp.answering import Answering
 from trio_mcp.asked import PageRequest
-from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost
+from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, failure_of, repeated
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
-from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.peer import Outcome
+from trio_mcp.core.peer import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.terms import Terms
 from trio_mcp.duplex import Tap
@@ -43,11 +43,12 @@ T = TypeVar("T")
 
 _log = logging.getLogger("trio_mcp.client")
 
+_SET_LEVEL = "logging/setLevel"
 _DEVIATIONS = 100  # that are kept, the newest; who wants all of them has the log
 _CLOSING = 30.0  # seconds that closing may take at the very most, whatever its parts are bounded by
 
-# Seconds from the loss of a session to each attempt to open another, for those who listen.  A server that has forgotten
-# its sessions is there at once as a rule, and one that restarts has a quarter of a minute.
+# Seconds from the loss of a session to each attempt to open another that nobody has called for.  A server that has
+# forgotten its sessions is there at once as a rule, and one that restarts has a quarter of a minute.
 _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 # Seconds after which a session has held.  As long as the longest pause, or a server that loses each session at once
 # would be asked for another without end.
@@ -90,7 +91,7 @@ class Keeper:
         self._ending = self._over = trio.Event()  # of the session at hand
         self._opened_at = 0.0
         self._renewing: trio.Event | None = None
-        self._attempts = 0  # to open a session for those who listen, since one has held
+        self._attempts = 0  # to open a session that nobody has called for, since one has held
         self._unopened: McpError | None = None  # what came of the last attempt that failed
         self._closing = trio.Event()
         self._closed = trio.Event()
@@ -111,7 +112,7 @@ class Keeper:
                 await self._closing.wait()
                 await self._part()
         except McpError as error:
-            failure = _repeated(error)
+            failure = repeated(error)
             raise
         finally:
             self._closing.set()
@@ -136,20 +137,11 @@ class Keeper:
         terms = terms_of(caller)
         self.cache = ResponseCache(terms.revision) if self._household.caches and terms.revision.cacheable else None
         self._household.forget_tools()
+        if caller.failure is None and self._log_level is not None and terms.declares("logging"):
+            _ask_for_log(caller, self._log_level)  # before others take all the room for requests
         self.listening.attach(caller)
         if caller.failure is not None:  # so soon
             self.lost(caller.failure)
-        if self._log_level is not None and terms.declares("logging"):
-            await self._ask_for_log(caller, self._log_level)
-
-    async def _ask_for_log(self, caller: Caller, level: str) -> None:
-        if not terms_of(caller).revision.handshake:
-            caller.session.log_level = level  # each request says so, from now on
-            return
-        try:
-            await caller.request("logging/setLevel", {"level": level})
-        except RequestError as error:
-            self.mistake(f"it declares logging, and refused to be told the level: {error}")
 
     async def _part(self) -> None:
         self._ending.set()
@@ -195,7 +187,7 @@ class Keeper:
         return error
 
     async def _persist(self, failure: Failure) -> None:
-        """Have a session for those who listen, whether anybody calls or not."""
+        """Have a session, whether anybody calls or not: for those who listen, and for what a server says unasked."""
         lost = self._connection
         for pause in _PAUSES[self._attempts :]:
             self._attempts += 1
@@ -268,12 +260,16 @@ class Keeper:
         self._log_level = level
         caller = await self.caller()
         if terms_of(caller).revision.handshake:
-            await self.ask("logging/setLevel", {"level": level})
+            await self.ask(_SET_LEVEL, {"level": level})
         else:
             caller.session.log_level = level  # each request says so, from now on
 
-    def ended(self, outcome: Outcome) -> None:
-        self.listening.ended(outcome)
+    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+        if outcome.method != _SET_LEVEL:
+            self.listening.ended(outcome, failure)
+        elif not isinstance(outcome, Answered) and self.connection.caller.failure is None:
+            why = failure_of(outcome, failure)()
+            self.mistake(f"it declares logging, and could not be told the level: {why}")
 
     def mistake(self, why: str) -> None:
         self.deviations.append(why)
@@ -288,7 +284,7 @@ class Keeper:
                 self._attempts = 0
             self._unopened = None
             assert self._nursery is not None
-            self._nursery.start_soon(self._persist, failure, name="a session for those who listen")
+            self._nursery.start_soon(self._persist, failure, name="a session that nobody has called for")
         else:
             self.listening.closed(failure)
 
@@ -302,12 +298,17 @@ def _tell(callback: Callable[[T], object] | None, what: T | None) -> None:
         _log.exception("a callback of the client has failed")
 
 
+def _ask_for_log(caller: Caller, level: str) -> None:
+    """Have it told.  Nobody waits for that: a session is of use without the log, whatever the server makes of it."""
+    if terms_of(caller).revision.handshake:
+        caller.begin(_SET_LEVEL, {"level": level})
+        caller.act(())  # so that it is sent
+    else:
+        caller.session.log_level = level  # each request says so, from now on
+
+
 def terms_of(caller: Caller) -> Terms:
     """Those of a session that is open."""
     terms = caller.session.terms
     assert terms is not None
     return terms
-
-
-def _repeated(error: McpError) -> Failure:
-    return lambda: error

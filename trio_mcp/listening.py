@@ -22,6 +22,7 @@ behind.  Only what takes time, asking again after a while, is done by the task t
 | the server, in good order | the iterator ends |
 | the server refuses it | `RequestError` |
 | the stream broke, the session lives | it is asked for again, after a while; in the end that raises |
+| HTTP 401 or 403 | `Unauthorized`, at once |
 | the session is lost | it is asked for on the next one; if there is to be none, that raises |
 | the client is closed | the iterator ends, or raises what closed it |
 """
@@ -35,9 +36,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed, shown
-from trio_mcp.core.jsonrpc import ABSENT, Id, Limits
+from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
+from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.listen import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
@@ -52,7 +53,7 @@ from trio_mcp.core.listen import (
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused
+from trio_mcp.core.peer import Answered, Outcome, Refused
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Notice
 
@@ -67,6 +68,9 @@ _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 # Seconds after which a subscription has held, and a break is the first again.  As long as the longest pause, or a
 # server that breaks off at once would be asked without end.
 _HELD = 8.0
+
+# What asking again does not mend: somebody has to do something about it, and the sooner it is raised the better.
+_FINAL = (Unauthorized, LocalProtocolError)
 
 _WAITING = frozenset({SubscriptionState.ASKED, SubscriptionState.BROKEN})
 
@@ -92,9 +96,9 @@ class Changes:
 
     The iterator ends when the server ends the subscription in good order, and when the client is closed.  It raises
     `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it then tells of nothing any
-    more, `SessionClosed` (or what else the client was closed with) when the link is gone for good, and
-    `RemoteProtocolError` for answers that are none.  What was heard until then is told first.  Waiting may be
-    cancelled; no change is lost by it.
+    more, `Unauthorized` when it wants to know who asks, `SessionClosed` (or what else the client was closed with) when
+    the link is gone for good, and `RemoteProtocolError` for answers that are none.  What was heard until then is told
+    first.  Waiting may be cancelled; no change is lost by it.
     """
 
     def __init__(self, asked: tuple[Change, ...], listening: Listening, limits: Limits) -> None:
@@ -137,8 +141,11 @@ class Changes:
         """Wait until the server has said what it agrees to."""
         while self._state in _WAITING:
             await self._go_on()
-        if self._failure is not None:
-            raise self._failure()
+        failure = self._failure
+        if self._opened_at is None and failure is None:
+            failure = self._listening._closed  # None: the server has ended it in good order
+        if failure is not None:
+            raise failure()
 
     async def _go_on(self) -> None:
         """Wait until something has changed; when it is time to ask again, do."""
@@ -191,13 +198,16 @@ class Changes:
             self._again_at = None
             self._breaks = 0
 
-    def _break(self, failure: Failure) -> None:
+    def _break(self, failure: Failure, method: str) -> None:
         """The session goes on, without this."""
+        if isinstance(failure(), _FINAL):
+            self._close(failure)
+            return
         now = trio.current_time()
         held = self._state is SubscriptionState.OPEN and self._opened_at is not None and now >= self._opened_at + _HELD
         self._breaks = 0 if held else self._breaks
         if self._breaks == len(_PAUSES):
-            self._close(failure)
+            self._close(_exhausted(failure, method))
             return
         self._state = SubscriptionState.BROKEN
         self._again_at = now + _PAUSES[self._breaks]
@@ -317,22 +327,22 @@ class Listening:
                 self._nothing(changes)
         return True
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         """Take in the outcome of a request that was made by `Caller.begin`; those of others are ignored."""
         if self._caller is None or self._caller.session.closed:
             return  # `lost` follows
         resource = self._asking.pop(outcome.id, None)
         if resource is not None:
-            self._answered(resource, outcome)
+            self._answered(resource, outcome, failure_of(outcome, failure))
         elif (subscription := self._subscriptions.over(outcome)) is not None:
             changes = self._listeners.pop(subscription.id)
             changes._subscription = None  # its id may be another's in the next session
             if subscription.state is SubscriptionState.ENDED:
                 changes._close()
             elif subscription.state is SubscriptionState.REFUSED:
-                changes._close(_failure(outcome))
+                changes._close(failure_of(outcome, failure))
             else:
-                changes._break(_failure(outcome))
+                changes._break(failure_of(outcome, failure), outcome.method)
 
     def lost(self, failure: Failure | None = None) -> None:
         """The session is gone; every block waits for the next.
@@ -373,7 +383,7 @@ class Listening:
             try:
                 id = caller.begin(_LISTEN, listen_params(changes._asked))
             except McpError as error:  # such as one request too many
-                changes._close(_raised(error))
+                changes._close(repeated(error))
                 return
             subscription = self._subscriptions.ask(id, changes._asked)
             changes._ask(subscription)
@@ -439,17 +449,17 @@ class Listening:
             resource.asking = caller.begin(_SUBSCRIBE if wanted else _UNSUBSCRIBE, {"uri": resource.uri})
         except McpError as error:  # such as one request too many; what is to be unsubscribed is tried the next time
             if wanted:
-                self._blame(resource, _raised(error), again=False)
+                self._blame(resource, repeated(error), again=False)
             return
         self._asking[resource.asking] = resource
 
-    def _answered(self, resource: _Resource, outcome: Outcome) -> None:
+    def _answered(self, resource: _Resource, outcome: Outcome, failure: Failure) -> None:
         """A `resources/subscribe` or `resources/unsubscribe` has its outcome."""
         resource.asking = None
         if resource.subscribed:
             resource.subscribed = False  # whatever the server says to it, it is not asked again
         elif isinstance(outcome, Refused):
-            self._blame(resource, _failure(outcome), again=False)
+            self._blame(resource, failure, again=False)
         else:
             # Without an answer it may have been carried out all the same, and is taken back before it is asked again.
             resource.subscribed = True
@@ -458,7 +468,7 @@ class Listening:
                     changes._owed.discard(resource.uri)
                     self._check(changes)
             else:
-                self._blame(resource, _failure(outcome), again=True)
+                self._blame(resource, failure, again=True)
         if self._caller is not None:
             self._step(self._caller, resource)  # whoever has handed in the outcome sees to it that this is sent
 
@@ -467,7 +477,7 @@ class Listening:
         for changes in [each for each in self._blocks if resource.uri in each._owed]:
             self._drop(changes)
             if again:
-                changes._break(failure)
+                changes._break(failure, _SUBSCRIBE)
             else:
                 changes._close(failure)
 
@@ -476,17 +486,15 @@ def _client_closed() -> McpError:
     return SessionClosed("the client is closed")
 
 
-def _raised(error: McpError) -> Failure:
-    return lambda: error
+def _exhausted(last: Failure, method: str) -> Failure:
+    """What to raise for what broke off too often."""
 
+    def failure() -> McpError:
+        cause = last()
+        if isinstance(cause, RemoteProtocolError):
+            return cause  # it says what the server does, which does that each time
+        error = SessionClosed(f"{method} broke off {len(_PAUSES) + 1} times in a row; at last: {cause}")
+        error.__cause__ = cause
+        return error
 
-def _failure(outcome: Outcome) -> Failure:
-    """What to raise for a request without a result."""
-    method = outcome.method
-    if isinstance(outcome, Refused):
-        error = outcome.error
-        return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-    if isinstance(outcome, Garbled):
-        return lambda: RemoteProtocolError(f"the server's answer to {method} is none: {outcome.why}")
-    why = getattr(outcome, "why", "no answer in time")
-    return lambda: SessionClosed(f"{method} broke off {len(_PAUSES) + 1} times in a row; at last: {why}")
+    return failure

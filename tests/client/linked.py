@@ -63,7 +63,7 @@ class Recorder:
     def notice(self, notice: Notice) -> None:
         self.notices.append(notice)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         self.outcomes.append(outcome)
 
     def mistake(self, why: str) -> None:

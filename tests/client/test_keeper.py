@@ -354,6 +354,34 @@ async def test_a_server_that_refuses_the_level_that_it_declared_is_told_of(autoj
             assert await anext(changes) == ONE
 
 
+@pytest.mark.parametrize("how", ["silent", "500", "202", "401", "refused"])
+async def test_whatever_a_server_makes_of_the_level_it_is_of_use_at_once(how: str, autojump_clock: MockClock) -> None:
+    server = Forgetful()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what != "logging/setLevel":
+            await server.play(asked, out)
+        elif how == "silent":
+            await out.hold()
+        elif how == "refused":
+            await out.json(asked.error(-32601), 404)
+        else:
+            await out.reply(int(how))
+
+    async with nothing_left(), script(play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, revision=D, log_level="info") as client:
+                await wait_all_tasks_blocked()
+                server.forget()
+                assert await client.call_tool("t")
+                await wait_all_tasks_blocked()
+                assert trio.current_time() <= 1
+                assert played.heard.count("logging/setLevel") == 2
+                about = [each for each in client.deviations if "could not be told the level" in each]
+                assert len(about) == (0 if how == "silent" else 2)
+            assert client.deviations == tuple(about)
+
+
 @req("ver-10")
 @pytest.mark.parametrize("sse", [False, True])
 async def test_what_a_server_was_found_to_be_is_remembered_until_it_proves_wrong(

@@ -15,7 +15,7 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
 from trio_mcp import Limits, LocalProtocolError, Resource, Server
-from trio_mcp.caller import Failure
+from trio_mcp.caller import Failure, Unauthorized
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.listen import (
     ACKNOWLEDGED,
@@ -51,9 +51,9 @@ class Ear(Recorder):
         super().notice(notice)
         assert self.listening.heard(notice)
 
-    def ended(self, outcome: Outcome) -> None:
-        super().ended(outcome)
-        self.listening.ended(outcome)
+    def ended(self, outcome: Outcome, failure: Failure | None) -> None:
+        super().ended(outcome, failure)
+        self.listening.ended(outcome, failure)
 
     def lost(self, failure: Failure) -> None:
         super().lost(failure)
@@ -464,6 +464,7 @@ async def test_a_broken_stream_is_asked_for_again_after_longer_and_longer_pauses
         error = await block.failed(SessionClosed)
         assert "6 times in a row" in str(error)
         assert "the stream broke off" in str(error)
+        assert isinstance(error.__cause__, SessionClosed)  # the last of them
         assert await peer.silent()
         assert not link.caller.session.closed
 
@@ -482,6 +483,23 @@ async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_b
             await patiently(peer_has_something(peer), "the next listen")
             assert trio.current_time() == broken
         assert block.heard == [TOOLS_CHANGED] * 19
+
+
+@pytest.mark.parametrize(("revision", "entered"), [(OLD, False), (LATEST, False), (LATEST, True)])
+@pytest.mark.parametrize(
+    "cause", [Unauthorized("who asks?", 401, "Bearer"), LocalProtocolError("the headers could not be made")]
+)
+async def test_what_asking_again_does_not_mend_is_raised_at_once(
+    revision: str, entered: bool, cause: McpError, autojump_clock: MockClock
+) -> None:
+    method = LISTEN if revision == LATEST else SUBSCRIBE
+    async with played(revision) as (listening, link, peer), blocks(listening, (ONE,)) as [block]:
+        request = (await agree(peer, revision))[0] if entered else await peer.take(method)
+        start = trio.current_time()
+        link.caller.fail(request["id"], lambda: cause)
+        assert await block.failed(type(cause)) is cause
+        assert block.entered.is_set() is entered
+        assert trio.current_time() == start
 
 
 def peer_has_something(peer: Peer) -> Callable[[], Any]:
@@ -967,7 +985,11 @@ async def test_when_the_client_is_closed_every_block_ends(
             await peer.tell(TOOLS_CHANGED.kind.method, subscription=request if revision == LATEST else None)
             await wait_all_tasks_blocked()
         listening.closed()
-        assert await block.ended() == [TOOLS_CHANGED] * entered
+        if entered:
+            assert await block.ended() == [TOOLS_CHANGED]
+        else:
+            assert str(await block.failed(SessionClosed)) == "the client is closed"
+            assert not block.entered.is_set()
         with pytest.raises(SessionClosed, match="the client is closed"):
             async with listening.listen(tools=True):
                 pass
@@ -1034,4 +1056,4 @@ async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_ot
         await wait_all_tasks_blocked()
         [notice], [outcome] = link.talk.notices, link.talk.outcomes
         assert not listening.heard(notice)
-        listening.ended(outcome)
+        listening.ended(outcome, None)
