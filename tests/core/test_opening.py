@@ -246,6 +246,43 @@ CASES = [
         E,
         "the server speaks 2026-07-28",
     ),
+    *[
+        Case(
+            f"modern and slow, {code} to initialize",
+            BOTH,
+            (Silence, refusal(code), discovered(E.name)),
+            (PROBE, INITIALIZE, PROBE),
+            E,
+            "the server speaks 2026-07-28",
+        )
+        for code in (-32601, -32602, -32600, -32000)
+    ],
+    Case("not slow", BOTH, (refusal(1), refusal(-32601)), (PROBE, INITIALIZE), None, "error -32601: 'no'", -32601),
+    *[
+        Case(
+            f"slow and not modern, {name}",
+            BOTH,
+            (Silence, refusal(-32603), reply),
+            (PROBE, INITIALIZE, PROBE),
+            None,
+            why,
+            -32603,
+        )
+        for name, reply, why in (
+            ("error", refusal(-32601), "error -32601: 'no'; error -32603: 'no'"),
+            ("garbage", GARBAGE, "no valid answer: this is no answer; error -32603: 'no'"),
+            ("silence", Silence, "no answer in time; error -32603: 'no'"),
+        )
+    ],
+    Case(
+        "slow, and refuses twice",
+        BOTH,
+        (Silence, refusal(-32603), discovered(D.name), refusal(-32601)),
+        (PROBE, INITIALIZE, PROBE, INITIALIZE),
+        None,
+        "error -32601: 'no'",
+        -32601,
+    ),
     Case("legacy only, modern server", (D,), (refusal(-32022, [E.name]),), (INITIALIZE,), None, E.name, -32022),
     Case(
         "going round in circles",
@@ -400,6 +437,16 @@ def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: A
     for _ in range(3):
         client.tick(deadline or 0.0)
     assert client.closed is (deadline is not None)
+
+
+def test_nothing_is_said_to_be_tried_that_was_not() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open(deadline=60.0)
+    assert len(drain(client)) == 1
+    (failed,) = client.tick(60.0)
+    assert isinstance(failed, OpeningFailed)
+    assert failed.negotiation.attempts == (Attempt("server/discover in 2026-07-28", "no answer in time"),)
+    assert drain(client) == []
 
 
 @req("life-17")

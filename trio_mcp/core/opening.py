@@ -2,11 +2,11 @@
 
 A server of the modern era answers `server/discover`; one of the legacy era answers it with some error, with nonsense,
 or not at all, and wants `initialize`.  So the client probes first, if it speaks a modern revision, and the table
-`OPENING` says what follows from what it hears.  "The fallback MUST NOT be keyed to one specific error code": whatever
-is not a recognised modern answer means legacy.  A modern server that only took too long to answer the probe says so
-when it refuses `initialize`, and is probed again.  No revision that the server has refused is tried once more, so the
-opening ends whatever it is told.  What was tried, what came back, what was chosen and why is kept as a `Negotiation`,
-because that is what every report of a connection that does not open lacks.
+`OPENING` says what follows from what it hears. "The fallback MUST NOT be keyed to one specific error code": whatever is
+not a recognised modern answer means legacy.  A modern server that only took too long to answer the probe refuses
+`initialize`, in whatever words, and is probed again, for as long as there is time.  No revision that the server has
+refused is tried once more, so the opening ends whatever it is told.  What was tried, what came back, what was chosen
+and why is kept as a `Negotiation`, because that is what every report of a connection that does not open lacks.
 
 To pin a revision, offer only that one.  A modern-only client probes too (ver-13): a legacy server then fails at once
 and for a stated reason, instead of serving a request under rules the client does not know.
@@ -75,6 +75,7 @@ class OpeningHeard(enum.Enum):
     SHARES_NONE = enum.auto()
     NOT_MODERN = enum.auto()  # the probe got any other error, nonsense, or silence
     REFUSED = enum.auto()  # for a reason that is not the version
+    REFUSED_LATE = enum.auto()  # likewise, by a server that said nothing to the probe while it was waited for
     LOST = enum.auto()
 
 
@@ -102,6 +103,7 @@ OPENING: dict[Phase, dict[OpeningHeard, tuple[Phase, OpeningDeed]]] = {
         OpeningHeard.OTHER_LEGACY: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
         OpeningHeard.SHARES_NONE: (Phase.FAILED, OpeningDeed.GIVE_UP),
         OpeningHeard.REFUSED: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningHeard.REFUSED_LATE: (Phase.PROBING, OpeningDeed.PROBE),
         OpeningHeard.LOST: (Phase.FAILED, OpeningDeed.GIVE_UP),
     },
 }
@@ -165,6 +167,9 @@ class ClientSession(Session):
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
         self._opening_id: int | None = None
         self._deadline: float | None = None
+        self._last = False  # the probe has all the time that is left
+        self._unheard: Revision | None = None  # the probe that has had no answer in time
+        self._refusal: _Finding | None = None  # what became of `initialize` after that
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
@@ -231,7 +236,7 @@ class ClientSession(Session):
     def _probe(self, revision: Revision, until: float | None) -> None:
         self._speak(revision)
         self._opening_id = Peer.request(self, "server/discover", self._with_meta(revision, {}), deadline=until)
-        self._trying = revision
+        self._trying, self._last = revision, until == self._deadline
 
     def _initialize(self, revision: Revision | None) -> None:
         assert revision is not None  # the table leads here only where a legacy revision is on offer
@@ -315,10 +320,21 @@ class ClientSession(Session):
                 return self._read_refusal(outcome.error)
             case Lost(why=why):
                 return _Finding(OpeningHeard.LOST, why)
+            case TimedOut() if self._last and self._refusal is None:
+                return _Finding(OpeningHeard.REFUSED, _describe(outcome))
             case _:
+                self._unheard = self._trying if isinstance(outcome, TimedOut) else None
                 return self._not_modern(_describe(outcome))
 
     def _read_initialize(self, outcome: Outcome) -> _Finding:
+        found = self._read_initialized(outcome)
+        if found.heard is OpeningHeard.REFUSED and isinstance(outcome, Refused) and self._unheard is not None:
+            self._refusal = found
+            found = attrs.evolve(found, heard=OpeningHeard.REFUSED_LATE, revision=self._unheard)
+            self._unheard = None
+        return found
+
+    def _read_initialized(self, outcome: Outcome) -> _Finding:
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
@@ -351,6 +367,8 @@ class ClientSession(Session):
         return _Finding(OpeningHeard.OTHER_LEGACY if revision.handshake else OpeningHeard.OTHER_MODERN, said, revision)
 
     def _not_modern(self, said: str) -> _Finding:
+        if self._refusal is not None:  # it would be refused once more
+            return attrs.evolve(self._refusal, said=f"{said}; {self._refusal.said}")
         older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
         if older:
             return _Finding(OpeningHeard.NOT_MODERN, said, max(older, key=str))
