@@ -66,7 +66,8 @@ class ServerExited(SessionClosed):
     """The server was a process, and has ended.
 
     `status` is its exit status, or `signal` what killed it; the other one is None.  A signal without a name counts as
-    status 128 + n, as shells have it.  `stderr_tail` is the last that it wrote there, which often says why.
+    status 128 + n, as shells have it.  `how` says the same in words; `stderr_tail` is the last that it wrote there,
+    which often says why.
     """
 
     def __init__(self, name: str, returncode: int, stderr_tail: str) -> None:
@@ -77,8 +78,8 @@ class ServerExited(SessionClosed):
             with suppress(ValueError):
                 self.signal, self.status = signal.Signals(-returncode), None
         self.stderr_tail = stderr_tail
-        how = f"ended with status {self.status}" if self.signal is None else f"was ended by {self.signal.name}"
-        super().__init__(f"the server {name!r} {how}{_said(stderr_tail)}")
+        self.how = f"ended with status {self.status}" if self.signal is None else f"was ended by {self.signal.name}"
+        super().__init__(f"the server {name!r} {self.how}{_said(stderr_tail)}")
 
 
 def _said(tail: str) -> str:

@@ -9,7 +9,8 @@
 | a stream | as it is, one message a line | the same |
 
 Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
-era is not probed again by this program for a while (ver-10); should that prove wrong, it is.
+era is not probed again by this program for a while (ver-10); should that prove wrong, it is.  A child process that ends
+over the probe, as some of the legacy era do, is started once more and not probed then.
 
 A connection is held by one task, from before the first byte until after the last, so that whatever happens to whoever
 opened it, somebody is there to close it.
@@ -22,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -29,7 +31,7 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, OpeningError, Talk
-from trio_mcp.core.errors import LocalProtocolError, McpError
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
@@ -54,7 +56,8 @@ Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
 PROBE = 5.0
 """Seconds for which a server on a stream may think about `server/discover`; some of the legacy era say nothing."""
 OPENING = 300.0
-"""Seconds for which a server may think about how to open a session, in all: a launcher may have to fetch it first."""
+"""Seconds for which a server may think about how to open a session: a launcher may have to fetch it first.  Whoever is
+tried anew, as a process that is started again, has them anew."""
 HEARTBEAT = 20.0
 """Seconds of silence on a WebSocket after which the server is asked whether it is there, and then given up."""
 
@@ -111,9 +114,21 @@ def how_to_reach(
         if ssl_context is not None:
             raise _useless(target, {"ssl_context": ssl_context})
         return lambda manner, status: _hold_child(target, child, manner, probe, status)
+    # Not as it is, for arguments may be secrets.
     raise LocalProtocolError(
-        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; not {target!r}'
+        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; not {_kind_of(target)}'
     )
+
+
+def _kind_of(target: Any) -> str:
+    kind = f"a {type(target).__name__}"
+    if not isinstance(target, Sequence) or isinstance(target, bytes | bytearray | memoryview):
+        return kind
+    if not target:
+        return f"{kind} of nothing"
+    first = shown(target[0]) if isinstance(target[0], str | os.PathLike) else type(target[0]).__name__
+    others = sorted({type(each).__name__ for each in target[1:]})
+    return f"{kind} of {first}" + (f" and {', '.join(others)}" if others else "")
 
 
 def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
@@ -151,6 +166,7 @@ async def _hold_stream(
     heartbeat: float | None = None,
     received: bytes = b"",
     explain: Callable[[], McpError | None] | None = None,
+    attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
         caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
@@ -162,7 +178,7 @@ async def _hold_stream(
             carried.set()
 
         nursery.start_soon(carry, name="the connection to the server")
-        await _use(manner, caller, status, probe=probe)
+        await _use(manner, caller, status, probe=probe, attempts=attempts)
         with trio.move_on_after(CLOSING):
             await link.end()
             await carried.wait()
@@ -176,12 +192,21 @@ async def _use(
     probe: float | None = None,
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
-    """Open the session, and wait until it is to be closed."""
-    await caller.open(probe=probe, within=OPENING)
-    negotiation = caller.session.negotiation
-    assert negotiation is not None
-    status.started(Connection(caller, attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))))
+    """Open the session, and wait until it is to be closed.  `attempts` are those that were made before."""
+    try:
+        await caller.open(probe=probe, within=OPENING)
+    except McpError as error:
+        opening = error if isinstance(error, OpeningError) else error.__cause__
+        if isinstance(opening, OpeningError):
+            opening.negotiation = _after(attempts, opening.negotiation)
+        raise
+    assert caller.session.negotiation is not None
+    status.started(Connection(caller, _after(attempts, caller.session.negotiation)))
     await manner.ending.wait()
+
+
+def _after(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiation:
+    return attrs.evolve(negotiation, attempts=(*attempts, *negotiation.attempts))
 
 
 async def _hold_given(
@@ -212,14 +237,32 @@ async def _hold_server(server: Server, manner: Manner, probe: float, status: tri
 async def _hold_child(
     command: Any, options: Mapping[str, Any], manner: Manner, probe: float, status: trio.TaskStatus[Connection]
 ) -> None:
-    from trio_mcp.child import start_child
+    from trio_mcp.child import ServerExited, start_child
 
-    async with open_nursery() as nursery:
-        child = await start_child(nursery, command, **options)
-        async with child:
-            await _hold_stream(
-                manner, child.stream, Lines(manner.limits), status, probe=probe, explain=lambda: child.exit
-            )
+    async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
+        async with open_nursery() as nursery:
+            child = await start_child(nursery, command, **options)
+            async with child:
+                await _hold_stream(
+                    manner,
+                    child.stream,
+                    Lines(manner.limits),
+                    status,
+                    probe=probe,
+                    explain=lambda: child.exit,
+                    attempts=attempts,
+                )
+
+    try:
+        await hold(manner, ())
+    except ServerExited as error:
+        legacy, attempts = _legacy_only(manner), _attempts(error)
+        if manner.offer.modern is None or legacy is None or not attempts:
+            raise  # it was not the probe that it died of, or nothing else can be tried
+        died = attrs.evolve(attempts[-1], answered=f"the process {error.how}")
+    else:
+        return
+    await hold(legacy, (*attempts[:-1], died))
 
 
 async def _hold_websocket(
@@ -247,15 +290,15 @@ _eras: trio.lowlevel.RunVar[OrderedDict[str, tuple[float, bool]]] = trio.lowleve
 
 def _known(url: str) -> bool | None:
     """Whether a server of the legacy era is known to be here, and then, whether it takes HTTP+SSE."""
-    found = _remembered().get(_place(url))
+    found = _remembered().get(_key(url))
     return found[1] if found is not None and trio.current_time() < found[0] else None
 
 
 def _remember(url: str, sse: bool | None) -> None:
     known = _remembered()
-    known.pop(_place(url), None)
+    known.pop(_key(url), None)
     if sse is not None:
-        known[_place(url)] = trio.current_time() + _REMEMBERED, sse
+        known[_key(url)] = trio.current_time() + _REMEMBERED, sse
         if len(known) > _MOST_REMEMBERED:
             known.popitem(last=False)
 
@@ -266,6 +309,11 @@ def _remembered() -> OrderedDict[str, tuple[float, bool]]:
     eras: OrderedDict[str, tuple[float, bool]] = OrderedDict()
     _eras.set(eras)
     return eras
+
+
+def _key(url: str) -> str:
+    """By which it is remembered.  The query may choose the server, and may be secret."""
+    return f"{_place(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
 
 
 def _place(url: str) -> str:
@@ -296,9 +344,8 @@ async def _hold_url(
             await _hold_http(pool, url, manner, status, attempts, found)
         except NeedsSse as error:
             legacy = _legacy_only(manner)
-            if legacy is None:
-                raise
-            await _hold_sse(pool, url, legacy, status, (*attempts, *_attempts(error)), found)
+            assert legacy is not None  # it is `initialize` that was refused
+            await _hold_sse(pool, url, legacy, status, _attempts(error), found)
 
 
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
@@ -361,11 +408,18 @@ async def _hold_sse(
     found: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.http_link import SseLink
+    from trio_mcp.http_posts import NotAnswered
 
+    by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
         caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
         link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers)
-        await nursery.start(link.run)
-        tried = (*attempts, Attempt("HTTP+SSE at the same URL", "an endpoint event"))
+        try:
+            await nursery.start(link.run)
+        except (NotAnswered, RemoteProtocolError) as error:
+            tried = (*attempts, Attempt(by_sse, str(error)))
+            why = f"no MCP server answers at {_place(url)}; the path of the URL may be a wrong one"
+            raise OpeningError(Negotiation(tried, None, why)) from error
+        tried = (*attempts, Attempt(by_sse, "an endpoint event"))
         await _use(manner, caller, _Opened(status, lambda: found(True)), attempts=tried)
         await link.aclose()

@@ -1,0 +1,232 @@
+"""How a session is opened: what is tried, in which order, and what is said when nothing leads to one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from tests.client.everywhere import nothing_left, reachable
+from tests.client.http_script import URL, Asked, Out, legacy, script
+from tests.http.stage import A, D, E
+from tests.requirements import req
+from trio_mcp.caller import OpeningError
+from trio_mcp.child import ServerExited
+from trio_mcp.client import open_client
+from trio_mcp.connecting import OPENING, how_to_reach
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.http_posts import NotAnswered
+
+Play = Callable[[Asked, Out], Awaitable[None]]
+
+# A child that knows no other first message than `initialize`, and counts its starts in a file.
+STRICT = """
+import json, sys
+with open(sys.argv[1], "a") as starts: starts.write("started\\n")
+first = True
+for line in sys.stdin:
+    message = json.loads(line)
+    if first and (message["method"] != "initialize" or sys.argv[2] == "never"):
+        print("what is", message["method"], file=sys.stderr)
+        sys.exit(3)
+    first = False
+    if "id" in message:
+        result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "strict", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+PROBED, BEGUN = "server/discover in 2026-07-28", "initialize with 2025-11-25"
+DIED = "the process ended with status 3"
+
+
+def strict(folder: Path, mood: str = "") -> list[str]:
+    return [sys.executable, "-c", STRICT, str(folder / "starts"), mood]
+
+
+def starts(folder: Path) -> int:
+    return len((folder / "starts").read_text().splitlines())
+
+
+async def test_a_child_that_dies_over_the_probe_is_started_once_more(tmp_path: Path) -> None:
+    async with nothing_left():
+        async with open_client(strict(tmp_path)) as client:
+            assert client.revision == "2025-06-18"
+            assert [(each.tried, each.answered) for each in client.negotiation.attempts] == [
+                (PROBED, DIED),
+                (BEGUN, "the server chose 2025-06-18"),
+            ]
+        assert starts(tmp_path) == 2
+
+
+async def test_a_child_that_dies_again_has_died(tmp_path: Path) -> None:
+    async with nothing_left():
+        with pytest.raises(ServerExited, match="what is initialize") as exited:
+            async with open_client(strict(tmp_path, "never")):
+                raise AssertionError("it was opened")
+        assert starts(tmp_path) == 2
+        opening = exited.value.__cause__
+        assert isinstance(opening, OpeningError)
+        assert [each.tried for each in opening.negotiation.attempts] == [PROBED, BEGUN]
+        assert opening.negotiation.attempts[0].answered == DIED
+        assert DIED in str(opening)
+
+
+@pytest.mark.parametrize("revision", [E, D])
+async def test_a_child_is_not_started_again_to_be_asked_the_same(tmp_path: Path, revision: str) -> None:
+    with pytest.raises(ServerExited):
+        async with open_client(strict(tmp_path, "never"), revision=revision):
+            raise AssertionError("it was opened")
+    assert starts(tmp_path) == 1
+
+
+async def _slowly(stream: trio.abc.Stream, late: float, refusal: int) -> None:
+    """A modern server that takes its time to start, and then is as quick as any."""
+    await trio.sleep(late)
+    data = b""
+    while more := await stream.receive_some():
+        *lines, data = (data + more).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message["method"] == "server/discover":
+                said = {"result": {"supportedVersions": [E], "capabilities": {}, "resultType": "complete"}}
+            else:
+                said = {"error": {"code": refusal, "message": "no"}}
+            await stream.send_all(json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}).encode() + b"\n")
+
+
+@pytest.mark.parametrize("refusal", [-32601, -32602])
+async def test_a_modern_server_that_starts_slowly_is_one(refusal: int, autojump_clock: MockClock) -> None:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_slowly, theirs, 30, refusal)
+        async with open_client(ours) as client:
+            assert client.revision == E
+            assert [each.tried for each in client.negotiation.attempts] == [PROBED, BEGUN, PROBED]
+
+
+# HTTP.
+
+
+def refusing(status: int) -> Play:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(status, b"nothing here")
+
+    return play
+
+
+@pytest.mark.parametrize("revision", [None, D, A])
+@pytest.mark.parametrize("status", [400, 404, 405])
+async def test_where_no_server_is_an_error_says_what_was_tried_there(
+    status: int, revision: str | None, autojump_clock: MockClock
+) -> None:
+    options: Any = {} if revision is None else {"revision": revision}
+    async with script(refusing(status)) as server:
+        with reachable(server.connect), pytest.raises(OpeningError, match=r"127.0.0.1:3000/mcp; the path") as failed:
+            async with open_client(f"{URL}?key=Geheim", **options):
+                raise AssertionError("it was opened")
+        assert server.heard == ([] if revision else ["server/discover"]) + ["initialize", "GET"]
+    tried = failed.value.negotiation.attempts
+    assert [each.tried.split()[0] for each in tried] == [*server.heard[:-1], "HTTP+SSE"]
+    assert all(f"HTTP {status}" in each.answered for each in tried[:-1])
+    assert isinstance(failed.value.__cause__, NotAnswered)
+    assert "Geheim" not in str(failed.value)
+    assert tried[-1].answered == str(failed.value.__cause__)
+
+
+async def test_a_server_without_an_endpoint_event_is_none(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.method == "POST":
+            await out.reply(404)
+        else:
+            await out.begin()
+            await out.end()
+
+    async with script(play) as server:
+        with reachable(server.connect), pytest.raises(OpeningError, match="ended before its endpoint event"):
+            async with open_client(URL):
+                raise AssertionError("it was opened")
+
+
+async def test_nothing_is_said_to_be_sent_that_was_not(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.begin()
+        await out.hold()
+
+    async with script(play) as server:
+        start = trio.current_time()
+        with reachable(server.connect), pytest.raises(OpeningError, match="no answer in time") as failed:
+            async with open_client(URL):
+                raise AssertionError("it was opened")
+        assert server.heard == ["server/discover"]
+        assert [(each.tried, each.answered) for each in failed.value.negotiation.attempts] == [
+            (PROBED, "no answer in time")
+        ]
+        assert OPENING <= trio.current_time() - start < OPENING + 5
+
+
+async def _nothing(asked: Asked, out: Out) -> None:
+    await out.reply(405)
+
+
+@req("ver-10")
+async def test_a_legacy_server_is_not_probed_again_but_another_by_its_query_is(autojump_clock: MockClock) -> None:
+    opening = legacy(_nothing)
+
+    async def play(asked: Asked, out: Out) -> None:
+        await (out.reply(404) if asked.what == "server/discover" else opening(asked, out))
+
+    async def visit(url: str) -> list[str]:
+        async with script(play) as server:
+            with reachable(server.connect):
+                async with open_client(url) as client:
+                    assert client.revision == D
+            return server.heard[:2]
+
+    probed, known = ["server/discover", "initialize"], ["initialize", "notifications/initialized"]
+    assert await visit(f"{URL}?tenant=1") == probed
+    assert await visit(f"{URL}?tenant=1") == known
+    assert await visit(f"{URL}?tenant=2") == probed
+    assert await visit(URL) == probed
+    assert await visit(f"{URL}?tenant=2#here") == known
+    await trio.sleep(601)
+    assert await visit(URL) == probed
+
+
+async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: MockClock) -> None:
+    opening = legacy(_nothing)
+    here = True
+
+    async def play(asked: Asked, out: Out) -> None:
+        await (opening(asked, out) if here and asked.what != "server/discover" else out.reply(404))
+
+    async with script(play) as server:
+        with reachable(server.connect):
+            async with open_client(URL):
+                pass
+            here = False
+            with pytest.raises(OpeningError) as failed:
+                async with open_client(URL):
+                    raise AssertionError("it was opened")
+    tried = [each.tried for each in failed.value.negotiation.attempts]
+    assert tried == [BEGUN, PROBED, BEGUN, "HTTP+SSE at the same URL"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (["python", "x.py", 7, b"Geheim", "Geheim"], "a list of 'python' and bytes, int, str"),
+        ([7, "Geheim"], "a list of int and str"),
+        ((), "a tuple of nothing"),
+        (b"Geheim", "a bytes"),
+        ({"token": "Geheim"}, "a dict"),
+    ],
+)
+def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
+    with pytest.raises(LocalProtocolError, match=f"; not {said}$") as refused:
+        how_to_reach(target)
+    assert "Geheim" not in str(refused.value)
