@@ -12,6 +12,7 @@ caller's cancel scope is the timeout of a call: leaving it tells the server, and
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
@@ -61,7 +62,7 @@ from trio_mcp.following import Follow
 from trio_mcp.groups import open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
-from trio_mcp.tool_book import ToolBook, typed
+from trio_mcp.tool_book import Returned, ToolBook
 
 if TYPE_CHECKING:
     import os
@@ -75,6 +76,17 @@ __all__ = ["Client", "ClientOptions", "connect_client", "open_client"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
+
+_LEAVING = 40.0  # seconds that the end of a block is shielded; a `Keeper` closes within 30
+
+
+class Along(TypedDict, total=False):
+    """What goes along with one request, whatever goes along with all of them."""
+
+    meta: Mapping[str, Json] | None
+    """As `_meta`."""
+    headers: Mapping[str, str] | None
+    """As headers of its HTTP requests; they go before those of the option `headers`."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -102,7 +114,7 @@ class ClientOptions(TypedDict, total=False):
     log_level: LogLevel
     """From which level on the server is asked to send them; "info" where there is an `on_log`."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
-    """What goes along with each HTTP request, such as Authorization; a function is asked for each."""
+    """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
     meta: Callable[[], Mapping[str, Json]]
     """What goes along with each request as `_meta`, such as a trace context."""
     cache: bool
@@ -125,6 +137,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 _CHILD = ("env", "environment", "cwd", "grace", "stderr")
+_PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
 _ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 
 
@@ -170,7 +183,7 @@ class _Block(AbstractAsyncContextManager["Client"]):
     ) -> bool | None:
         # Shielded, or being cancelled would take the place of what the block has raised.  It takes no longer: the
         # nursery waits for the same.
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _LEAVING):
             await self._client.aclose()
         return await self._nursery.__aexit__(kind, error, traceback)
 
@@ -189,6 +202,8 @@ class Client:
         if unknown := given.keys() - ClientOptions.__annotations__:
             known = ", ".join(ClientOptions.__annotations__)
             raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
+        for name in _PLAIN:
+            _check_plain(name, given.get(name))
         hold = how_to_reach(
             target, ssl_context=options.get("ssl_context"), probe=options.get("probe", PROBE),
             **{name: given[name] for name in _CHILD if name in given},
@@ -270,45 +285,65 @@ class Client:
         `meta` goes along as `_meta`, and `headers` with the HTTP requests of this one.  `on_progress` is called in this
         task; what it raises ends the request, and is raised.
         """
+        try:
+            return await self._request(method, params or {}, on_progress, meta=meta, headers=headers)
+        except HeadersRefused as error:
+            raise error.error from error
+
+    async def _request(
+        self, method: str, params: Mapping[str, Json], on_progress: OnProgress | None = None, **along: Unpack[Along]
+    ) -> JsonObject:
+        asked = self._with_meta(params, along.get("meta"))
+        result, _ = await self._rounds(method, asked, self._fields(along), on_progress, along)
+        return result
+
+    async def _rounds(
+        self, method: str, asked: JsonObject, fields: Fields, on_progress: OnProgress | None, along: Along
+    ) -> tuple[JsonObject, JsonObject]:
+        """The result, and the params of the request that had it; the first is made with `asked` and `fields`."""
         terms = terms_of(await self._keeper.caller())
-        asked = self._with_meta(params or {}, meta or {})
         rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
-        fields = _fields(headers or {})
         while True:
             result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
             step = rounds.receive(result)
             if not isinstance(step, Ask):
-                return step.result
+                return step.result, asked
             asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
+            fields = self._fields(along)  # a user may have thought about it for longer than a token holds
 
-    def _with_meta(self, params: Mapping[str, Json], meta: Mapping[str, Json]) -> JsonObject:
-        more = {**(self._meta() if self._meta is not None else {}), **meta}
-        return {**params, "_meta": {**params.get("_meta", {}), **more}} if more else dict(params)
+    def _with_meta(self, params: Mapping[str, Json], meta: Mapping[str, Json] | None) -> JsonObject:
+        given = params.get("_meta", {})
+        if not isinstance(given, Mapping):
+            raise LocalProtocolError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
+        more = {**(self._meta() if self._meta is not None else {}), **(meta or {})}
+        return {**params, "_meta": {**given, **more}} if more else dict(params)
 
-    async def _cached(self, method: str, params: JsonObject, **how: Any) -> JsonObject:
+    def _fields(self, along: Along) -> Fields:
+        """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
+        own = tuple((along.get("headers") or {}).items())
+        named = {name.lower() for name, _ in own}
+        return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
+
+    async def _cached(self, method: str, params: JsonObject, **along: Unpack[Along]) -> JsonObject:
         """As `request`, of what the server may have said how long it holds."""
+        await self._keeper.caller()  # who has closed the client has no more use for it
         cache = self._keeper.cache
         if cache is None:
-            return await self.request(method, params, **how)
-        principal = self._principal(how.get("headers"))
-        kept = cache.get(method, params, now=trio.current_time(), principal=principal)
+            return await self._request(method, params, **along)
+        asked, fields = self._with_meta(params, along.get("meta")), self._fields(along)
+        principal = _principal(fields)
+        kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
         if kept is not None:
             await trio.lowlevel.checkpoint()
             return kept
-        asked = cache.changes
-        result = await self.request(method, params, **how)
-        cache.store(method, params, result, asked=asked, now=trio.current_time(), principal=principal)
+        changes = cache.changes
+        # Offered with the params that had it, by which the cache sees a retry (cache-03).
+        result, asked = await self._rounds(method, asked, fields, None, along)
+        cache.store(method, asked, result, asked=changes, now=trio.current_time(), principal=principal)
         return result
 
-    def _principal(self, headers: Mapping[str, str] | None) -> str | None:
-        """cache-17: another token is another context; its digest will do to tell them apart."""
-        tokens = [
-            value for name, value in (*self._own_headers(), *_fields(headers or {})) if name.lower() == "authorization"
-        ]
-        return sha256("\n".join(tokens).encode()).hexdigest() if tokens else None
-
-    async def _page(self, method: str, shape: type[M], cursor: str | None) -> M:
-        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}))
+    async def _page(self, method: str, shape: type[M], cursor: str | None, along: Along) -> M:
+        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, **along))
 
     async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
         pager = Pager(limits=self._limits)
@@ -339,9 +374,9 @@ class Client:
 
     # Tools.
 
-    async def list_tools(self, cursor: str | None = None) -> ListToolsResult:
+    async def list_tools(self, cursor: str | None = None, **along: Unpack[Along]) -> ListToolsResult:
         """One page of the tools; `tools` goes through all of them."""
-        page = await self._page("tools/list", ListToolsResult, cursor)
+        page = await self._page("tools/list", ListToolsResult, cursor, along)
         self._learn(page)
         return page
 
@@ -364,8 +399,7 @@ class Client:
         arguments: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
+        **along: Unpack[Along],
     ) -> CallToolResult: ...
 
     @overload
@@ -376,8 +410,7 @@ class Client:
         *,
         returns: type[T],
         on_progress: OnProgress | None = None,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
+        **along: Unpack[Along],
     ) -> T: ...
 
     async def call_tool(
@@ -387,60 +420,77 @@ class Client:
         *,
         returns: Any = ABSENT,
         on_progress: OnProgress | None = None,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
+        **along: Unpack[Along],
     ) -> Any:
         """The result of a tool: all of it, or with `returns` its structured value, as that type.
 
-        A tool that has failed says so in its result (`is_error`), which is for the model; with `returns` that raises
-        `ToolFailed`.  A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool
-        was listed before; with `returns` it is, if need be.
+        `returns` also takes the text of a tool that returns nothing else, the bytes, or nothing (None).  A tool that
+        has failed says so in its result (`is_error`), which is for the model; with `returns` that raises `ToolFailed`.
+        A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool was listed
+        before; with `returns` it is, if need be and if the server has a list.
         """
-        if returns is not ABSENT and name not in self._book:
-            async for _ in self.tools():
-                pass
+        returned: Returned[Any] | None = None
+        if returns is not ABSENT:
+            returned = Returned(returns)  # before anything is done
+            await self._book.look_for(name, self._walk_tools)
         params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
         try:
-            said = await self.request("tools/call", params, on_progress=on_progress, meta=meta, headers=headers)
+            said = await self._request("tools/call", params, on_progress, **along)
         except HeadersRefused as error:  # http-93
-            said = await self._call_anew(params, error, on_progress=on_progress, meta=meta, headers=headers)
+            said = await self._call_anew(params, error, on_progress, along)
         result = from_json(CallToolResult, said)
         self._book.judge(name, result)
-        return result if returns is ABSENT else typed(name, result, returns)
+        return result if returned is None else returned.value(name, result)
+
+    @overload
+    def follow_tool(
+        self, name: str, arguments: Mapping[str, Json] | None = None, **along: Unpack[Along]
+    ) -> Follow[CallToolResult]: ...
+
+    @overload
+    def follow_tool(
+        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: type[T], **along: Unpack[Along]
+    ) -> Follow[T]: ...
 
     def follow_tool(
         self,
         name: str,
         arguments: Mapping[str, Json] | None = None,
         *,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Follow[CallToolResult]:
+        returns: Any = ABSENT,
+        **along: Unpack[Along],
+    ) -> Follow[Any]:
         """``async with client.follow_tool(...) as call``: the call runs beside the block, which iterates over its
-        progress and asks for its `result`; see `FollowedCall`.  A call that is not done at the end is cancelled.
+        progress and asks for its `result`, which is as that of `call_tool`; see `FollowedCall`.  A call that is not
+        done at the end is cancelled.
         """
 
-        async def call(on_progress: OnProgress) -> CallToolResult:
-            return await self.call_tool(name, arguments, on_progress=on_progress, meta=meta, headers=headers)
+        async def call(on_progress: OnProgress) -> Any:
+            return await self.call_tool(name, arguments, returns=returns, on_progress=on_progress, **along)
 
         return Follow(call, f"tools/call {name[:80]!r}, followed")
 
-    async def _call_anew(self, params: JsonObject, refused: HeadersRefused, **how: Any) -> JsonObject:
+    async def _call_anew(
+        self, params: JsonObject, refused: HeadersRefused, on_progress: OnProgress | None, along: Along
+    ) -> JsonObject:
         """Once more, with the headers that the tool wants by now."""
         if self._keeper.cache is not None:
             self._keeper.cache.forget("tools/list")
-        async for _ in self.tools():
-            pass
+        await self._walk_tools()
         try:
-            return await self.request("tools/call", params, **how)
+            return await self._request("tools/call", params, on_progress, **along)
         except HeadersRefused as error:
             raise error.error from refused
 
+    async def _walk_tools(self) -> None:
+        async for _ in self.tools():
+            pass
+
     # Resources.
 
-    async def list_resources(self, cursor: str | None = None) -> ListResourcesResult:
+    async def list_resources(self, cursor: str | None = None, **along: Unpack[Along]) -> ListResourcesResult:
         """One page of the resources; `resources` goes through all of them."""
-        return await self._page("resources/list", ListResourcesResult, cursor)
+        return await self._page("resources/list", ListResourcesResult, cursor, along)
 
     async def resources(self) -> AsyncIterator[Resource]:
         """All resources, page after page."""
@@ -448,9 +498,9 @@ class Client:
             for resource in self._good(page.resources):
                 yield resource
 
-    async def list_templates(self, cursor: str | None = None) -> ListResourceTemplatesResult:
+    async def list_templates(self, cursor: str | None = None, **along: Unpack[Along]) -> ListResourceTemplatesResult:
         """One page of the resource templates; `templates` goes through all of them."""
-        return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor)
+        return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, along)
 
     async def templates(self) -> AsyncIterator[ResourceTemplate]:
         """All resource templates, page after page."""
@@ -458,19 +508,15 @@ class Client:
             for template in self._good(page.resource_templates):
                 yield template
 
-    async def read(
-        self, uri: str, *, meta: Mapping[str, Json] | None = None, headers: Mapping[str, str] | None = None
-    ) -> ReadResourceResult:
+    async def read(self, uri: str, **along: Unpack[Along]) -> ReadResourceResult:
         """What is in a resource."""
-        return from_json(
-            ReadResourceResult, await self._cached("resources/read", {"uri": uri}, meta=meta, headers=headers)
-        )
+        return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
 
     # Prompts and completion.
 
-    async def list_prompts(self, cursor: str | None = None) -> ListPromptsResult:
+    async def list_prompts(self, cursor: str | None = None, **along: Unpack[Along]) -> ListPromptsResult:
         """One page of the prompts; `prompts` goes through all of them."""
-        return await self._page("prompts/list", ListPromptsResult, cursor)
+        return await self._page("prompts/list", ListPromptsResult, cursor, along)
 
     async def prompts(self) -> AsyncIterator[Prompt]:
         """All prompts, page after page."""
@@ -479,16 +525,11 @@ class Client:
                 yield prompt
 
     async def prompt(
-        self,
-        name: str,
-        arguments: Mapping[str, str] | None = None,
-        *,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[Along]
     ) -> GetPromptResult:
         """A prompt, filled in."""
         params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
-        return from_json(GetPromptResult, await self.request("prompts/get", params, meta=meta, headers=headers))
+        return from_json(GetPromptResult, await self.request("prompts/get", params, **along))
 
     async def complete(
         self,
@@ -497,6 +538,7 @@ class Client:
         value: str,
         *,
         context: Mapping[str, str] | None = None,
+        **along: Unpack[Along],
     ) -> Completion:
         """What the server would complete `value` to, as this argument of a prompt or template.
 
@@ -504,7 +546,7 @@ class Client:
         """
         others = None if context is None else CompletionContext(dict(context))
         params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
-        return from_json(CompleteResult, await self.request("completion/complete", params)).completion
+        return from_json(CompleteResult, await self.request("completion/complete", params, **along)).completion
 
     # What the server tells, and what it is told.
 
@@ -532,7 +574,10 @@ class Client:
             caller.notify("notifications/roots/list_changed")
 
     def _own_headers(self) -> Fields:
-        return _fields(self._headers() if callable(self._headers) else self._headers)
+        try:
+            return tuple((self._headers() if callable(self._headers) else self._headers).items())
+        except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
+            raise LocalProtocolError("the headers for a request could not be made") from error
 
 
 def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
@@ -556,5 +601,12 @@ def _level(level: str | None) -> str | None:
     return level
 
 
-def _fields(headers: Mapping[str, str]) -> Fields:
-    return tuple(headers.items())
+def _check_plain(name: str, callback: Any) -> None:
+    if callable(callback) and any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")
+
+
+def _principal(fields: Fields) -> str | None:
+    """cache-17: another token is another context, and a cookie or a key may be one; a digest tells them apart."""
+    told = sorted((name.lower(), value) for name, value in fields)
+    return sha256(repr(told).encode()).hexdigest() if told else None

@@ -17,6 +17,8 @@ import attrs
 import trio
 
 from trio_mcp.caller import OnProgress
+from trio_mcp.core.errors import SessionClosed
+from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.groups import open_nursery
 
 __all__ = ["Follow", "FollowedCall", "Progress"]
@@ -42,7 +44,7 @@ class FollowedCall(Generic[T]):
         self._reports: deque[Progress] = deque(maxlen=_REPORTS)
         self._news = trio.Event()
         self._over = trio.Event()
-        self._result: T | None = None
+        self._result: T | Absent = ABSENT
         self._error: Exception | None = None
 
     def __aiter__(self) -> FollowedCall[T]:
@@ -58,11 +60,13 @@ class FollowedCall(Generic[T]):
         return self._reports.popleft()
 
     async def result(self) -> T:
-        """The result of the call, once it has ended.  Raises as the call does."""
+        """The result of the call, once it has ended.  Raises as the call does; SessionClosed if that was cancelled."""
         await self._over.wait()
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]  # without an error there is one
+        if self._result is ABSENT:  # its block was left, or the nursery around it
+            raise SessionClosed("the call was left before it had a result")
+        return self._result
 
     def _reported(self, progress: float, total: float | None, message: str | None) -> None:
         self._reports.append(Progress(progress, total, message))

@@ -12,20 +12,28 @@ decides nothing (tool-10).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Generic, NewType, TypeVar, Union, cast, get_args, get_origin
 
 import attrs
 
-from trio_mcp.core.content import Malformed, TextContent
-from trio_mcp.core.errors import McpError, RemoteProtocolError
+from trio_mcp.core.content import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    Malformed,
+    TextContent,
+)
+from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import Mirror, find_mirrors
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema import schema_of
 from trio_mcp.core.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
-__all__ = ["ToolBook", "ToolFailed", "typed"]
+__all__ = ["Returned", "ToolBook", "ToolFailed"]
 
 T = TypeVar("T")
 
@@ -45,7 +53,7 @@ class ToolFailed(McpError):
 
 
 @attrs.define(eq=False, repr=False)
-class _Page:
+class _Known:
     rules: tuple[Mirror, ...]
     output: JsonObject | None
     compiled: CompiledSchema | None = None  # made for the first result
@@ -56,10 +64,21 @@ class ToolBook:
 
     def __init__(self, mistake: Callable[[str], object]) -> None:
         self._mistake = mistake
-        self._pages: dict[str, _Page] = {}
+        self._tools: dict[str, _Known] = {}
+        self._walked = False
+        self._forgotten = 0
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._pages
+    async def look_for(self, name: str, walk: Callable[[], Awaitable[object]]) -> None:
+        """Have all lists walked for a tool that is not known: once, until they may have changed."""
+        if name in self._tools or self._walked:
+            return
+        before = self._forgotten
+        try:
+            await walk()
+        except (RequestError, RemoteProtocolError, SessionClosed) as error:
+            self._mistake(f"the tools cannot be listed, so the results of {name[:80]!r} are not judged: {error}")
+        else:
+            self._walked = self._forgotten == before
 
     def learn(self, tools: Iterable[Tool | Malformed], *, mirroring: bool) -> list[Tool]:
         """Take note of listed tools; returns those that can be called.  `mirroring`: the link has headers for them."""
@@ -71,39 +90,41 @@ class ToolBook:
             mirrors = find_mirrors(tool.input_schema)
             if mirroring and mirrors.faults:
                 self._mistake(f"the tool {tool.name!r} is left out: {'; '.join(mirrors.faults)}")
-                self._pages.pop(tool.name, None)
+                self._tools.pop(tool.name, None)
                 continue
-            if len(self._pages) < _TOOLS or tool.name in self._pages:
+            if len(self._tools) < _TOOLS or tool.name in self._tools:
                 output = None if tool.output_schema is None else dict(tool.output_schema)
-                self._pages[tool.name] = _Page(() if mirrors.faults else mirrors.rules, output)
+                self._tools[tool.name] = _Known(() if mirrors.faults else mirrors.rules, output)
             good.append(tool)
         return good
 
     def forget(self) -> None:
         """Another session may have other tools."""
-        self._pages.clear()
+        self._tools.clear()
+        self._walked = False
+        self._forgotten += 1
 
     def mirrors(self, name: str) -> Sequence[Mirror]:
-        page = self._pages.get(name)
-        return () if page is None else page.rules
+        tool = self._tools.get(name)
+        return () if tool is None else tool.rules
 
     def judge(self, name: str, result: CallToolResult) -> None:
         """Raise RemoteProtocolError for a result that is not what its tool has promised."""
-        page = self._pages.get(name)
-        if page is None or page.output is None or result.is_error:
+        tool = self._tools.get(name)
+        if tool is None or tool.output is None or result.is_error:
             return
         if result.structured_content is ABSENT:
             raise RemoteProtocolError(f"the result of the tool {name!r} has no structuredContent, and its schema has")
-        if page.compiled is None:
+        if tool.compiled is None:
             try:
-                page.compiled = compile_schema(page.output)
+                tool.compiled = compile_schema(tool.output)
             except InvalidSchema as error:
                 self._mistake(
                     f"results of the tool {name!r} cannot be judged, for its outputSchema is no good: {error}"
                 )
-                page.output = None
+                tool.output = None
                 return
-        _refuse(name, "its outputSchema", page.compiled.errors(result.structured_content))
+        _refuse(name, "its outputSchema", tool.compiled.errors(result.structured_content))
 
 
 def _refuse(name: str, what: str, problems: Sequence[Problem]) -> None:
@@ -112,43 +133,97 @@ def _refuse(name: str, what: str, problems: Sequence[Problem]) -> None:
         raise RemoteProtocolError(f"the result of the tool {name!r} does not fit {what}: {said}")
 
 
-def typed(name: str, result: CallToolResult, hint: type[T]) -> T:
-    """The result as a value of this type.
+class Returned(Generic[T]):
+    """What `returns` asks for.  Made before the call: raises LocalProtocolError for what is no type to be read."""
 
-    Raises `ToolFailed` if the tool says that it has failed, and `RemoteProtocolError` if what it gave is no such value.
-    """
-    from trio_mcp.values import Unreadable, reader_of
+    def __init__(self, hint: type[T]) -> None:
+        from trio_mcp.values import reader_of
 
-    if result.is_error:
-        raise ToolFailed(name, result)
-    if hint is str and (text := _text(result)) is not None:
-        return cast("T", text)
-    schema = schema_of(hint, where="returns")
-    value = _structured(name, result, schema)
-    _refuse(name, "what is to be returned", compile_schema(schema).errors(value))
-    read = reader_of(hint)
-    try:
-        made: Any = value if read is None else read(value)
-    except Unreadable as error:
-        raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
-    return cast("T", made)
+        self._fits = compile_schema(schema_of(hint, where="returns"))
+        self._read = reader_of(hint)
+        kinds = list(_alternatives(hint))
+        self._plain = all(each in (str, None, NoneType) for each in kinds)
+        self._binary = bytes in kinds
+
+    def value(self, name: str, result: CallToolResult) -> T:
+        """The result as a value of the type.
+
+        Raises `ToolFailed` if the tool says that it has failed, and `RemoteProtocolError` if what it gave is no such
+        value.
+        """
+        from trio_mcp.values import Unreadable
+
+        if result.is_error:
+            raise ToolFailed(name, result)
+        if self._binary and result.structured_content is ABSENT and (data := _bytes(result)) is not None:
+            return cast("T", data)
+        value = self._chosen(name, result)
+        try:
+            made: Any = value if self._read is None else self._read(value)
+        except Unreadable as error:
+            raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
+        return cast("T", made)
+
+    def _chosen(self, name: str, result: CallToolResult) -> Json:
+        """The first that fits; else an error that says what is wrong with the likeliest."""
+        meant = self._meant(result)
+        for value in meant:
+            if not self._fits.errors(value):
+                return value
+        if result.structured_content is ABSENT:
+            raise RemoteProtocolError(
+                f"the result of the tool {name!r} has no structured value, and its content is not what is to be "
+                "returned; call it without `returns`, and look at its content"
+            )
+        _refuse(name, "what is to be returned", self._fits.errors(meant[0]))
+        raise AssertionError("it has just been found not to fit")
+
+    def _meant(self, result: CallToolResult) -> list[Json]:
+        """What the result may mean, the likeliest first."""
+        value, text = result.structured_content, _text(result)
+        texts = [] if text is None else [text]
+        if value is not ABSENT:
+            # Before 2026-07-28 it must be an object, and servers put what is none into one with this member; some do
+            # so for a union that has objects in it, or in every revision.
+            wrapped = [value["result"]] if isinstance(value, dict) and value.keys() == {"result"} else []
+            return [value, *wrapped, *(texts if self._plain else [])]
+        if not result.content:
+            return [None]
+        if text is None or self._plain:
+            return list(texts)
+        try:  # an old revision, or a value that it cannot carry: servers write it as text then
+            return [json.loads(text, parse_constant=_no_json), text]
+        except (ValueError, RecursionError):
+            return [text]
+
+
+def _alternatives(hint: Any) -> Iterator[Any]:
+    """The members of a union, through what only names or describes one."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        for each in get_args(hint):
+            yield from _alternatives(each)
+    elif origin is Annotated:
+        yield from _alternatives(get_args(hint)[0])
+    elif isinstance(hint, NewType):
+        yield from _alternatives(hint.__supertype__)
+    else:
+        yield hint
 
 
 def _text(result: CallToolResult) -> str | None:
     """The text that is all of the result."""
-    said = result.content
-    alone = said[0] if len(said) == 1 else None
+    alone = result.content[0] if len(result.content) == 1 else None
     return alone.text if isinstance(alone, TextContent) else None
 
 
-def _structured(name: str, result: CallToolResult, schema: JsonObject) -> Json:
-    value: Any = result.structured_content
-    if value is ABSENT:  # an old revision, or a value that it cannot carry: servers write it as text then
-        try:
-            return json.loads(_text(result) or "")
-        except ValueError:
-            raise RemoteProtocolError(f"the result of the tool {name!r} has no structured value") from None
-    # Before 2026-07-28 it must be an object, and servers put what is none into one with this member.
-    if schema.get("type") not in ("object", None) and isinstance(value, dict) and value.keys() == {"result"}:
-        return value["result"]
-    return value
+def _bytes(result: CallToolResult) -> bytes | None:
+    """The bytes that are all of the result."""
+    alone = result.content[0] if len(result.content) == 1 else None
+    if isinstance(alone, EmbeddedResource) and isinstance(alone.resource, BlobResourceContents):
+        return alone.resource.blob
+    return alone.data if isinstance(alone, ImageContent | AudioContent) else None
+
+
+def _no_json(constant: str) -> Json:
+    raise ValueError(f"{constant} is Python's own")

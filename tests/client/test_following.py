@@ -1,0 +1,79 @@
+"""A call that is followed: what whoever waits for its result hears, however it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.house import Forecast, build
+from tests.server.checkpoints import patiently
+from trio_mcp import RequestError, SessionClosed
+from trio_mcp.client import open_client
+from trio_mcp.following import Follow, FollowedCall
+from trio_mcp.tool_book import ToolFailed
+
+
+async def forever(on_progress: Any) -> str:
+    on_progress(1, 2, "begun")
+    await trio.sleep_forever()
+    raise AssertionError("it ended")
+
+
+async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
+    async with Follow(forever, "a call") as call:
+        async for report in call:
+            assert report.message == "begun"
+            break
+    with pytest.raises(SessionClosed, match="left"):
+        await patiently(call.result, "an outcome")
+    assert [report async for report in call] == []
+
+
+async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_left() -> None:
+    heard: list[str] = []
+
+    async def wait(call: FollowedCall[str]) -> None:
+        with pytest.raises(SessionClosed) as failed:
+            await call.result()
+        heard.append(str(failed.value))
+
+    async with trio.open_nursery() as nursery, Follow(forever, "a call") as call:
+        nursery.start_soon(wait, call)
+        await wait_all_tasks_blocked()
+    assert heard == ["the call was left before it had a result"]
+
+
+@pytest.mark.parametrize("value", [None, 0, "done"])
+async def test_a_result_is_there_as_often_as_it_is_asked_for(value: Any) -> None:
+    async def call(on_progress: Any) -> Any:
+        return value
+
+    async with Follow(call, "a call") as followed:
+        assert await followed.result() == value
+    assert await followed.result() == value
+
+
+async def test_a_call_that_fails_says_so_to_who_asks_and_the_block_goes_on() -> None:
+    async def call(on_progress: Any) -> Any:
+        raise RequestError(7, "not today")
+
+    async with Follow(call, "a call") as followed:
+        with pytest.raises(RequestError, match="not today"):
+            await followed.result()
+
+
+async def test_the_result_of_a_followed_tool_comes_as_the_type_that_is_asked_for(autojump_clock: MockClock) -> None:
+    async with open_client(build()) as client:
+        async with client.follow_tool("forecast", {"city": "Oslo"}, returns=Forecast) as call:
+            assert await call.result() == Forecast("Oslo", [1, 2, 3])
+        async with client.follow_tool("count", {"to": 2}, returns=int) as counted:
+            assert [report.progress async for report in counted] == [0, 1]
+            assert await counted.result() == 2
+        async with client.follow_tool("greet", {"name": "you"}) as greeting:
+            assert not (await greeting.result()).is_error
+        async with client.follow_tool("fail", {"why": "late"}, returns=int) as failing:
+            with pytest.raises(ToolFailed, match="late"):
+                await failing.result()

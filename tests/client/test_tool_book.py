@@ -1,0 +1,201 @@
+"""What a tool's result becomes for whoever asks for a type, and what is known of tools without asking twice."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NewType, Optional, Union
+
+import pytest
+
+from trio_mcp import LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.content import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+)
+from trio_mcp.core.jsonrpc import ABSENT
+from trio_mcp.core.models import CallToolResult, Tool
+from trio_mcp.core.schema import Field
+from trio_mcp.tool_book import Returned, ToolBook, ToolFailed
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@dataclass
+class Boxed:
+    result: int
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+Name = NewType("Name", str)
+BLOB = EmbeddedResource(BlobResourceContents("tool://t", blob=b"\x00\xff"))
+DEEP = "[" * 200_000  # deeper than the parser can go
+
+
+def shortly(value: Any) -> str:
+    return str(value)[:40]
+
+
+def result(*content: Any, structured: Any = ABSENT, **more: Any) -> CallToolResult:
+    blocks = [TextContent(each) if isinstance(each, str) else each for each in content]
+    return CallToolResult(blocks, structured_content=structured, **more)
+
+
+def boxed(value: Any, *content: Any) -> CallToolResult:
+    return result(*content, structured={"result": value})
+
+
+@pytest.mark.parametrize(
+    ("hint", "said", "value"),
+    [
+        # As the official servers have it: whatever is no object, and any union, is in an object with one member.
+        (int, boxed(3), 3),
+        (int | None, boxed(3), 3),
+        (Optional[int], boxed(None, "null"), None),  # noqa: UP045  # both ways to write it
+        (Union[int, str], boxed("three"), "three"),  # noqa: UP007
+        (str | None, boxed(None, "null"), None),
+        (str | None, boxed("null", "null"), "null"),
+        (Point | None, boxed({"x": 1}), Point(1)),
+        (Point | Boxed, boxed({"result": 2}), Boxed(2)),
+        (list[Point], boxed([{"x": 1}]), [Point(1)]),
+        (None, boxed(None), None),
+        # What fits as it came is taken so.
+        (Boxed, boxed(3), Boxed(3)),
+        (Point | Boxed, boxed(3), Boxed(3)),
+        (dict[str, int], boxed(3), {"result": 3}),
+        (Any, boxed(3), {"result": 3}),
+        (int | dict[str, int], boxed(3), {"result": 3}),
+        (int | None, result(structured=3), 3),
+        (int | None, result(structured=None), None),
+        # Without structured content.
+        (None, result(), None),
+        (type(None), result(), None),
+        (int | None, result(), None),
+        (str | None, result(), None),
+        (str | None, result("abc"), "abc"),
+        (str | None, result("null"), "null"),
+        (Annotated[str, Field(description="a name")], result('"Ann"'), '"Ann"'),
+        (Name, result("3"), "3"),
+        (str, result("3", structured={"words": 1}), "3"),
+        (int, result("3"), 3),
+        (int | str, result("3"), 3),
+        (int | str, result("three"), "three"),
+        (Literal["a", "b"], result("a"), "a"),
+        (Literal["a", "b"], result('"a"'), "a"),
+        (Colour, result("red"), Colour.RED),
+        (str | int, result(DEEP), DEEP),
+        (bytes, result(BLOB), b"\x00\xff"),
+        (bytes | None, result(BLOB), b"\x00\xff"),
+        (bytes | None, result(), None),
+        (bytes, result(ImageContent(b"\x89", "image/png")), b"\x89"),
+        (bytes, result(AudioContent(b"\x01", "audio/wav")), b"\x01"),
+        (bytes, result('"AP8="'), b"\x00\xff"),
+        (bytes, result(BLOB, structured="AA=="), b"\x00"),
+    ],
+    ids=shortly,
+)
+def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
+    hint: Any, said: CallToolResult, value: Any
+) -> None:
+    assert Returned(hint).value("t", said) == value
+
+
+@pytest.mark.parametrize(
+    ("hint", "said", "why"),
+    [
+        (int, boxed("three"), "does not fit what is to be returned"),
+        (Point, boxed({"y": 1}), "does not fit what is to be returned"),
+        (int, result(structured={"result": 3, "more": 1}), "does not fit"),
+        (int, result("3", structured="x"), "does not fit"),
+        (int, result("three"), "call it without `returns`, and look at its content"),
+        (int, result("NaN"), "look at its content"),
+        (float, result("Infinity"), "look at its content"),
+        (int, result(DEEP), "look at its content"),
+        (int, result(), "look at its content"),
+        (None, result("done"), "look at its content"),
+        (str, result("a", "b"), "look at its content"),
+        (str, result(BLOB), "look at its content"),
+        (bytes, result(EmbeddedResource(TextResourceContents("tool://t", text="a"))), "look at its content"),
+        (bytes, result("?"), "cannot be read"),
+    ],
+    ids=shortly,
+)
+def test_what_is_no_such_value_is_an_error_that_says_what_to_do(hint: Any, said: CallToolResult, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        Returned(hint).value("t", said)
+
+
+def test_a_tool_that_has_failed_has_no_value() -> None:
+    with pytest.raises(ToolFailed, match="out of bread"):
+        Returned(str).value("t", result("out of bread", is_error=True))
+
+
+@pytest.mark.parametrize("hint", [[int], object(), {int: str}, lambda: None])
+def test_what_is_no_type_is_said_to_be_none(hint: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="returns"):
+        Returned(hint)
+
+
+async def test_a_tool_is_looked_for_once_until_the_list_may_have_changed() -> None:
+    book, walks = ToolBook(lambda why: None), list[int]()
+
+    async def walk() -> None:
+        walks.append(len(walks))
+        book.learn([Tool("listed", {"type": "object"})], mirroring=False)
+
+    for name in ("listed", "unlisted", "unlisted", "another"):
+        await book.look_for(name, walk)
+    assert len(walks) == 1
+    book.forget()
+    for name in ("unlisted", "listed"):
+        await book.look_for(name, walk)
+    assert len(walks) == 2
+
+
+async def test_a_list_that_changes_while_it_is_walked_is_walked_again() -> None:
+    book, walks = ToolBook(lambda why: None), list[int]()
+
+    async def walk() -> None:
+        walks.append(len(walks))
+        if len(walks) == 1:
+            book.forget()
+
+    for _ in range(3):
+        await book.look_for("unlisted", walk)
+    assert len(walks) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [RequestError(-32603, "no list"), RemoteProtocolError("no list"), SessionClosed("no list")]
+)
+async def test_tools_that_cannot_be_listed_are_called_all_the_same(error: Exception) -> None:
+    mistakes: list[str] = []
+    book, walks = ToolBook(mistakes.append), list[int]()
+
+    async def walk() -> None:
+        walks.append(len(walks))
+        raise error
+
+    for _ in range(2):
+        await book.look_for("t", walk)
+    assert len(walks) == 2  # another time it may be possible
+    assert all("cannot be listed" in each and "no list" in each for each in mistakes)
+    assert len(mistakes) == 2
+
+
+async def test_what_our_own_side_did_wrong_is_raised_where_tools_are_looked_for() -> None:
+    async def walk() -> None:
+        raise LocalProtocolError("the headers for a request could not be made")
+
+    with pytest.raises(LocalProtocolError):
+        await ToolBook(lambda why: None).look_for("t", walk)
