@@ -45,6 +45,9 @@ _log = logging.getLogger("trio_mcp.client")
 
 _SET_LEVEL = "logging/setLevel"
 _DEVIATIONS = 100  # that are kept, the newest; who wants all of them has the log
+# Seconds that a session which has opened waits for the server to take the level of its log: by HTTP a call could
+# overtake that.  Beyond it the session is of use all the same, whatever the server makes of it.
+_LEVEL = 1.0
 _CLOSING = 30.0  # seconds that closing may take at the very most, whatever its parts are bounded by
 
 # Seconds from the loss of a session to each attempt to open another that nobody has called for.  A server that has
@@ -90,6 +93,7 @@ class Keeper:
         self._connection: Connection | None = None
         self._ending = self._over = trio.Event()  # of the session at hand
         self._opened_at = 0.0
+        self._levelled = trio.Event()  # the server has said what it makes of the level, or need not be told
         self._renewing: trio.Event | None = None
         self._attempts = 0  # to open a session that nobody has called for, since one has held
         self._unopened: McpError | None = None  # what came of the last attempt that failed
@@ -137,11 +141,24 @@ class Keeper:
         terms = terms_of(caller)
         self.cache = ResponseCache(terms.revision) if self._household.caches and terms.revision.cacheable else None
         self._household.forget_tools()
+        self._levelled = trio.Event()
         if caller.failure is None and self._log_level is not None and terms.declares("logging"):
-            _ask_for_log(caller, self._log_level)  # before others take all the room for requests
+            self._ask_for_log(caller, self._log_level)  # before others take all the room for requests
+        else:
+            self._levelled.set()
         self.listening.attach(caller)
         if caller.failure is not None:  # so soon
             self.lost(caller.failure)
+        with trio.move_on_after(_LEVEL):
+            await self._levelled.wait()
+
+    def _ask_for_log(self, caller: Caller, level: str) -> None:
+        if terms_of(caller).revision.handshake:
+            caller.begin(_SET_LEVEL, {"level": level})
+            caller.act(())  # so that it is sent
+        else:
+            caller.session.log_level = level  # each request says so, from now on
+            self._levelled.set()
 
     async def _part(self) -> None:
         self._ending.set()
@@ -267,7 +284,9 @@ class Keeper:
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         if outcome.method != _SET_LEVEL:
             self.listening.ended(outcome, failure)
-        elif not isinstance(outcome, Answered) and self.connection.caller.failure is None:
+            return
+        self._levelled.set()
+        if not isinstance(outcome, Answered) and self.connection.caller.failure is None:
             why = failure_of(outcome, failure)()
             self.mistake(f"it declares logging, and could not be told the level: {why}")
 
@@ -296,15 +315,6 @@ def _tell(callback: Callable[[T], object] | None, what: T | None) -> None:
         callback(what)
     except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
         _log.exception("a callback of the client has failed")
-
-
-def _ask_for_log(caller: Caller, level: str) -> None:
-    """Have it told.  Nobody waits for that: a session is of use without the log, whatever the server makes of it."""
-    if terms_of(caller).revision.handshake:
-        caller.begin(_SET_LEVEL, {"level": level})
-        caller.act(())  # so that it is sent
-    else:
-        caller.session.log_level = level  # each request says so, from now on
 
 
 def terms_of(caller: Caller) -> Terms:
