@@ -7,7 +7,7 @@ input-required result in the modern one (`answer_all`).  What was not offered is
 | A callback for | is given | and returns |
 |---|---|---|
 | sampling | `SamplingRequest` | a `CreateMessageResult`, `(text, model)`, or `Declined` |
-| elicitation | `FormRequest` | the values by field, or `Accepted` with them, `Declined`, None or `Dismissed` |
+| elicitation | `FormRequest` | the values, or `Accepted` with them, `Declined`, None or `Dismissed` |
 | elicitation_url | `PageRequest` | True or `Accepted`, False or `Declined`, None or `Dismissed` |
 | roots | nothing | the roots |
 
@@ -18,7 +18,8 @@ Who is to blame: what the server asks wrongly is answered with -32602, by a `Req
 wrongly is never sent: `LocalProtocolError` says what does not fit, and where, but not what stood there.  What a
 callback raises leaves as it is; a `RequestError` is an answer, and any other the caller of `answer` makes one of.
 
-Forms: a field for which the user gave nothing gets its default.  None says that it is to be left out all the same.
+Forms: values are a mapping by field, or an object of a dataclass or attrs class with these fields.  A field for which
+the user gave nothing gets its default.  None says that it is to be left out all the same.
 
 Pages: the callback asks for consent, and it, not this package, opens the page, somewhere that the client and its model
 cannot look into.  Nothing is fetched, before or after (elic-38 to elic-40).
@@ -27,12 +28,13 @@ cannot look into.  Nothing is fetched, before or after (elic-38 to elic-40).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -55,6 +57,7 @@ from trio_mcp.core.rounds import Question
 from trio_mcp.core.terms import Terms
 from trio_mcp.paths import PathRefused, file_path
 from trio_mcp.questions import Accepted, Declined, Dismissed, Sample
+from trio_mcp.writing import to_json_value
 
 __all__ = [
     "Answering",
@@ -77,11 +80,23 @@ _REJECTED = -1  # samp-05, samp-06: "User rejected sampling request"
 # Questions of one round.  A wizard asks a dozen; each is a task here, and a dialogue before somebody's eyes.
 _QUESTIONS = 100
 
+# Characters of an exception that another error repeats; all of it is chained.
+_REASON = 200
+
 # Pages that were agreed to and whose end was not told.  Most servers never tell it; the oldest is forgotten.
 _PAGES = 100
 
+
+class _Dataclass(Protocol):
+    """An object of any dataclass, as type checkers know it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
 SamplingAnswer: TypeAlias = models.CreateMessageResult | tuple[str, str] | Declined | Dismissed
-FormAnswer: TypeAlias = Mapping[str, Any] | Accepted[Any] | Declined | Dismissed | None
+FormAnswer: TypeAlias = (
+    Mapping[str, Any] | _Dataclass | attrs.AttrsInstance | Accepted[Any] | Declined | Dismissed | None
+)
 PageAnswer: TypeAlias = bool | Accepted[Any] | Declined | Dismissed | None
 OnSampling: TypeAlias = Callable[[SamplingRequest], SamplingAnswer | Awaitable[SamplingAnswer]]
 OnElicitation: TypeAlias = Callable[[FormRequest], FormAnswer | Awaitable[FormAnswer]]
@@ -150,12 +165,13 @@ class Answering:
         return codec.to_json(await ask(self, params, terms), revision)
 
     async def answer_all(
-        self, questions: Sequence[Question], terms: Terms, abandon: Callable[[str], McpError]
+        self, questions: Sequence[Question], terms: Terms, abandon: Callable[[str, str], McpError]
     ) -> dict[str, JsonObject]:
         """The answers to one round, by key.  They are worked on together.
 
-        When one cannot be given the others are cancelled, and what `abandon(key)` makes of it (see `Rounds.abandon`) is
-        raised, with what went wrong as its cause.  Raises `RemoteProtocolError` for more questions than anybody asks.
+        When one cannot be given the others are cancelled, and what `abandon(key, why)` makes of it is raised (see
+        `Rounds.abandon`), with what went wrong as its cause.  Raises `RemoteProtocolError` for more questions than
+        anybody asks.
         """
         if len(questions) > _QUESTIONS:
             why = f"the server asks {len(questions)} questions at once; no more than {_QUESTIONS} are answered"
@@ -178,7 +194,7 @@ class Answering:
         (question, error), *later = failures
         for other, failure in later:  # while it was being cancelled: told, but not the reason
             _log.error("the callback for %s has failed while it was cancelled", other.method, exc_info=failure)
-        raise abandon(question.key) from error
+        raise abandon(question.key, _why_not(question, error)) from error
 
     def set_roots(self, roots: GivenRoots) -> bool:
         """Expose these from now on.  Whether they may be others than before, so that servers of the legacy era are to
@@ -233,11 +249,7 @@ class Answering:
             return forms.ElicitResult("cancel")
         if isinstance(said, Declined):
             return forms.ElicitResult("decline")
-        values: Any = said.value if isinstance(said, Accepted) else said
-        if not isinstance(values, Mapping):
-            wanted = "the values by field, Accepted, Declined, Dismissed or None"
-            raise LocalProtocolError(f"the elicitation callback returns {wanted}, not {type(values).__name__}")
-        return forms.ElicitResult("accept", form.filled_in(values))
+        return forms.ElicitResult("accept", form.filled_in(_values(said.value if isinstance(said, Accepted) else said)))
 
     async def _visit(self, params: JsonObject, terms: Terms) -> forms.ElicitResult:
         """elic-51: the answer has no content, ever."""
@@ -258,7 +270,7 @@ class Answering:
         if said is None or isinstance(said, Dismissed):
             return forms.ElicitResult("cancel")
         wanted = "True, False, Accepted, Declined, Dismissed or None"
-        raise LocalProtocolError(f"the elicitation_url callback returns {wanted}, not {type(said).__name__}")
+        raise LocalProtocolError(f"the elicitation_url callback returns {wanted}, not {_kind_of(said)}")
 
     async def _list_roots(self, params: JsonObject, terms: Terms) -> models.ListRootsResult:
         roots = self._roots
@@ -277,6 +289,20 @@ class Answering:
 async def _called(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
     said = callback(*args)
     return await said if inspect.isawaitable(said) else said
+
+
+def _kind_of(said: object) -> str:
+    # Declined for Declined() is easily written, and "type" would not say so.
+    return f"the class {said.__name__}" if isinstance(said, type) else type(said).__name__
+
+
+def _why_not(question: Question, error: Exception) -> str:
+    """Why a question has no answer, for whoever made the call that it belongs to."""
+    if isinstance(error, RequestError):
+        return error.message  # its code is for the server, which is not told
+    if isinstance(error, LocalProtocolError):
+        return str(error)
+    return f"the callback for {question.method} has failed: {shown(error, _REASON)}"
 
 
 @contextlib.contextmanager
@@ -303,6 +329,20 @@ def _server(terms: Terms) -> models.Implementation | None:
         return None
 
 
+# Forms
+
+
+def _values(said: object) -> Mapping[str, Any]:
+    if isinstance(said, Mapping):
+        return said
+    kind = type(said)
+    values = to_json_value(said) if dataclasses.is_dataclass(kind) or attrs.has(kind) else None
+    if not isinstance(values, dict):
+        wanted = "the values by field, an object with those fields, Accepted, Declined, Dismissed or None"
+        raise LocalProtocolError(f"the elicitation callback returns {wanted}, not {_kind_of(said)}")
+    return values
+
+
 # Sampling
 
 
@@ -313,7 +353,7 @@ def _sampled(said: object) -> models.CreateMessageResult:
         text, model = said
         return models.CreateMessageResult("assistant", TextContent(text), model)
     wanted = "a CreateMessageResult, (text, model) or Declined"  # not the text alone: servers are told who said it
-    raise LocalProtocolError(f"the sampling callback returns {wanted}, not {type(said).__name__}")
+    raise LocalProtocolError(f"the sampling callback returns {wanted}, not {_kind_of(said)}")
 
 
 # "Model MUST use at least one tool before completing": it has completed, unless something stopped it.

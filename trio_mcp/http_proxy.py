@@ -26,7 +26,7 @@ import attrs
 import idna  # by which Trio looks up names
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError
+from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.http_replies import ReplyReader
 from trio_mcp.outbox import GONE
@@ -39,10 +39,6 @@ few; systems try TCP for two minutes, which nobody waits for."""
 
 Connect: TypeAlias = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a stream to a name or address, and a port."""
-
-
-class ConnectionFailed(McpError):
-    """There is no connection to the server, so nothing was asked of it.  `OSError` is chained where there was one."""
 
 
 # URLs.

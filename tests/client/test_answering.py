@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import os
@@ -9,8 +10,10 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -456,7 +459,10 @@ async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | Non
         ({"note": {"a": "secret"}}, "not this dict"),
         ({"note": ["a", 1]}, "not this list"),
         ({"count": float("nan")}, "field 'count' of the form takes .*, not this float"),
-        (True, "returns the values by field, Accepted, Declined, Dismissed or None, not bool"),
+        (
+            True,
+            "returns the values by field, an object with those fields, Accepted, Declined, Dismissed or None, not bool",
+        ),
         (Accepted("secret"), "not str"),
         (Accepted(None), "not NoneType"),
     ],
@@ -953,12 +959,75 @@ async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
 
     answering = everything(sampling=fail, elicitation_url=wait)
     rounds = a_round(answering)
-    with pytest.raises(InputNotGiven, match="'poem'") as caught:
+    with pytest.raises(InputNotGiven) as caught:
         await answering.answer_all(ROUND, terms(E), rounds.abandon)
     assert caught.value.__cause__ is error
+    assert caught.value.key == "poem"
     assert ended == ["Log in"]
     with pytest.raises(LocalProtocolError, match="is over"):
         rounds.retry(ANSWERS)
+
+
+def divides(*_: object) -> Any:
+    return 1 / 0
+
+
+FAILED = "the callback for {} has failed: "
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "why"),
+    [
+        ({"sampling": divides}, FAILED.format(SAMPLE) + "ZeroDivisionError('division by zero')"),
+        ({"roots": divides}, FAILED.format(ROOTS) + "ZeroDivisionError('division by zero')"),
+        ({"elicitation": lambda context, params: {}}, FAILED.format(ELICIT) + "TypeError(\"<lambda>() missing 1 "),
+        ({"sampling": saying(Declined())}, "the user rejected the sampling request"),
+        ({"sampling": saying("Hi")}, "the sampling callback returns a CreateMessageResult, (text, model) or Declined"),
+        ({"elicitation": saying(Declined)},
+         "the elicitation callback returns the values by field, an object with those fields, Accepted, Declined, "
+         "Dismissed or None, not the class Declined"),
+        ({"elicitation": saying({"name": ["x"]})},
+         "what the elicitation callback returned does not fit the form: content/name must be of type string"),
+        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, or a URI that begins with file://"),
+    ],
+)  # fmt: skip
+async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:
+    answering = everything(**callbacks)
+    with pytest.raises(InputNotGiven) as caught:
+        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+    assert str(caught.value).startswith(f"tools/call was not completed: {why}")
+
+
+async def test_of_what_a_callback_raises_no_more_is_repeated_than_can_be_read() -> None:
+    def fail(*_: object) -> Any:
+        raise ValueError("x" * 1_000_000)
+
+    answering = everything(sampling=fail)
+    with pytest.raises(InputNotGiven) as caught:
+        await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
+    assert len(str(caught.value)) < 350
+
+
+@dataclasses.dataclass
+class Named:
+    name: str
+    nick: str | None = None
+
+
+@attrs.frozen
+class Called:
+    name: str
+
+
+@pytest.mark.parametrize("values", [Named("Al"), Called("Al"), MappingProxyType({"name": "Al"})], ids=repr)
+async def test_a_form_is_filled_in_by_an_object_with_its_fields(values: Any) -> None:
+    form = {
+        **FORM,
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}, "nick": {"type": "string"}}},
+    }
+    for said in (values, Accepted(values)):
+        answer = await answered(Answering(elicitation=saying(said)), ELICIT, form)
+        assert answer == {"action": "accept", "content": {"name": "Al"}}
 
 
 async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(

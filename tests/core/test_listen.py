@@ -721,3 +721,10 @@ def test_what_one_side_sends_the_other_hears(wishes: list[list[Change]], declare
         ended = subscriptions.over(Answered(result.id, "subscriptions/listen", result.result))
         assert ended is not None
     assert {each.state for each in ours} == {SubscriptionState.ENDED}
+
+
+def test_a_change_is_shown_in_a_few_words() -> None:
+    assert (
+        repr([TOOLS_CHANGED, resource_updated("notes://Oslo")]) == "[Change(TOOLS), Change(RESOURCE, 'notes://Oslo')]"
+    )
+    assert len(repr(resource_updated("x" * 1_000_000))) < 120

@@ -28,6 +28,7 @@ __all__ = [
     "RESOURCE_NOT_FOUND",
     "UNSUPPORTED_VERSION",
     "URL_ELICITATION_REQUIRED",
+    "ConnectionFailed",
     "InputNotGiven",
     "LocalProtocolError",
     "McpError",
@@ -115,13 +116,22 @@ class RequestError(McpError):
 class InputNotGiven(McpError):
     """A request of ours was not completed: the peer wanted input first, and our side gave none.
 
-    `method` is the request's, `key` names the input.  Nobody broke a rule; the reason, where there is one, is chained.
+    `method` is the request's, `key` names the input, and `why` says what kept us from giving it, where that is known.
+    Nobody broke a rule; the exception that was the reason, where there was one, is chained.
     """
 
-    def __init__(self, method: str, key: str) -> None:
-        super().__init__(f"{method} was not completed: the server asked for input {shown(key)}, and none was given")
+    def __init__(self, method: str, key: str, why: str = "") -> None:
+        reason = why or f"the server asked for input {shown(key)}, and none was given"
+        super().__init__(f"{method} was not completed: {reason}")
         self.method = method
         self.key = key
+
+
+class ConnectionFailed(McpError):
+    """There is no connection to the server, so nothing was asked of it: nobody could be reached, or no process started.
+
+    `OSError` is chained where there was one.
+    """
 
 
 class SessionClosed(McpError):

@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, LocalProtocolError, RequestError
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, LocalProtocolError, RequestError, shown
 from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Result
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
 from trio_mcp.core.records import record
@@ -76,12 +76,15 @@ class Kind(enum.Enum):
         return row is not None and declares(capabilities, row.needs)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Change:
     """Something that changed, or that somebody wants to hear of: a list, or the one thing named by `item`."""
 
     kind: Kind
     item: str = ""
+
+    def __repr__(self) -> str:
+        return f"Change({self.kind.name}, {shown(self.item)})" if self.item else f"Change({self.kind.name})"
 
     def notification(self, id: Id | None = None) -> Notification:
         """The notification that tells of it, on the subscription with this id, or in the legacy era on none."""

@@ -511,11 +511,11 @@ class Rounds:
         self._stage = _Stage.SENT
         return params
 
-    def abandon(self, key: str) -> InputNotGiven:
+    def abandon(self, key: str, why: str = "") -> InputNotGiven:
         """Give up, because the question `key` was not answered.  Returns what to tell the caller (mrtr-28)."""
         self._expect(_Stage.ASKED)
         self._stage = _Stage.ENDED
-        return InputNotGiven(self._method, key)
+        return InputNotGiven(self._method, key, why)
 
     def _expect(self, stage: _Stage) -> None:
         if self._stage is not stage:
