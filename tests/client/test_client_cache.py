@@ -1,0 +1,313 @@
+"""Results that are used again in 2026-07-28: for how long, for whom, and what ends it; by a client, end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import nothing_left, reachable
+from tests.client.house import Size
+from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.http.stage import D, E
+from tests.requirements import req
+from tests.server.checkpoints import patiently
+from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server, SessionClosed
+from trio_mcp.client import Client, open_client
+from trio_mcp.core.cache import CacheHints
+from trio_mcp.core.errors import LocalProtocolError, McpError
+
+CAPABILITIES: dict[str, Any] = {"tools": {}, "resources": {}, "prompts": {}}
+
+
+class Counting:
+    """Gives each result a number; `hints` are what it says of all of them."""
+
+    def __init__(self, **hints: Any) -> None:
+        self.hints = hints
+        self.numbers = itertools.count(1)
+        self.stale_cursor = False
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.what == "server/discover":
+            found = {"supportedVersions": [E], "capabilities": CAPABILITIES, "resultType": "complete"}
+            await out.json(asked.answer(found))
+            return
+        params = asked.message["params"]
+        if self.stale_cursor and "cursor" in params:
+            await out.json(asked.error(-32602, "no such cursor"), 400)
+            return
+        said = f"{next(self.numbers)} for {asked.headers.get('Authorization', 'anybody')}"
+        result: dict[str, Any] = {"resultType": "complete", **self.hints}
+        if asked.what == "resources/read":
+            result["contents"] = [{"uri": params["uri"], "text": said}]
+        else:
+            result[asked.what.partition("/")[0]] = []
+            if "cursor" not in params:
+                result["nextCursor"] = "two"
+        await out.json(asked.answer(result))
+
+
+@contextlib.asynccontextmanager
+async def counted(server: Counting, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
+    async with nothing_left(), script(server.play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, **{"revision": E, **options}) as client:
+                played.asked.clear()
+                yield client, played
+
+
+async def read(client: Client, uri: str = "r://one", **along: Any) -> str:
+    found = await client.read(uri, **along)
+    text: str = found.contents[0].text  # type: ignore[union-attr]  # it is what the server gives
+    return text
+
+
+@req("cache-04", "cache-06", "cache-11", "cache-12")
+async def test_a_result_is_used_again_until_it_is_stale(autojump_clock: MockClock) -> None:
+    async with counted(Counting(ttlMs=1500)) as (client, server):
+        assert [await read(client), await read(client)] == ["1 for anybody"] * 2
+        await trio.sleep(1.4)
+        assert await read(client) == "1 for anybody"
+        await trio.sleep(0.1)
+        assert len(server.asked) == 1  # nobody has asked by himself
+        assert [await read(client), await read(client)] == ["2 for anybody"] * 2
+
+
+@req("cache-05", "cache-07", "cache-08")
+@pytest.mark.parametrize("hints", [{}, {"ttlMs": 0}, {"ttlMs": -1}])
+async def test_a_result_without_a_time_is_asked_for_each_time(hints: dict[str, Any], autojump_clock: MockClock) -> None:
+    async with counted(Counting(**hints)) as (client, _):
+        assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
+
+
+async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: MockClock) -> None:
+    async with counted(Counting(ttlMs=9000), cache=False) as (client, server):
+        assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
+        assert len(server.asked) == 2
+
+
+@req("cache-02")
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({}, {"uri": "r://two"}, False),
+        ({"meta": {"x/tenant": "A"}}, {"meta": {"x/tenant": "B"}}, False),
+        ({"meta": {"x/tenant": "A"}}, {}, False),
+        ({"meta": {"x/tenant": "A"}}, {"meta": {"x/tenant": "A"}}, True),
+        ({"meta": {"traceparent": "00-1"}}, {"meta": {"traceparent": "00-2"}}, True),
+        ({"headers": {"Authorization": "A"}}, {"headers": {"Authorization": "B"}}, False),
+        ({"headers": {"Authorization": "A"}}, {"headers": {"authorization": "A"}}, True),
+        ({"headers": {"X-Api-Key": "A"}}, {}, False),
+        ({"headers": {"X-Api-Key": "A"}}, {"headers": {"X-Api-Key": "B"}}, False),
+        ({"headers": {"Cookie": "u=A"}}, {"headers": {"Cookie": "u=B"}}, False),
+        ({"headers": {"A": "1", "B": "2"}}, {"headers": {"b": "2", "a": "1"}}, True),
+    ],
+)
+async def test_what_goes_along_with_a_request_tells_its_result_from_others(
+    one: Any, other: Any, same: bool, autojump_clock: MockClock
+) -> None:
+    async with counted(Counting(ttlMs=9000)) as (client, server):
+        assert (await read(client, **one) == await read(client, **other)) is same
+        assert len(server.asked) == (1 if same else 2)
+
+
+async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: MockClock) -> None:
+    tenant = "A"
+    async with counted(Counting(ttlMs=9000), meta=lambda: {"x/tenant": tenant}) as (client, server):
+        await client.list_tools()
+        tenant = "B"
+        await client.list_tools()
+        await client.list_tools(meta={"x/tenant": "A"})
+        assert [each.message["params"]["_meta"]["x/tenant"] for each in server.asked] == ["A", "B"]
+
+
+@req("cache-16", "cache-17")
+@pytest.mark.parametrize("scope", ["public", "private", None])
+@pytest.mark.parametrize("name", ["Authorization", "Cookie", "X-Api-Key"])
+async def test_a_private_result_is_for_who_asked_and_a_public_one_for_all(
+    scope: str | None, name: str, autojump_clock: MockClock
+) -> None:
+    token = "one"
+    hints = {"ttlMs": 9000, **({} if scope is None else {"cacheScope": scope})}
+    async with counted(Counting(**hints), headers=lambda: {name: token}) as (client, server):
+        await read(client)
+        token = "another"
+        await read(client)
+        token = "one"
+        await read(client)
+        assert [each.headers.get(name) for each in server.asked] == (
+            ["one"] if scope == "public" else ["one", "another"]
+        )
+
+
+@req("cache-17")
+async def test_a_result_is_kept_for_whom_it_was_sent_for_though_the_token_changes_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    tokens: Iterator[str] = iter(())
+
+    def headers() -> dict[str, str]:
+        return {"Authorization": next(tokens, "ann")}
+
+    async with counted(Counting(ttlMs=9000), headers=headers) as (client, _):
+        tokens = iter(["ann", "bob", "bob"])
+        assert await read(client) == "1 for ann"
+        tokens = iter(())
+        assert await read(client) == "1 for ann"
+
+
+@req("cache-27")
+async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
+    async with counted(Counting(ttlMs=1000)) as (client, server):
+        await client.list_prompts()
+        await trio.sleep(0.6)
+        await client.list_prompts("two")
+        assert [each async for each in client.prompts()] == []
+        assert len(server.asked) == 2
+        await trio.sleep(0.6)
+        assert [each async for each in client.prompts()] == []
+        cursors = [each.message["params"].get("cursor") for each in server.asked]
+        assert cursors == [None, "two", None]  # the second was fresh
+
+
+async def test_a_cursor_that_is_not_known_any_more_makes_all_pages_stale(autojump_clock: MockClock) -> None:
+    playing = Counting(ttlMs=9000)
+    async with counted(playing) as (client, server):
+        await client.list_prompts()
+        playing.stale_cursor = True
+        with pytest.raises(RequestError):
+            [each async for each in client.prompts()]
+        playing.stale_cursor = False
+        assert [each async for each in client.prompts()] == []
+        cursors = [each.message["params"].get("cursor") for each in server.asked]
+        assert cursors == [None, "two", None, "two"]
+
+
+ASKS: list[Callable[[Client], Any]] = [
+    lambda client: client.list_tools(),
+    lambda client: client.read("r://one"),
+    lambda client: client.call_tool("t"),
+    lambda client: client.request("tools/list"),
+]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+async def test_a_client_that_is_closed_has_nothing_left(
+    ask: Callable[[Client], Any], autojump_clock: MockClock
+) -> None:
+    async with counted(Counting(ttlMs=9000)) as (client, _):
+        await client.list_tools()
+        await read(client)
+        await client.aclose()
+        with pytest.raises(SessionClosed):
+            await patiently(lambda: ask(client), "an outcome")
+
+
+@pytest.mark.parametrize("ask", ASKS)
+async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
+    ask: Callable[[Client], Any], autojump_clock: MockClock
+) -> None:
+    broken = ZeroDivisionError("no token today")
+    fails = False
+
+    def headers() -> dict[str, str]:
+        if fails:
+            raise broken
+        return {}
+
+    async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
+        await client.list_tools()
+        fails = True
+        with pytest.raises(LocalProtocolError, match="the headers for a request could not be made") as failed:
+            await patiently(lambda: ask(client), "an outcome")
+        assert failed.value.__cause__ is broken
+        fails = False
+        assert len(server.asked) == 1
+        await client.list_prompts()
+
+
+# With a server of ours.
+
+
+def house() -> Server:
+    server = Server("house", offers=("tools", "resources"), burst=0, cache={"tools/list": CacheHints(9000)})
+
+    @server.tool
+    async def rename() -> None:
+        server.changed("tools")
+
+    @server.tool
+    async def write() -> None:
+        server.updated("notes://todo")
+
+    numbers = itertools.count(1)
+
+    @server.resource("notes://{name}", cache=CacheHints(9000))
+    async def note(name: str, ctx: Context) -> str:
+        if name == "secret":
+            match await ctx.elicit("Which size?", Size):
+                case Accepted(Size(size)):
+                    return f"{size}, {next(numbers)}"
+                case _:
+                    raise ResourceNotFound("notes://secret")
+        return str(next(numbers))
+
+    return server
+
+
+@contextlib.asynccontextmanager
+async def at_house(**options: Any) -> AsyncIterator[tuple[Client, Callable[[str], int]]]:
+    """A client, and how often it has asked for something."""
+    sent: list[bytes] = []
+    options = {"revision": E, "tap": lambda way, data: sent.append(data if way == "out" else b""), **options}
+    async with nothing_left(), open_client(house(), **options) as client:
+        yield client, lambda method: b"".join(sent).count(b'"%s"' % method.encode())
+
+
+@req("cache-19")
+async def test_a_change_that_is_heard_of_makes_results_stale_at_once(autojump_clock: MockClock) -> None:
+    async with at_house() as (client, count), client.listen(tools=True, resources=["notes://todo"]):
+        for _ in range(2):
+            await client.list_tools()
+            await read(client, "notes://todo")
+            await read(client, "notes://done")
+        assert (count("tools/list"), count("resources/read")) == (1, 2)
+        await client.call_tool("rename")
+        await wait_all_tasks_blocked()
+        await client.list_tools()
+        await read(client, "notes://todo")
+        assert (count("tools/list"), count("resources/read")) == (2, 2)
+        await client.call_tool("write")
+        await wait_all_tasks_blocked()
+        assert [await read(client, "notes://todo"), await read(client, "notes://done")] == ["3", "2"]
+        assert (count("tools/list"), count("resources/read")) == (2, 3)
+
+
+@req("cache-03")
+async def test_what_took_answers_of_ours_is_never_used_again(autojump_clock: MockClock) -> None:
+    answers = iter([7, 8])
+    async with at_house(elicitation=lambda asked: {"size": next(answers), "colour": "red"}) as (client, count):
+        assert await read(client, "notes://secret") == "7, 1"
+        assert await read(client, "notes://secret") == "8, 2"
+        assert count("resources/read") == 4
+
+
+async def test_older_revisions_have_no_such_thing(autojump_clock: MockClock) -> None:
+    async with at_house(revision=D) as (client, count):
+        await client.list_tools()
+        await client.list_tools()
+        assert count("tools/list") == 2
+
+
+async def test_an_error_is_not_kept(autojump_clock: MockClock) -> None:
+    async with at_house() as (client, count):
+        for _ in range(2):
+            with pytest.raises(McpError):
+                await read(client, "nothing://here")
+        assert count("resources/read") == 2
