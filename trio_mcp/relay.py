@@ -23,7 +23,10 @@ and principals belong to a hop as well, so who may do what is decided by the mid
 
 Whose question is it?  In 2026-07-28 a question answers a call, and is asked of who made that.  Before, a server just
 asks.  Then it is for the one client whose calls run; if there is none, or there are several, the question is refused,
-for it must not be shown to somebody else.  So it is with log messages, which are dropped then.
+for it must not be shown to somebody else.  A call whose client has been asked in 2026-07-28, and has not come back yet,
+does not count beside others: it may never come back, and nobody could be asked for as long.  That takes a server to ask
+one thing at a time in a call; for one that does not, give a callback of your own.  Log messages are for the one client
+that has calls of any kind, and else they are dropped.
 """
 
 from __future__ import annotations
@@ -107,7 +110,8 @@ def open_relay(
 
     `asks`: what the server behind is told that it may ask.  It has to know at the start, whoever comes then; where that
     one cannot be asked, it gets the error that it would get from that one.  A callback of your own among the options
-    answers itself, and nobody else is asked.  Log messages are wanted from `log_level` on, which is "debug".
+    answers itself, and nobody else is asked.  Log messages are wanted from `log_level` on, which is "debug"; `cache` is
+    False, for clients have caches of their own.
 
     When the server behind is gone for good, every request is answered with an error; the block goes on.
     """
@@ -201,6 +205,7 @@ class _Relay:
             "roots": self._list_roots,
         }
         own: ClientOptions = {"on_log": self._logged, "on_page_done": self._page_done, "log_level": "debug"}
+        own["cache"] = False  # what is kept here and there would live twice as long as its server said
         offered: Any = {name: answers[name] for name in asks}
         own.update(offered)
         if "sampling" in asks and "sampling" not in given:
@@ -275,19 +280,21 @@ class _Relay:
 
     # Questions of the server behind.
 
-    def _whose(self) -> _Call:
+    def _whose(self, calls: Sequence[_Call]) -> _Call:
+        """To which of these what the server behind says belongs."""
         call = _at_hand.get()
         # Where servers just ask, this is the context of whoever opened the session.
         if call is not None and call in self._calls and not self._behind.handshake:
             return call
-        clients = {each.whose for each in self._calls}
+        clients = {each.whose for each in calls}
         if len(clients) == 1:
-            return next(reversed(self._calls))
+            return calls[-1]
         why = "calls of several clients run, and it does not say to which it belongs" if clients else "no call runs"
         raise RequestError(INTERNAL_ERROR, f"the question was not passed on: {why}")
 
     async def _ask(self, make: Callable[[_Call], Inquiry[Any]]) -> Any:
-        call = self._whose()
+        calls = list(self._calls)
+        call = self._whose([each for each in calls if each.ctx.link is not None] or calls)
         async with call.turn:
             try:
                 return (await call.ctx.ask(passed_on=make(call)))["passed_on"]
@@ -351,7 +358,7 @@ class _Relay:
 
     def _logged(self, message: LoggingMessageParams) -> None:
         try:
-            call = self._whose()
+            call = self._whose(list(self._calls))
         except RequestError:
             _log.debug("a log message of the server behind was dropped, for it is not known whose it is")
             return

@@ -35,7 +35,6 @@ from trio_mcp import (
     serve_http,
     serve_stream,
 )
-from trio_mcp.caller import HeadersRefused
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
@@ -339,6 +338,68 @@ async def test_a_client_is_asked_while_other_calls_of_its_own_run(behind: str, b
         await client.call_tool("let", {"name": "one"})
 
 
+@pytest.mark.parametrize("behind", [C, D])
+async def test_a_client_that_leaves_a_question_unanswered_keeps_nobody_from_being_asked(
+    behind: str, autojump_clock: MockClock
+) -> None:
+    async def never(asked: Any) -> Any:
+        await trio.sleep_forever()
+
+    async with (
+        open_relay(build(), revision=behind) as shown,
+        shown.running(),
+        open_client(shown, revision=E, elicitation=never) as one,
+        open_client(shown, revision=E, elicitation=lambda asked: {"size": 7}) as other,
+    ):
+        for _ in range(2):
+            with trio.move_on_after(5) as patience:
+                await one.call_tool("order")
+            assert patience.cancelled_caught
+            start = trio.current_time()
+            assert text(await other.call_tool("order")) == "Size(size=7, colour='red')"
+            assert trio.current_time() == start
+
+
+@pytest.mark.parametrize("behind", [C, D])
+async def test_a_call_that_waits_for_its_client_keeps_its_log_messages_from_others(
+    behind: str, autojump_clock: MockClock
+) -> None:
+    heard: list[LoggingMessageParams] = []
+    server, asked, talked = build(), trio.Event(), trio.Event()
+
+    @server.tool
+    async def ask_and_talk(ctx: Context) -> None:
+        async def talk() -> None:
+            await asked.wait()
+            await trio.sleep(1)
+            await ctx.log("warning", "a secret")
+            talked.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            await ctx.elicit("Well?", bool)
+
+    async def answer(question: Any) -> Any:
+        asked.set()
+        await trio.sleep(5)
+        return {"value": True}
+
+    async with (
+        open_relay(server, revision=behind) as shown,
+        shown.running(),
+        open_client(shown, revision=E, elicitation=answer) as one,
+        open_client(shown, revision=E, on_log=heard.append, log_level="debug") as other,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(one.call_tool, "ask_and_talk")
+        await asked.wait()
+        nursery.start_soon(other.call_tool, "hold", {"name": "other"})
+        await talked.wait()
+        await other.call_tool("let", {"name": "other"})
+        await wait_all_tasks_blocked()
+    assert heard == []
+
+
 async def test_who_only_looks_around_is_asked_nothing(autojump_clock: MockClock) -> None:
     server = build()
 
@@ -575,6 +636,23 @@ async def test_log_messages_that_may_be_anybodys_are_dropped(behind: str) -> Non
         await second.call_tool("talk")
         await wait_all_tasks_blocked()
     assert heard == []
+
+
+async def test_nothing_is_kept_on_the_way_for_longer_than_its_server_said() -> None:
+    capabilities: Any = {"tools": {}}
+    async with behind_a_peer(E, capabilities) as (peer, shown), trio.open_nursery() as nursery:
+        for _ in range(2):  # clients that know nothing of each other
+            async with open_client(shown, revision=E) as client:
+                listed: list[Any] = []
+
+                async def look(client: Client = client, listed: list[Any] = listed) -> None:
+                    listed.append(await client.list_tools())
+
+                nursery.start_soon(look)
+                asked = await peer.take("tools/list")
+                await peer.answer(asked, {"tools": [], "ttlMs": 1000, "cacheScope": "public"})
+                await wait_all_tasks_blocked()
+                assert listed[0].ttl_ms == 1000
 
 
 # The end of the server behind.
@@ -869,7 +947,7 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
         async for _ in client.tools():
             pass
         await client.call_tool("ask", {"region": "south"})
-        with pytest.raises(HeadersRefused):
+        with pytest.raises(RequestError, match="Mcp-Param-Region header is missing"):
             await ignorant.request("tools/call", {"name": "ask", "arguments": {"region": "west"}})
         await ignorant.call_tool("ask", {"region": "east"})
         async with client.listen(tools=True) as changes:
