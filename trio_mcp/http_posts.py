@@ -312,7 +312,7 @@ class Posts:
         return encode(message, null_id=self._session.unreadable_id_is_null)
 
     def _fields(self, exchange: Exchange, after: str) -> Fields:
-        """The protocol's headers, and the caller's own beside them; those of a call go before those of all."""
+        """The protocol's headers, and the caller's own beside them: a call that has some has all of its own."""
         message = exchange.message
         mirrors: Sequence[Mirror] = ()
         own: Fields = ()
@@ -321,8 +321,7 @@ class Posts:
             if message.method == "tools/call":
                 mirrors = self._mirrors(str(message.params.get("name")))
         protocol = request_headers(exchange, mirrors=mirrors, last_event_id=after)
-        named = {name.lower() for name, _ in own}
-        given = (*[(name, value) for name, value in self._general() if name.lower() not in named], *own)
+        given = own or self._general()
         for name, _ in given:
             if name.lower() in _OURS or name.lower().startswith(PARAM_PREFIX.lower()):
                 raise LocalProtocolError(f"the header {name} is the protocol's own; leave it out")
@@ -331,6 +330,8 @@ class Posts:
     def _general(self) -> Fields:
         try:
             return self._headers()
+        except LocalProtocolError:
+            raise
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
             raise LocalProtocolError("the headers for a request could not be made") from error
 

@@ -162,6 +162,21 @@ async def test_a_result_is_kept_for_whom_it_was_sent_for_though_the_token_change
         assert await read(client) == "1 for ann"
 
 
+async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) -> None:
+    numbers = itertools.count()
+
+    def headers() -> dict[str, str]:
+        return {"Authorization": str(next(numbers)), "X-Of": "all"}
+
+    async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
+        numbers = itertools.count(1)
+        await client.list_tools()
+        await client.request("prompts/list", headers={"x-of": "one"})
+        await read(client)
+        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.asked]
+        assert told == [("1", "all"), ("2", "one"), ("3", "all")]
+
+
 @req("cache-27")
 async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
     async with counted(Counting(ttlMs=1000)) as (client, server):
@@ -250,6 +265,9 @@ def house() -> Server:
 
     @server.resource("notes://{name}", cache=CacheHints(9000))
     async def note(name: str, ctx: Context) -> str:
+        if name == "overtaken":
+            server.updated("notes://overtaken")
+            await wait_all_tasks_blocked()
         if name == "secret":
             match await ctx.elicit("Which size?", Size):
                 case Accepted(Size(size)):
@@ -287,6 +305,13 @@ async def test_a_change_that_is_heard_of_makes_results_stale_at_once(autojump_cl
         await wait_all_tasks_blocked()
         assert [await read(client, "notes://todo"), await read(client, "notes://done")] == ["3", "2"]
         assert (count("tools/list"), count("resources/read")) == (2, 3)
+
+
+@req("cache-19")
+async def test_a_result_that_is_overtaken_by_a_change_is_not_used_again(autojump_clock: MockClock) -> None:
+    async with at_house() as (client, _), client.listen(resources=["notes://overtaken"]):
+        assert await read(client, "notes://overtaken") == "1"
+        assert await read(client, "notes://overtaken") == "2"
 
 
 @req("cache-03")
