@@ -105,6 +105,97 @@ def test_a_line_too_long_that_never_ends_is_not_reported_again_at_the_end() -> N
     assert framer.close() == []
 
 
+LONG = b'{"x":["' + b"y" * 10_000 + b'","id\\":7,"]}'
+V = b'"jsonrpc":"2.0"'
+REQUEST = (INVALID_REQUEST, 7)
+NONE = (INVALID_REQUEST, None)
+RESPONSE = "response"
+
+# A line, and what is told of it: the code and id that are owed, or the request of ours that it answers.
+FOUND: dict[bytes, tuple[object, object]] = {
+    b'{%b,"id":7,"result":%b}' % (V, LONG): (RESPONSE, 7),
+    b'\xef\xbb\xbf { %b , "id" : "a-1 [x]" , "error" : %b }' % (V, LONG): (RESPONSE, "a-1 [x]"),
+    b'{"result":%b,%b,"id":7}' % (LONG, V): (RESPONSE, 7),
+    b'{"result":%b, "id" : -7, %b }\t\r' % (LONG, V): (RESPONSE, -7),
+    b'{%b,"error":{"code":1,"message":"%b"},"id":"a"}' % (V, b"y" * 10_000): (RESPONSE, "a"),
+    b'{%b,"id":7,"method":"m\\"","params":%b}' % (V, LONG): REQUEST,
+    b'{%b,"id":7,"params":%b,"method":"m"}' % (V, LONG): REQUEST,
+    b'{"method":"m","params":%b,%b,"id":7}' % (LONG, V): REQUEST,
+    # No id, or not where it can be seen.
+    b'{"method":"m","params":%b,%b}' % (LONG, V): NONE,
+    b'{"method":"m","params":{"a":%b,"id":7}}' % LONG: NONE,
+    b'{%b,"method":"m","params":%b,"id":7,"x":1}' % (V, LONG): NONE,
+    b'{%b,"id":null,"method":"m","params":%b}' % (V, LONG): NONE,
+    b'{%b,"id":1.5,"method":"m","params":%b}' % (V, LONG): NONE,
+    b'{%b,"id":"%b","method":"m","params":%b}' % (V, b"i" * 129, LONG): NONE,
+    b'{%b,"id":%b,"method":"m","params":%b}' % (V, b"1" * 20, LONG): NONE,
+    b'{%b,"id":[7],"method":"m","params":%b}' % (V, LONG): NONE,
+    b'{"result":%b,%b,"id":"\\u0061"}' % (LONG, V): (RESPONSE, None),
+    b'{"result":"%b,\\"id":7}' % (b"y" * 10_000): (RESPONSE, None),
+    b'{"id":7,"x":%b,"result":{}}' % LONG: NONE,
+    b'[{%b,"id":7,"result":%b}]' % (V, LONG): NONE,
+    b'DEBUG {"id":7,"result":%b}' % LONG: NONE,
+    b'{"%b":7}' % (b"y" * 10_000): NONE,
+    b'{"\\u0069d":7,"method":%b,"id":7}' % LONG: NONE,
+}
+
+
+def told(line: bytes | Invalid) -> tuple[object, object]:
+    assert isinstance(line, Invalid)
+    if not line.response:
+        assert line.reply is not None
+        assert (line.answers, line.why) == (None, "the message is longer than 9000 bytes (Limits.message_bytes)")
+        return line.reply.code, line.reply.id
+    assert line.why == "the answer is longer than 9000 bytes (Limits.message_bytes)"
+    assert line.reply is None
+    return RESPONSE, line.answers
+
+
+@pytest.mark.parametrize("line", FOUND, ids=lambda line: f"{line[:30]!r}..{line[-20:]!r}")
+@pytest.mark.parametrize("size", [1, 100, 100_000])
+def test_the_id_of_a_line_too_long_is_found_near_its_beginning_and_at_its_end(line: bytes, size: int) -> None:
+    chunks = [line[at : at + size] for at in range(0, len(line), size)]
+    first, second = frame(*chunks, b"\n", b"next\n", limit=9000)
+    assert told(first) == FOUND[line]
+    assert second == b"next"
+    assert decode(line, Bounds(message_bytes=9000)) == first
+
+
+@pytest.mark.parametrize(
+    ("beginning", "reported"),
+    [
+        (b'{"result":{"', 0),
+        (b'{"method":"m","params":{"', 0),
+        (b'{"jsonrpc":"2.0","id":null,"result":{"', 0),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"', 1),
+        (b'{"jsonrpc":"2.0","id":7,"x":{"', 1),
+        (b'[{"id":7,"result":{"', 1),
+        (b"{", 1),
+        (b"", 1),
+    ],
+)
+def test_a_line_too_long_is_reported_at_its_end_if_its_id_may_stand_there_else_at_once(
+    beginning: bytes, reported: int
+) -> None:
+    framer = LineFramer(9000)
+    assert framer.feed(beginning) == []
+    assert len(framer.feed(b"x" * 9001)) == reported
+    assert len(framer.feed(b"x" * 9000)) == 0
+    assert len(framer.close()) == 1 - reported
+    assert framer.close() == []
+
+
+def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
+    framer = LineFramer(100_000)
+    assert framer.feed(b'{"result":"' + b"x" * 100_000) == []
+    for size in (1, 5000, 100_000) * 3:
+        assert framer.feed(b"x" * size) == []
+        assert len(framer._line) <= 8192
+    [end] = framer.feed(b'","id":7}\n')
+    assert isinstance(end, Invalid)
+    assert end.answers == 7
+
+
 def test_too_many_blanks_are_a_line_too_long() -> None:
     (invalid,) = frame(b" " * 9 + b"\n")
     assert is_too_long(invalid)

@@ -390,7 +390,7 @@ def test_an_id_that_could_not_be_sent_back_is_not_readable() -> None:
 def test_a_message_of_just_the_limit_is_read_and_one_byte_more_is_not() -> None:
     data = f'{{{V},"id":7,"method":"m"}}'
     assert read(data, Limits(message_bytes=len(data))) == Request(7, "m", {})
-    assert owed(data + " ", Limits(message_bytes=len(data))) == (INVALID_REQUEST, None)
+    assert owed(data + " ", Limits(message_bytes=len(data))) == (INVALID_REQUEST, 7)
     assert f"{len(data)} bytes" in refused(data + " ", Limits(message_bytes=len(data))).why
 
 

@@ -9,6 +9,7 @@ import datetime
 import json
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -349,13 +350,77 @@ def test_an_answer_that_is_none_tells_who_waits_for_it(pair: tuple[Peer, Peer]) 
     assert ours.waiting == 0
 
 
-def test_an_error_without_an_id_is_a_complaint(pair: tuple[Peer, Peer]) -> None:
+NAMELESS_ERROR = Error(None, -32700, "not JSON")
+NAMELESS_RESULT = Invalid("a result must carry the id of its request", response=True)
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_an_error_without_an_id_is_a_complaint(pair: tuple[Peer, Peer], waiting: int) -> None:
     ours = pair[0]
-    ours.request("ping")
+    for _ in range(waiting):
+        ours.request("ping")
     ours.outgoing()
-    error = Error(None, -32700, "not JSON")
-    assert ours.receive(error, 0) == [Complained(error)]
-    assert (ours.waiting, sent(ours)) == (1, [])
+    assert ours.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+    assert mistakes(ours.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
+    assert (ours.waiting, sent(ours)) == (waiting, [])
+
+
+def test_an_answer_without_an_id_is_for_the_only_request_that_waits(pair: tuple[Peer, Peer]) -> None:
+    ours = pair[0]
+    id = ours.request("ping")
+    assert ours.receive(NAMELESS_ERROR, 0) == [Refused(id, "ping", NAMELESS_ERROR)]
+    id = ours.request("tools/call")
+    assert ours.receive(NAMELESS_RESULT, 0) == [Garbled(id, "tools/call", NAMELESS_RESULT.why)]
+    ours.request("ping")
+    assert mistakes(ours.receive(Invalid("a bad note"), 0)) == ["a bad note"]
+    assert ours.waiting == 1
+
+
+def expire(peer: Peer) -> None:
+    peer.request("initialize", deadline=1)  # for which no cancellation is sent
+    assert len(peer.tick(1)) == 1
+
+
+def answer(peer: Peer) -> None:
+    assert serving(peer).answer(7, {})
+
+
+def refuse_what_is_none(peer: Peer) -> None:
+    peer.receive(Invalid("", Error(None, 1, "no")), 0)
+
+
+UNANSWERED: dict[str, Callable[[Peer], object]] = {
+    "a notification": lambda peer: peer.notify("notifications/x"),
+    "progress": lambda peer: serving(peer, token=1).progress(7, 1),
+    "an answer": answer,
+    "an error without a request": refuse_what_is_none,
+    "a cancellation": lambda peer: peer.cancel(peer.request("ping")),
+    "a request that was given up": expire,
+}
+
+
+@pytest.mark.parametrize("send", UNANSWERED.values(), ids=UNANSWERED.keys())
+def test_an_error_without_an_id_may_mean_what_has_no_answer_until_a_later_request_has_one(
+    pair: tuple[Peer, Peer], send: Callable[[Peer], object]
+) -> None:
+    ours = pair[0]
+    earlier = ours.request("ping")
+    send(ours)
+    assert ours.receive(Result(earlier, {}), 0) == [Answered(earlier, "ping", {})]
+    later = ours.request("ping")
+    for _ in range(2):
+        assert ours.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+        assert mistakes(ours.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
+    assert ours.receive(Result(later, {}), 0) == [Answered(later, "ping", {})]
+    last = ours.request("ping")
+    assert ours.receive(NAMELESS_ERROR, 0) == [Refused(last, "ping", NAMELESS_ERROR)]
+
+
+def test_in_a_session_an_answer_without_an_id_is_never_for_a_request() -> None:
+    peer = Peer(CLIENT, link=SESSION)
+    peer.request("ping")
+    assert peer.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+    assert mistakes(peer.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
 
 
 def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> None:

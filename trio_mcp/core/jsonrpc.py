@@ -122,12 +122,13 @@ class Invalid:
 
     `reply` is what the peer is owed, or None where the protocol forbids an answer (a malformed notification or
     response).  `answers` is the id of the request of ours that a malformed response meant, so that its caller can be
-    told instead of waiting for ever.
+    told instead of waiting for ever.  `response` tells that it is one, also where its id could not be read.
     """
 
     why: str
     reply: Error | None = None
     answers: Id | None = None
+    response: bool = False
 
 
 @record
@@ -145,7 +146,8 @@ class Limits:
     """Every bound in one place.  What lies beyond one gets a defined answer, named beside it."""
 
     # Real hosts send results of several MiB, and 8 MiB must pass; twice that leaves room for escapes.
-    # Beyond: -32600 with a null id, and the rest of that line, body, event or frame is skipped.
+    # Beyond: the rest of that line, body, event or frame is skipped.  A request gets -32600, with a null id where its
+    # own stands neither near its beginning nor at its end; a response fails the call that it answers.
     message_bytes: int = 16 * 1024 * 1024
     # Objects and arrays inside each other, the envelope being the first.  The deepest messages seen are JSON Schemas
     # about 20 deep; Python's own parser gives up near 1000.  Beyond: -32600.
@@ -242,7 +244,8 @@ KINDS: Mapping[type, str] = {
 def decode(data: bytes, limits: Limits) -> Message:
     """The message in `data`.  Never raises: what is no message is `Invalid`."""
     if len(data) > limits.message_bytes:
-        return _too_long(limits.message_bytes)
+        shape, id = _beginning(data, limits.message_bytes)
+        return _too_long(limits.message_bytes, shape, _ending(data) if id is None else id)
     try:
         # Not json.loads(data), which lets surrogates through and guesses at UTF-16.
         value, doubtful = _parse(str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK))
@@ -332,7 +335,8 @@ def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> Invali
     if not _can_be_written(id):
         id = None  # half a surrogate pair, which could not be sent back
     if "method" not in value and ("result" in value or "error" in value):
-        return Invalid(why, answers=id)  # an answer is never answered, or two peers could go on for ever
+        # An answer is never answered, or two peers could go on for ever.
+        return Invalid(why, answers=id, response=True)
     if type(value.get("method")) is str and value.get("jsonrpc") == "2.0" and "id" not in value:
         return Invalid(why)  # core-16: never an answer to a notification, "even an unknown or malformed one"
     return _owed(why, code, id)
@@ -342,8 +346,12 @@ def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> Invali
     return Invalid(why, reply=Error(id, code, why))
 
 
-def _too_long(limit: int) -> Invalid:
-    return _owed(f"the message is longer than {limit} bytes (Limits.message_bytes)")
+def _too_long(limit: int, shape: _Shape, id: Id | None) -> Invalid:
+    if shape is _Shape.RESPONSE:
+        return Invalid(f"the answer is longer than {limit} bytes (Limits.message_bytes)", answers=id, response=True)
+    # An id in what is neither is no id: it may stand in an array, or in no JSON at all.
+    id = id if shape is _Shape.REQUEST else None
+    return _owed(f"the message is longer than {limit} bytes (Limits.message_bytes)", id=id)
 
 
 def _too_deep(value: JsonObject, limit: int) -> Invalid:
@@ -353,6 +361,52 @@ def _too_deep(value: JsonObject, limit: int) -> Invalid:
 def _readable_id(value: JsonObject) -> Id | None:
     id = value.get("id")
     return id if type(id) is int or type(id) is str else None
+
+
+# What is too long to be read, without reading it.
+
+_KEPT = 4096  # bytes at either end of it in which its id is looked for: what stands beside the id is short
+
+
+class _Shape(enum.Enum):
+    RESPONSE = enum.auto()
+    REQUEST = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+_SHAPE: Mapping[bytes, _Shape] = {
+    **dict.fromkeys((b"result", b"error"), _Shape.RESPONSE),
+    **dict.fromkeys((b"method", b"params"), _Shape.REQUEST),
+}
+# Ids that are written plainly; others are as good as none.
+_AN_ID = rb'(-?(?:0|[1-9][0-9]{0,18})|"[ !#-\[\]-~]{0,128}")'
+_readable = re.compile(_AN_ID).fullmatch
+# One member, and its value if that is no container and has ended.
+_member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[\]]+)\s*(?=[,}]))?').match
+# The quote before `id` opens a string, or `id` would stand outside of one; so this is a member, and as the last brace
+# is that of the message, it is one of the message itself.
+_last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
+
+
+def _beginning(data: bytes | bytearray, limit: int) -> tuple[_Shape, Id | None]:
+    """What a message that begins so is, as far as its members up to the first object or array tell, and its id."""
+    head = bytes(data[: min(_KEPT, limit)]).removeprefix(b"\xef\xbb\xbf")
+    shape, id, at = _Shape.UNKNOWN, None, 0
+    while (member := _member(head, at)) is not None:
+        name, value = member.groups()
+        shape = _SHAPE.get(name, shape)
+        if name == b"id" and value is not None and _readable(value):
+            id = json.loads(value)
+        if value is None:
+            break
+        at = member.end()
+    return shape, id
+
+
+def _ending(data: bytes | bytearray) -> Id | None:
+    """The id of a message that ends so, if it is its last member, as many implementations write it."""
+    last = _last_member(bytes(data[-_KEPT:]))
+    return None if last is None else json.loads(last[1])
 
 
 # Into values.  Made once, so that the scanner in C is kept and only what is rare comes back to Python.
@@ -533,18 +587,20 @@ class LineFramer:
     """Bytes into lines, for stdio and every other stream whose messages end with a newline.
 
     Any chunking gives the same lines, in time linear in the bytes.  What is held is never more than one line, and never
-    more than `limit` bytes of it.
+    more than `limit` bytes of it, or the few KiB at the end of a longer one in which its id may stand.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._line = bytearray()
-        self._skipping = False  # the line is too long: its peer has been answered, and the rest is dropped
+        self._skipping = False  # the line is too long, and the rest is dropped
+        self._nameless: _Shape | None = None  # of a line that is skipped and not reported: its id may be at its end
 
     def feed(self, data: bytes) -> list[bytes | Invalid]:
         """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
 
-        A line longer than the limit is one `Invalid`, as soon as it is too long.
+        A line longer than the limit is one `Invalid`: as soon as it is too long, or, if it begins as a message whose id
+        may follow, at its end.
         """
         lines: list[bytes | Invalid] = []
         *ended, rest = data.split(b"\n")
@@ -565,18 +621,33 @@ class LineFramer:
 
     def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
         if self._skipping:
+            if self._nameless is not None:
+                self._line += piece[-_KEPT:]
+                if len(self._line) > 2 * _KEPT:  # and not at once, or single bytes would take quadratic time
+                    del self._line[:-_KEPT]
             return
         self._line += piece
         # A CR at the end may turn out to be half of the terminator, so it does not count yet.
         if len(self._line) - self._line.endswith(b"\r") > self._limit:
+            self._skip(lines)
+
+    def _skip(self, lines: list[bytes | Invalid]) -> None:
+        self._skipping = True
+        shape, id = _beginning(self._line, self._limit)
+        if shape is _Shape.UNKNOWN or id is not None:
+            lines.append(_too_long(self._limit, shape, id))
             self._line.clear()
-            self._skipping = True
-            lines.append(_too_long(self._limit))
+        else:
+            self._nameless = shape
+            del self._line[:-_KEPT]
 
     def _end(self, lines: list[bytes | Invalid]) -> None:
-        if self._line.endswith(b"\r"):
-            del self._line[-1]
-        if not self._line.isspace() and self._line:
-            lines.append(bytes(self._line))
+        if self._nameless is not None:
+            lines.append(_too_long(self._limit, self._nameless, _ending(self._line)))
+        else:
+            if self._line.endswith(b"\r"):
+                del self._line[-1]
+            if not self._line.isspace() and self._line:
+                lines.append(bytes(self._line))
         self._line.clear()
-        self._skipping = False
+        self._skipping, self._nameless = False, None

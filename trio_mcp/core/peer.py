@@ -161,6 +161,7 @@ _PROGRESS = "notifications/progress"
 _CANCELLED = "notifications/cancelled"
 _SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
 _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
+_ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
 _NO_META: JsonObject = {}
 _LIMITS = Limits()
 
@@ -257,6 +258,8 @@ class Peer:
         # Each with its label, and the request of theirs with which it would be withdrawn.
         self._outgoing: list[tuple[Request | Notification | Result | Error | Batch, Hashable | None, Id | None]] = []
         self._handed_out = 0  # times
+        # The next id when we last sent what has no answer, or gave up what has one; 0 once a later request is answered.
+        self._doubtful = 0
         # Requests of theirs that were cancelled with something in the queue, and how much of that is older.  So it is
         # never longer than the queue, whatever a peer that does not read cancels.
         self._withdrawn: dict[Id | None, int] = {}
@@ -315,7 +318,7 @@ class Peer:
             return self._note(about, note)
         if self.closed:
             return False
-        self._outgoing.append((prepare(note), None, None))
+        self._tell(prepare(note), None)
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
@@ -520,9 +523,7 @@ class Peer:
             events.append(Answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
-        id = message.id
-        if id is None and self.link is Link.EXCHANGE and len(self._calling) == 1:
-            (id,) = self._calling  # an exchange is about one request: there is nothing else this can mean
+        id = self._meant() if message.id is None else message.id
         if id is None:
             events.append(Complained(message))
         elif (calling := self._find(id, events)) is not None and self._call_step(calling, Seen.ERROR):
@@ -531,8 +532,8 @@ class Peer:
     def _receive_invalid(self, message: Invalid, events: list[Event], arrival: _Arrival) -> None:
         if message.reply is not None:
             self._refuse_at_once(message.reply, events, arrival)
-        elif message.answers is not None:
-            self._garble(message.answers, message.why, events)
+        elif (id := self._meant() if message.response and message.answers is None else message.answers) is not None:
+            self._garble(id, message.why, events)
         else:
             events.append(PeerMistake(message.why))
 
@@ -600,6 +601,18 @@ class Peer:
 
     # Shared by both halves.
 
+    def _meant(self) -> Id | None:
+        """The request of ours that an answer without a readable id is for, if it can be for no other.
+
+        It must be the only one that waits.  An exchange is about one request, so that is enough there.  On one stream
+        for everything the answer may also be a late one, for a request that was given up, or a complaint about what has
+        no answer: some servers refuse notifications, that which ends the handshake above all.  But a stream is read in
+        order: who has answered a later request has said what there was to say of anything before.  In a session, where
+        every exchange may overtake the others, nothing tells.
+        """
+        sure = self.link is Link.EXCHANGE or (self.link is Link.DUPLEX and not self._doubtful)
+        return next(iter(self._calling)) if sure and len(self._calling) == 1 else None
+
     def _find(self, id: Id, events: list[Event]) -> _Calling | None:
         """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
         number = id
@@ -627,6 +640,10 @@ class Peer:
         calling.state = state
         if state is State.GONE:
             del self._calling[calling.id]
+            if seen not in _ANSWERS:
+                self._doubtful = self._next_id
+            elif calling.id >= self._doubtful:
+                self._doubtful = 0
         return deed in _REPORTS
 
     def _serve_step(
@@ -670,7 +687,7 @@ class Peer:
         serving = self._serving.get(about)
         if serving is None or self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
             return False
-        self._outgoing.append((note, serving.label, about))
+        self._tell(note, serving.label, about)
         serving.queued = self._handed_out
         return True
 
@@ -686,14 +703,14 @@ class Peer:
             serving.batch.waiting.discard(id)
             self._settle(serving.batch)
         else:
-            self._outgoing.append((message, serving.label, None))
+            self._tell(message, serving.label)
         if deed is Deed.WRITE_AND_TEAR_DOWN:
             self._send_cancelled(id, "", serving.label)
         return True
 
     def _settle(self, batch: _Batch) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
-            self._outgoing.append((Batch(tuple(batch.answers)), batch.label, None))
+            self._tell(Batch(tuple(batch.answers)), batch.label)
 
     def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival) -> None:
         events.append(PeerMistake(error.message))
@@ -705,13 +722,20 @@ class Peer:
             batch.label = label if batch.label is None else batch.label
             batch.answers.append(error)
         else:
-            self._outgoing.append((error, label, None))
+            self._tell(error, label)
+
+    def _tell(
+        self, message: Notification | Result | Error | Batch, label: Hashable | None, withdrawn_with: Id | None = None
+    ) -> None:
+        """Queue what has no answer."""
+        self._outgoing.append((message, label, withdrawn_with))
+        self._doubtful = self._next_id
 
     def _send_cancelled(self, id: Id, reason: str, label: Hashable | None) -> None:
         params: JsonObject = {"requestId": id}
         if reason:
             params["reason"] = reason
-        self._outgoing.append((prepare(Notification(_CANCELLED, params)), label, None))
+        self._tell(prepare(Notification(_CANCELLED, params)), label)
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
         """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
