@@ -288,7 +288,9 @@ class HttpReply:
         size = 0
         while True:
             if size + reader.length > limit:
-                raise ReplyTooLong(f"{self._name}: the reply is too long; {limit} bytes are allowed")
+                raise ReplyTooLong(
+                    f"{self._name}: the reply is too long; {limit} bytes are allowed (Limits.message_bytes)"
+                )
             parts.append(await self.receive())
             size += len(parts[-1])
             if reader.done and size <= limit:

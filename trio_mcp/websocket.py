@@ -104,8 +104,10 @@ class WebSocketFrames:
     def _piece(self, event: TextMessage, whole: list[bytes]) -> None:
         text = event.data.encode()
         if len(self._message) + len(text) > self._limits.message_bytes:
-            why = f"the message is longer than {self._limits.message_bytes} bytes (Limits.message_bytes)"
-            self._fail(CloseReason.MESSAGE_TOO_BIG, why)
+            limit = f"{self._limits.message_bytes} bytes (Limits.message_bytes)"
+            # No rule was broken, and who would take more can change it.
+            ours = f"a message of the {_OTHER[self._role]} is longer than this side takes, which is {limit}"
+            self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message is longer than {limit}", ours)
         elif not event.message_finished:
             self._message += text
         elif self._message:
@@ -132,14 +134,14 @@ class WebSocketFrames:
             reason = f": {shown(event.reason, 200)}" if event.reason else ""
             self.why = f"the {_OTHER[self._role]} closed the connection {said}{reason}"
 
-    def _fail(self, code: int, why: str) -> None:
-        """They broke the rules, so nothing they send can be believed: RFC 6455, 7.1.7."""
+    def _fail(self, code: int, why: str, ours: str | None = None) -> None:
+        """Nothing they send can be believed, or understood: RFC 6455, 7.1.7.  `ours`: why, if they broke no rule."""
         self._close(code, why)
         self._message = bytearray()
         if not self.ended:
             self.ended = True
             self.code = code
-            self.why = f"the {_OTHER[self._role]} broke the rules of WebSocket ({int(code)}): {why}"
+            self.why = ours or f"the {_OTHER[self._role]} broke the rules of WebSocket ({int(code)}): {why}"
 
     # What goes out.
 
