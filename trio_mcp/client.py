@@ -291,14 +291,25 @@ class Client:
             raise error.error from error
 
     async def _request(
-        self, method: str, params: Mapping[str, Json], on_progress: OnProgress | None = None, **along: Unpack[Along]
+        self,
+        method: str,
+        params: Mapping[str, Json],
+        on_progress: OnProgress | None = None,
+        *,
+        meta: Mapping[str, Json] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> JsonObject:
-        asked = self._with_meta(params, along.get("meta"))
-        result, _ = await self._rounds(method, asked, self._fields(along), on_progress, along)
+        asked = self._with_meta(params, meta)
+        result, _ = await self._rounds(method, asked, self._fields(headers), on_progress, headers)
         return result
 
     async def _rounds(
-        self, method: str, asked: JsonObject, fields: Fields, on_progress: OnProgress | None, along: Along
+        self,
+        method: str,
+        asked: JsonObject,
+        fields: Fields,
+        on_progress: OnProgress | None,
+        headers: Mapping[str, str] | None,
     ) -> tuple[JsonObject, JsonObject]:
         """The result, and the params of the request that had it; the first is made with `asked` and `fields`."""
         terms = terms_of(await self._keeper.caller())
@@ -309,7 +320,7 @@ class Client:
             if not isinstance(step, Ask):
                 return step.result, asked
             asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
-            fields = self._fields(along)  # a user may have thought about it for longer than a token holds
+            fields = self._fields(headers)  # a user may have thought about it for longer than a token holds
 
     def _with_meta(self, params: Mapping[str, Json], meta: Mapping[str, Json] | None) -> JsonObject:
         given = params.get("_meta", {})
@@ -318,19 +329,26 @@ class Client:
         more = {**(self._meta() if self._meta is not None else {}), **(meta or {})}
         return {**params, "_meta": {**given, **more}} if more else dict(params)
 
-    def _fields(self, along: Along) -> Fields:
+    def _fields(self, headers: Mapping[str, str] | None) -> Fields:
         """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
-        own = tuple((along.get("headers") or {}).items())
+        own = tuple((headers or {}).items())
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
-    async def _cached(self, method: str, params: JsonObject, **along: Unpack[Along]) -> JsonObject:
+    async def _cached(
+        self,
+        method: str,
+        params: JsonObject,
+        *,
+        meta: Mapping[str, Json] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> JsonObject:
         """As `request`, of what the server may have said how long it holds."""
         await self._keeper.caller()  # who has closed the client has no more use for it
         cache = self._keeper.cache
         if cache is None:
-            return await self._request(method, params, **along)
-        asked, fields = self._with_meta(params, along.get("meta")), self._fields(along)
+            return await self._request(method, params, meta=meta, headers=headers)
+        asked, fields = self._with_meta(params, meta), self._fields(headers)
         principal = _principal(fields)
         kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
         if kept is not None:
@@ -338,7 +356,7 @@ class Client:
             return kept
         changes = cache.changes
         # Offered with the params that had it, by which the cache sees a retry (cache-03).
-        result, asked = await self._rounds(method, asked, fields, None, along)
+        result, asked = await self._rounds(method, asked, fields, None, headers)
         cache.store(method, asked, result, asked=changes, now=trio.current_time(), principal=principal)
         return result
 

@@ -1,0 +1,208 @@
+"""What the surface of a client promises beside what its parts do: options, plain requests, values by type."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.everywhere import nothing_left, reachable
+from tests.client.house import build
+from tests.client.http_script import URL, Asked, Out, Script, script
+from tests.http.stage import C, D, E
+from tests.requirements import req
+from trio_mcp import LocalProtocolError, RequestError, Server
+from trio_mcp.client import Client, open_client
+from trio_mcp.core.models import PromptReference
+
+FOUND = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
+
+
+class Tools:
+    """Lists `listed`, or refuses to, and calls whatever it is asked to; says what `calls` say in turn."""
+
+    def __init__(self, *calls: dict[str, Any], listed: list[dict[str, Any]] | None = None) -> None:
+        self.calls = list(calls)
+        self.listed = listed
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.what == "server/discover":
+            await out.json(asked.answer(FOUND))
+        elif asked.what == "tools/list" and self.listed is None:
+            await out.json(asked.error(-32603, "the list is away"), 200)
+        elif asked.what == "tools/list":
+            await out.json(asked.answer({"tools": self.listed, "resultType": "complete"}))
+        else:
+            said = self.calls.pop(0)
+            answer = asked.error(**said) if "code" in said else asked.answer({"resultType": "complete", **said})
+            await out.json(answer, 400 if "code" in said else 200)
+
+
+@contextlib.asynccontextmanager
+async def toolbox(tools: Tools, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
+    async with nothing_left(), script(tools.play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, **{"revision": E, **options}) as client:
+                yield client, played
+
+
+THREE = {"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}
+BOXED = {"type": "object", "properties": {"result": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+MISFIT = {"code": -32020, "message": "the headers do not fit"}
+
+
+# Values by type.
+
+
+async def test_a_value_that_an_official_server_has_wrapped_is_unwrapped(autojump_clock: MockClock) -> None:
+    listed = [{"name": "t", "inputSchema": {"type": "object"}, "outputSchema": BOXED}]
+    async with toolbox(Tools(THREE, listed=listed)) as (client, _):
+        wanted: Any = int | None
+        assert await client.call_tool("t", returns=wanted) == 3
+
+
+@pytest.mark.parametrize("revision", [E, D, C])
+@pytest.mark.parametrize(
+    ("given", "hint", "value"),
+    [
+        ("", None, None),
+        ("", str | None, None),
+        ("abc", str | None, "abc"),
+        ("abc", bytes, b"abc"),
+        ("", bytes | None, None),
+    ],
+)
+async def test_what_a_server_of_ours_returns_is_a_value_though_nothing_structured(
+    given: str, hint: Any, value: Any, revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("plain")
+
+    @server.tool
+    async def give(text: str, binary: bool) -> bytes | str | None:
+        return (text.encode() if binary else text) or None
+
+    async with open_client(server, revision=revision) as client:
+        arguments = {"text": given, "binary": isinstance(value, bytes)}
+        assert await client.call_tool("give", arguments, returns=hint) == value
+
+
+async def test_a_type_that_cannot_be_read_is_refused_before_the_tool_runs(autojump_clock: MockClock) -> None:
+    async with toolbox(Tools(listed=[])) as (client, server):
+        unusable: Any = [int]
+        with pytest.raises(LocalProtocolError, match="returns"):
+            await client.call_tool("t", returns=unusable)
+        assert server.heard == ["server/discover"]
+
+
+async def test_a_tool_that_is_not_listed_is_looked_for_once(autojump_clock: MockClock) -> None:
+    async with toolbox(Tools(THREE, THREE, THREE, listed=[])) as (client, server):
+        for _ in range(3):
+            assert await client.call_tool("t", returns=int) == 3
+        assert server.heard.count("tools/list") == 1
+
+
+async def test_a_tool_is_called_though_the_list_is_refused(autojump_clock: MockClock) -> None:
+    async with toolbox(Tools(THREE)) as (client, _):
+        assert await client.call_tool("t", returns=int) == 3
+        assert "the list is away" in client.deviations[-1]
+
+
+# Plain requests.
+
+
+async def test_headers_that_do_not_fit_are_a_plain_error_of_a_plain_request(autojump_clock: MockClock) -> None:
+    async with toolbox(Tools(MISFIT)) as (client, server):
+        with pytest.raises(RequestError, match="do not fit") as refused:
+            await client.request("tools/call", {"name": "t", "arguments": {}})
+        assert refused.value.code == MISFIT["code"]
+        assert server.heard.count("tools/list") == 0
+
+
+@req("http-93")
+async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_more(autojump_clock: MockClock) -> None:
+    region = {"region": {"type": "string", "x-mcp-header": "Region"}}
+    listed = [{"name": "t", "inputSchema": {"type": "object", "properties": region}}]
+    async with toolbox(Tools(MISFIT, THREE, MISFIT, MISFIT, listed=listed)) as (client, server):
+        result = await client.call_tool("t", {"region": "north"})
+        assert result.structured_content == {"result": 3}
+        calls = [each for each in server.asked if each.what == "tools/call"]
+        assert [each.headers.get("Mcp-Param-Region") for each in calls] == [None, "north"]
+        with pytest.raises(RequestError, match="do not fit"):
+            await client.call_tool("t", {"region": "north"})
+
+
+@pytest.mark.parametrize("meta", [None, 3, "text", []])
+@pytest.mark.parametrize("more", [None, {"x/tenant": "A"}])
+async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, autojump_clock: MockClock) -> None:
+    async with open_client(build()) as client:
+        with pytest.raises(LocalProtocolError, match="_meta is an object"):
+            await client.request("tools/list", {"_meta": meta}, meta=more)
+        await client.list_tools()
+
+
+CALLS: list[Callable[..., Any]] = [
+    lambda client, **along: client.list_tools(**along),
+    lambda client, **along: client.list_resources(**along),
+    lambda client, **along: client.list_templates(**along),
+    lambda client, **along: client.list_prompts(**along),
+    lambda client, **along: client.read("house://one", **along),
+    lambda client, **along: client.prompt("review", {"code": "x"}, **along),
+    lambda client, **along: client.call_tool("greet", {"name": "you"}, **along),
+    lambda client, **along: client.complete(PromptReference("review"), "language", "py", **along),
+    lambda client, **along: client.request("tools/list", **along),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_clock: MockClock) -> None:
+    sent: list[bytes] = []
+    tap = lambda way, data: sent.append(data if way == "out" else b"")  # noqa: E731
+    async with open_client(build(), revision=D, tap=tap) as client:
+        await call(client, meta={"x/tenant": "A"})
+    asked = [json.loads(line) for line in b"".join(sent).splitlines()]
+    assert [each["params"]["_meta"] for each in asked if "_meta" in each.get("params", {})] == [{"x/tenant": "A"}]
+
+
+async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
+    async with open_client(build()) as client:
+        wrong: dict[str, Any] = {"metadata": {}}
+        with pytest.raises(TypeError, match="metadata"):
+            await client.list_prompts(**wrong)
+
+
+# Options.
+
+
+class Waits:
+    async def __call__(self, *given: Any) -> None:
+        raise AssertionError("it was called")
+
+
+async def waits(*given: Any) -> None:
+    raise AssertionError("it was called")
+
+
+@pytest.mark.parametrize("callback", [waits, Waits(), functools.partial(waits, 1), Waits().__call__])
+@pytest.mark.parametrize("name", ["on_log", "on_page_done", "headers", "meta", "tap", "stderr"])
+def test_a_callback_that_would_never_be_awaited_is_refused_at_the_start(name: str, callback: Any) -> None:
+    options: dict[str, Any] = {name: callback}
+    with pytest.raises(LocalProtocolError, match=f"{name} .* plain function"):
+        open_client(["python"], **options)
+
+
+async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = trio.current_time()
+    with trio.CancelScope() as scope:
+        async with open_client(build()) as client:
+            monkeypatch.setattr(client, "aclose", trio.sleep_forever)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert 30 < trio.current_time() - begun < 60
