@@ -30,7 +30,8 @@ from trio_mcp.core.jsonrpc import (
     encode,
     prepare,
 )
-from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.peer import Peer, PeerMistake
+from trio_mcp.core.revisions import REVISIONS, Role
 
 LIMITS = Limits()
 
@@ -344,6 +345,30 @@ def test_the_reply_is_one_line_that_says_what_the_event_says_and_repeats_nothing
     assert len(message.why.splitlines()) == 1
     assert "ret" not in message.why
     assert read(encode(message.reply)) == message.reply
+
+
+@pytest.mark.parametrize(
+    ("data", "begins"),
+    [
+        ("Starting up...", "'Starting up...'"),
+        ("\x1b[32mready\n", r"'\x1b[32mready'"),
+        ('INFO {"jsonrpc":"2.0"}', """'INFO {"jsonrpc":"2.0"}'"""),
+        ("x" * 1000, f"'{'x' * 56}..."),
+        ("", None),
+        ('{"token":"secret"', None),
+        ('["secret"', None),
+        ("null", None),
+    ],
+)
+def test_the_beginning_of_what_was_never_meant_for_a_message_is_shown_to_our_own_side_alone(
+    data: str, begins: str | None
+) -> None:
+    message = refused(data)
+    assert message.reply is not None
+    shown = "" if begins is None else f"; it begins with {begins}"
+    assert message.why == message.reply.message + shown
+    (mistake,) = Peer(Role.CLIENT).receive(message, 0)
+    assert mistake == PeerMistake(message.why)
 
 
 # What we cannot carry.

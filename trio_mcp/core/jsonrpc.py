@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
 from trio_mcp.core.records import record
 
 __all__ = [
@@ -120,9 +120,10 @@ class Error(_Sendable):
 class Invalid:
     """Bytes that are no message.
 
-    `reply` is what the peer is owed, or None where the protocol forbids an answer (a malformed notification or
-    response).  `answers` is the id of the request of ours that a malformed response meant, so that its caller can be
-    told instead of waiting for ever.  `response` tells that it is one, also where its id could not be read.
+    `why` is for our own side.  `reply` is what the peer is owed, or None where the protocol forbids an answer (a
+    malformed notification or response).  `answers` is the id of the request of ours that a malformed response meant, so
+    that its caller can be told instead of waiting for ever.  `response` tells that it is one, also where its id could
+    not be read.
     """
 
     why: str
@@ -248,11 +249,12 @@ def decode(data: bytes, limits: Limits) -> Message:
         return _too_long(limits.message_bytes, shape, _ending(data) if id is None else id)
     try:
         # Not json.loads(data), which lets surrogates through and guesses at UTF-16.
-        value, doubtful = _parse(str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK))
+        text = str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK)
+        value, doubtful = _parse(text)
     except UnicodeDecodeError as error:
         return _owed(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
     except json.JSONDecodeError as error:
-        return _owed(f"the message is not JSON: {error.msg} at character {error.pos}", PARSE_ERROR)
+        return _no_json(text, error)
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Fewer brackets than levels allowed cannot make too many levels.
@@ -344,6 +346,14 @@ def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> Invali
 
 def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> Invalid:
     return Invalid(why, reply=Error(id, code, why))
+
+
+def _no_json(text: str, error: json.JSONDecodeError) -> Invalid:
+    why = f"the message is not JSON: {error.msg} at character {error.pos}"
+    # Who looks for a stray print has to see it.  But what was meant for a message is nobody's to read, and the peer
+    # knows what it has sent.
+    seen = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
+    return Invalid(why + seen, reply=Error(None, PARSE_ERROR, why))
 
 
 def _too_long(limit: int, shape: _Shape, id: Id | None) -> Invalid:

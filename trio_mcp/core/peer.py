@@ -531,7 +531,7 @@ class Peer:
 
     def _receive_invalid(self, message: Invalid, events: list[Event], arrival: _Arrival) -> None:
         if message.reply is not None:
-            self._refuse_at_once(message.reply, events, arrival)
+            self._refuse_at_once(message.reply, events, arrival, message.why)
         elif (id := self._meant() if message.response and message.answers is None else message.answers) is not None:
             self._garble(id, message.why, events)
         else:
@@ -712,8 +712,8 @@ class Peer:
         if batch.answers and not batch.waiting and not batch.receiving:
             self._tell(Batch(tuple(batch.answers)), batch.label)
 
-    def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival) -> None:
-        events.append(PeerMistake(error.message))
+    def _refuse_at_once(self, error: Error, events: list[Event], arrival: _Arrival, why: str = "") -> None:
+        events.append(PeerMistake(why or error.message))
         if error.id is not None and self.serves(error.id):
             # Under this id it would be taken for the answer to the request that is still running.
             error = attrs.evolve(error, id=None)
