@@ -87,7 +87,7 @@ description
 server
 asked
 answering
-caller
+caller command
 child
 http_replies
 http_proxy

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ToolUseContent,
     )
     from trio_mcp.core.errors import (
+        ConnectionFailed,
         InputNotGiven,
         LocalProtocolError,
         McpError,
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_pool import ReplyBroken
     from trio_mcp.http_posts import NotAnswered, Unauthorized
-    from trio_mcp.http_proxy import ConnectionFailed
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.paths import PathRefused, Roots, below, file_path
@@ -125,8 +125,8 @@ _HOMES = {
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
     "Resource ResourceLink TextContent TextResourceContents ToolResultContent "
     "ToolUseContent",
-    "trio_mcp.core.errors": "InputNotGiven LocalProtocolError McpError NotDeclared NotInThisRevision "
-    "RemoteProtocolError RequestError SessionClosed",
+    "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
+    "NotInThisRevision RemoteProtocolError RequestError SessionClosed",
     "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
     "trio_mcp.core.listen": "Change Kind",
@@ -144,7 +144,6 @@ _HOMES = {
     "trio_mcp.http_options": "HttpOptions",
     "trio_mcp.http_pool": "ReplyBroken",
     "trio_mcp.http_posts": "NotAnswered Unauthorized",
-    "trio_mcp.http_proxy": "ConnectionFailed",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.paths": "PathRefused Roots below file_path",

@@ -17,7 +17,8 @@ is the same when it comes by cancellation, and each of its steps has a deadline.
 
 That the process has ended is asked of the system and not of its pipes, which a grandchild may hold open for ever.  All
 that it has written is in the pipes then; they are emptied into memory and closed.  stderr is read all the time, as is
-stdout once nobody else reads it: a server that cannot write cannot end in order.
+stdout once nobody else reads it: a server that cannot write cannot end in order.  What comes on stderr is passed on to
+ours, byte for byte, as if the process had inherited it; only its end is kept here as well.
 
 What it is given of the environment is a policy with overrides.  By default it is all of it, as for any command typed
 into a shell: with less, servers fail in ways that are hard to see.  Who does not trust a server says "minimal".
@@ -27,27 +28,23 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Literal, TypeAlias
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, SessionClosed, shown
+from trio_mcp.command import Command, Environment, arguments_of, name_of, variables_of, why_not
+from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, shown
+from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.groups import open_nursery
 
-__all__ = ["MINIMAL", "Child", "Command", "Environment", "ServerExited", "start_child"]
+__all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
 
 _log = logging.getLogger("trio_mcp")
-
-Command: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-Environment: TypeAlias = Literal["inherit", "minimal"] | Mapping[str, str]
-
-MINIMAL = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""The variables that "minimal" is made of: what programs need to be found and to find their files, and no secrets."""
 
 _TAIL = 8192  # bytes of stderr that are kept: a traceback or two
 _LINES = 20  # of them that an error repeats
@@ -55,6 +52,9 @@ _PIPE = 2**20  # bytes that a pipe may hold: what Linux allows at most, unless a
 
 # Seconds from the end of stdout to the end of the process, if it was that which ended it.
 _MOMENT = 0.5
+# Seconds that our stderr may need for what was read at once.  After a death that is done twice at most, within the
+# moment above: how it ended is known only when all that it wrote is.
+_ROOM = 0.2
 # Seconds that the system may need for a process that it was told to kill.
 _REAPED = 2.0
 # Seconds from one look at the rest of the group to the next, at first and at most: only our own children tell when they
@@ -98,7 +98,7 @@ async def start_child(
     environment: Environment = "inherit",
     cwd: str | os.PathLike[str] | None = None,
     grace: float = 2.0,
-    stderr: Callable[[bytes], object] | None = None,
+    stderr: Callable[[bytes], object] | Absent | None = ABSENT,
 ) -> Child:
     """Start a server process, which lives until it is closed or `nursery` is cancelled.
 
@@ -106,17 +106,18 @@ async def start_child(
     it gets, and if it has a slash, from `cwd` on.  `environment` is "inherit" (all of ours), "minimal" (`MINIMAL`) or
     just these variables; `env` changes some on top, and None removes one.  `grace` is how long it may take to end by
     itself, and then upon SIGTERM.  `stderr` is called with what the process writes there, as it comes; it must not
-    block.
+    block.  Without it that goes to our own `sys.stderr`, and with None to nobody.
 
-    Raises `LocalProtocolError` if there is no such command, or it cannot be run.  May be cancelled: a process that has
-    been started by then is ended first.  `nursery` does not end before the process does.
+    Raises `ConnectionFailed` if there is no such command, or it cannot be run, and `LocalProtocolError` for what is no
+    command and no option of one.  May be cancelled: a process that has been started by then is ended first.  `nursery`
+    does not end before the process does.
     """
-    argv = _argv(command)
+    argv = arguments_of(command)
     if type(grace) not in (int, float) or not grace >= 0:  # NaN is none either
         raise LocalProtocolError(f"grace is a number of seconds, 0 or more; not {shown(grace)}")
-    variables = _variables(environment, env)
+    variables = variables_of(environment, env)
     child: Child = await nursery.start(
-        _start_and_keep, argv, variables, cwd, grace, stderr, name=f"the server {argv[0]!r}"
+        _start_and_keep, argv, variables, cwd, grace, stderr, name=f"the server {name_of(argv)!r}"
     )
     return child
 
@@ -128,7 +129,7 @@ async def _start_and_keep(
     variables: dict[str, str],
     cwd: str | os.PathLike[str] | None,
     grace: float,
-    stderr: Callable[[bytes], object] | None,
+    stderr: Callable[[bytes], object] | Absent | None,
     *,
     task_status: trio.TaskStatus[Child],
 ) -> None:
@@ -144,9 +145,11 @@ async def _start_and_keep(
             cwd=cwd,
             start_new_session=True,
         )
-    except (OSError, ValueError) as error:
-        raise LocalProtocolError(_why_not(error, argv[0], variables, cwd)) from error
-    child = Child(process, argv[0], grace, stderr)
+    except OSError as error:
+        raise ConnectionFailed(why_not(error, argv[0], variables, cwd)) from error
+    except ValueError as error:
+        raise LocalProtocolError(why_not(error, argv[0], variables, cwd)) from error
+    child = Child(process, name_of(argv), grace, stderr)
     await child._keep(task_status)
 
 
@@ -253,11 +256,60 @@ class _Wire(trio.abc.HalfCloseableStream):
                 pass
 
 
+class _Ours:
+    """Our own stderr, for what a server writes to its own.
+
+    It may take nothing for a while, or ever (a pipe that nobody reads, a terminal that was stopped), and must not hold
+    up the loop then, nor the end of the server.  So it is only written to when there is room for a whole piece, which
+    is waited for a moment; after that, what it does not take at once is left out until it takes something again.
+    """
+
+    def __init__(self) -> None:
+        self._takes = True
+
+    async def pass_on(self, data: bytes) -> None:
+        end = trio.current_time() + (_ROOM if self._takes else 0)
+        for at in range(0, len(data), select.PIPE_BUF):  # when a pipe is called writable, it has room for so much
+            try:
+                while not (writable := _is_writable()) and trio.current_time() < end:  # noqa: ASYNC110  # nobody tells
+                    await trio.sleep(_LOOK)
+                self._takes = writable
+                if not writable:
+                    return
+                _write_to_ours(data[at : at + select.PIPE_BUF])
+            except Exception:  # noqa: BLE001  # closed, or replaced by somebody's object; there is nobody to tell
+                return
+
+
+def _is_writable() -> bool:
+    try:
+        fd = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True  # it is no file, and does not block
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))  # also if it is broken, which writing then tells
+
+
+def _write_to_ours(data: bytes) -> None:
+    # Looked up each time, for others replace it; a text stream such as io.StringIO has no buffer.
+    if (ours := sys.stderr) is None:
+        return
+    buffer = getattr(ours, "buffer", None)
+    if buffer is None:
+        ours.write(data.decode(errors="replace"))
+        ours.flush()
+    else:
+        ours.flush()
+        buffer.write(data)
+        buffer.flush()
+
+
 class Child(trio.abc.AsyncResource):
     """A server process: start one with `start_child`.  Any task may use it and close it."""
 
     def __init__(
-        self, process: trio.Process, name: str, grace: float, listener: Callable[[bytes], object] | None
+        self, process: trio.Process, name: str, grace: float, listener: Callable[[bytes], object] | Absent | None
     ) -> None:
         stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
         # As pipes are where there are no handles, but Trio does not say so.
@@ -271,6 +323,7 @@ class Child(trio.abc.AsyncResource):
         self._pipes = (stdin, stdout, stderr)
         self._stdout = _Output(stdout)
         self._stderr = _Output(stderr)
+        self._ours = _Ours()
         self._tail = bytearray()
         self._returncode: int | None = None  # set when it is reaped
         self._leaving = trio.Event()  # it is to end
@@ -400,7 +453,9 @@ class Child(trio.abc.AsyncResource):
         while data := await self._stderr.read():
             self._tail += data
             del self._tail[: -(_TAIL + 1)]
-            if self._listener is not None:
+            if self._listener is ABSENT:
+                await self._ours.pass_on(data)
+            elif self._listener is not None:
                 try:
                     self._listener(data)
                 except Exception:  # noqa: BLE001  # the user's, which must not end what drains the pipe
@@ -425,61 +480,3 @@ def _somebody_runs(group: int) -> bool:
             if int(of) == group and state not in (b"Z", b"X"):
                 return True
     return False
-
-
-# What it is started with.
-
-
-def _argv(command: Command) -> list[str]:
-    try:
-        if isinstance(command, (str, os.PathLike)):
-            argv = [os.fspath(command)]
-        else:
-            argv = [os.fspath(part) for part in command]
-    except TypeError:
-        argv = []
-    if not argv or not argv[0] or not all(isinstance(part, str) for part in argv):
-        raise LocalProtocolError(
-            'a command is a program and its arguments, all of them strings: ["python", "server.py"]'
-        )
-    return argv
-
-
-def _variables(environment: Environment, env: Mapping[str, str | None] | None) -> dict[str, str]:
-    if environment == "inherit":
-        variables: dict[str, str | None] = dict(os.environ)
-    elif environment == "minimal":
-        variables = {name: os.environ[name] for name in MINIMAL if name in os.environ}
-    elif isinstance(environment, Mapping):
-        variables = dict(environment)
-    else:
-        raise LocalProtocolError('environment is "inherit", "minimal" or a mapping of just the variables to give')
-    variables |= env or {}
-    for name, value in variables.items():
-        if not isinstance(name, str) or not isinstance(value, (str, type(None))):  # whose value may be a secret
-            raise LocalProtocolError(f"the environment variable {shown(name)} is no string: {type(value).__name__}")
-    return {name: value for name, value in variables.items() if value is not None}
-
-
-def _why_not(
-    error: OSError | ValueError, program: str, variables: dict[str, str], cwd: str | os.PathLike[str] | None
-) -> str:
-    """Why it could not be started.  Of the command only its first word is told, for arguments may be secrets."""
-    word, *more = program.split(None, 1) or [program]
-    name = shown(word)
-    if not isinstance(error, OSError):
-        return f"{name} cannot be started: no argument or variable may hold a NUL, and no variable's name a ="
-    if cwd is not None and not os.path.isdir(cwd):
-        return f"{name} cannot be started in {shown(os.fspath(cwd), 400)}: that is no directory"
-    if not os.path.dirname(program):
-        folders = os.get_exec_path(variables)
-        where = f" in {shown(os.pathsep.join(folders), 400)}"
-    else:
-        folders = [os.fspath(cwd or os.curdir)]
-        where = "" if os.path.isabs(program) else f" in {shown(folders[0], 400)}"
-    if not isinstance(error, FileNotFoundError):
-        return f"{name} cannot be started{where}: {error.strerror}"
-    if any(os.path.exists(os.path.join(folder, program)) for folder in folders):
-        return f"{name} was found{where}, but not the interpreter that its first line names"
-    hint = "; a command with arguments is a list, one string for each" if more else ""
-    return f"there is no command {name}{where}{hint}"

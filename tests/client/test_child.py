@@ -6,13 +6,14 @@ The clock is real, as the processes are.  What ends by itself is given a grace t
 from __future__ import annotations
 
 import ctypes
+import io
 import itertools
 import logging
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import trio
 
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, open_fds
-from trio_mcp.child import MINIMAL, Child, ServerExited, start_child
-from trio_mcp.core.errors import LocalProtocolError, SessionClosed
+from trio_mcp.child import Child, ServerExited, start_child
+from trio_mcp.command import MINIMAL, name_of
+from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed
 from trio_mcp.groups import open_nursery
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
@@ -31,6 +33,8 @@ LONG = 60.0
 """A grace that is not to be needed."""
 
 SHORT = 0.05
+
+PYTHON = os.path.basename(sys.executable)
 
 # What programs here begin with: `say` is heard on stdout, and the test goes on when it is.
 PRELUDE = """
@@ -280,7 +284,7 @@ async def test_how_it_ended_is_told(program: str, status: int, number: signal.Si
         error = exit_of(child)
         assert (error.status, error.signal) == (status, number)
         assert error.stderr_tail == child.stderr_tail
-        assert str(error).startswith(f"the server {sys.executable!r} {message}")
+        assert str(error).startswith(f"the server {PYTHON!r} {message}")
         assert isinstance(error, SessionClosed)
         assert child.exit is not error  # for each who raises it, one of their own
     assert str(child.exit) == str(error)
@@ -627,6 +631,131 @@ async def test_a_callback_that_fails_is_logged_and_not_called_again(caplog: pyte
     assert [(record.name, record.levelno) for record in caplog.records] == [("trio_mcp", logging.ERROR)]
 
 
+WORDS = b"\x1b[1mone\xff\n"
+
+
+class Text(io.StringIO):
+    """What a notebook or a test puts in the place of stderr: it takes text alone."""
+
+    def said(self) -> bytes:
+        return self.getvalue().encode()
+
+
+class Bytes(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+
+    def said(self) -> bytes:
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue()
+
+
+@req("stdio-06")
+@pytest.mark.parametrize(("ours", "said"), [(Bytes, WORDS + b"two"), (Text, "\x1b[1mone\ufffd\ntwo".encode())])
+async def test_stderr_is_passed_on_to_ours_as_it_comes(
+    ours: Callable[[], Any], said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = ours()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    async with running(f"os.write(2, {WORDS!r}); say('1'); read(); os.write(2, b'two')") as child:
+        assert await heard(child, 2) == b"1\n"
+        await trio.testing.wait_all_tasks_blocked()
+        assert stderr.said() == said.removesuffix(b"two")
+    assert stderr.said() == said
+    assert child.stderr_tail == WORDS.decode(errors="replace") + "two"
+
+
+async def test_stderr_can_be_kept_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Text()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    async with running("os.write(2, b'one'); read()", stderr=None) as child:
+        pass
+    assert (stderr.said(), child.stderr_tail) == (b"", "one")
+
+
+def closed() -> Text:
+    stream = Text()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("ours", [lambda: None, closed, object])
+async def test_a_stderr_of_ours_that_takes_nothing_is_no_error(
+    ours: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", ours())
+    async with running("os.write(2, b'one'); read(); os.write(2, b'two')") as child:
+        pass
+    assert child.stderr_tail == "onetwo"
+    assert not caplog.records
+
+
+FLOODS = """
+data = memoryview(b"x" * 300_000)
+while data:
+    data = data[os.write(2, data):]
+os._exit(3)
+"""
+
+
+@contextmanager
+def a_pipe_as_stderr(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    reading, writing = os.pipe()
+    with open(writing, "w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", file)
+        yield reading
+    os.close(reading)
+
+
+def fill(pipe: int) -> None:
+    os.set_blocking(pipe, False)
+    with suppress(BlockingIOError):
+        while os.write(pipe, b"." * 4096):
+            pass
+    os.set_blocking(pipe, True)
+
+
+async def test_a_stderr_of_ours_that_nobody_reads_holds_up_neither_the_loop_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_pipe_as_stderr(monkeypatch) as reading:
+        async with running(FLOODS) as child:
+            assert await heard(child) == b""
+            assert exit_of(child).status == 3
+        assert len(child.stderr_tail) == 8192
+        assert 0 < len(os.read(reading, 2**20)) < 300_000
+        fill(sys.stderr.fileno())
+        async with running("os.write(2, b'last'); os._exit(3)") as child:
+            assert await heard(child) == b""
+            assert exit_of(child).stderr_tail == "last"  # known in time, though it could not be passed on
+
+
+async def test_a_stderr_of_ours_that_is_full_is_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_pipe_as_stderr(monkeypatch) as reading:
+        fill(sys.stderr.fileno())
+        async with running("os.write(2, b'one'); say('1'); read()") as child:
+            assert await heard(child, 2) == b"1\n"
+            await trio.testing.wait_all_tasks_blocked()
+            assert os.read(reading, 2**20).strip(b".") == b""
+        assert os.read(reading, 2**20) == b"one"
+
+
+async def test_a_stderr_of_ours_that_is_read_gets_all_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 0
+
+    async def read() -> None:
+        nonlocal size
+        while size < 300_000:
+            await trio.lowlevel.wait_readable(reading)
+            size += len(os.read(reading, 2**20))
+
+    with a_pipe_as_stderr(monkeypatch) as reading:
+        async with running(FLOODS) as child, trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            assert await heard(child) == b""
+    assert size == 300_000
+
+
 async def test_the_words_of_a_grandchild_after_a_death_are_not_waited_for() -> None:
     async with running(GRANDCHILD.format("deaf()") + "os.write(2, b'last'); os._exit(3)", grace=SHORT) as child:
         assert await heard(child) == b""
@@ -694,6 +823,35 @@ SECRET = "s3cret"
 
 
 @pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/opt/v/bin/python3.11", "servers/weather.py", SECRET], "python3.11 weather.py"),
+        (["python", "-u", "-m", "weather.server", SECRET], "python -m weather.server"),
+        (["python", "-c", SECRET], "python"),
+        (["python", "-W", SECRET], "python"),
+        (["python"], "python"),
+        (["npx", "-y", "@scope/server-files@1.2", SECRET], "npx @scope/server-files@1.2"),
+        (["npx", "some-server", SECRET], "npx some-server"),
+        (["npx", f"--token={SECRET}", "some-server"], "npx"),
+        (["uvx", f"git+https://{SECRET}@example.com/x"], "uvx"),
+        (["uv", "run", "server.py"], "uv run server.py"),
+        (["uv", "run", "--with", SECRET, "server.py"], "uv run"),
+        (["sh", f"TOKEN={SECRET}"], "sh"),
+        (["sh", "-c", f"serve {SECRET}"], "sh"),
+        (["docker", "run", "-e", f"TOKEN={SECRET}", "image"], "docker"),
+        (["./serve", SECRET], "serve"),
+        (["my server", SECRET], "my server"),
+        ([f"serve --token {SECRET}/x"], "serve"),
+        ([f"serve token={SECRET}/x"], "serve token"),
+        (["node", "x" * 1000], "node " + "x" * 72 + "..."),
+    ],
+)
+def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str) -> None:
+    assert name_of(command) == name
+    assert SECRET not in name
+
+
+@pytest.mark.parametrize(
     ("command", "options", "message"),
     [
         ("no-such", {"env": {"PATH": "/a:/b"}}, "there is no command 'no-such' in '/a:/b'"),
@@ -726,11 +884,23 @@ async def test_a_command_that_cannot_be_started_says_why_and_no_secret(
     command: Any, options: Any, message: str
 ) -> None:
     async with open_nursery() as nursery:
-        with pytest.raises(LocalProtocolError) as raised:
+        with pytest.raises((LocalProtocolError, ConnectionFailed)) as raised:
             await start_child(nursery, command, **options)
         assert not nursery.child_tasks
+    # What the system says is nobody's mistake in the use of this package.
+    assert isinstance(raised.value, ConnectionFailed) is isinstance(raised.value.__cause__, OSError)
     assert str(raised.value) == message
     assert SECRET not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+
+async def test_its_tasks_and_its_end_have_the_name_of_the_command(tmp_path: Path) -> None:
+    script = tmp_path / "weather.py"
+    script.write_text("import sys; sys.exit(len(sys.argv))")
+    async with open_nursery() as nursery:
+        child = await start_child(nursery, [sys.executable, script, SECRET])
+        assert [task.name for task in nursery.child_tasks] == [f"the server {PYTHON + ' weather.py'!r}"]
+        assert await heard(child) == b""
+    assert str(child.exit) == f"the server {PYTHON + ' weather.py'!r} ended with status 2, and wrote nothing to stderr"
 
 
 async def test_a_script_whose_interpreter_is_missing_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
@@ -738,8 +908,8 @@ async def test_a_script_whose_interpreter_is_missing_is_told_from_one_that_is_no
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
     async with open_nursery() as nursery:
-        with pytest.raises(LocalProtocolError, match="was found, but not the interpreter") as raised:
+        with pytest.raises(ConnectionFailed, match="was found, but not the interpreter") as raised:
             await start_child(nursery, script)
         assert isinstance(raised.value.__cause__, FileNotFoundError)
-        with pytest.raises(LocalProtocolError, match=r"was found in .*, but not the interpreter"):
+        with pytest.raises(ConnectionFailed, match=r"was found in .*, but not the interpreter"):
             await start_child(nursery, "script", env={"PATH": str(tmp_path)})
