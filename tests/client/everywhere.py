@@ -5,8 +5,8 @@
         async with visiting(where) as client:
             assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
-Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock, and
-meets each test in one revision, another for each.  Nothing may be left when the block ends.
+Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock; of
+its revisions each test has one that is not marked as slow, another for each.  Nothing may be left when the block ends.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def everywhere(
         ]
         children = [each for each in found if each.transport == "child"]
         lucky = children[zlib.crc32(test.__name__.encode()) % len(children)] if children else None
-        found = [each for each in found if each.transport != "child" or each == lucky]
-        return pytest.mark.parametrize("where", found, ids=" ".join)(test)
+        marks = [(pytest.mark.slow,) if each.transport == "child" and each != lucky else () for each in found]
+        params = [pytest.param(each, id=" ".join(each), marks=mark) for each, mark in zip(found, marks, strict=True)]
+        return pytest.mark.parametrize("where", params)(test)
 
     return decorate
 
