@@ -58,7 +58,7 @@ from trio_mcp.core.session import Call, Notice, Opened
 
 __all__ = [
     "Caller", "Carrier", "Failure", "HeadersRefused", "OnProgress", "OpeningError", "SessionLost", "Talk",
-    "Unauthorized", "failure_of", "repeated",
+    "Unauthorized", "failure_of", "repeated", "worn_out",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -141,6 +141,20 @@ def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
     return lambda: SessionClosed(f"{outcome.method} has no answer: {why}")
 
 
+def worn_out(last: Failure, why: str) -> Failure:
+    """What to raise for something that was tried again and again, with what came of it at last as the cause."""
+
+    def failure() -> McpError:
+        cause = last()
+        if isinstance(cause, RemoteProtocolError):
+            return cause  # it says what the server does, which does that each time
+        error = SessionClosed(f"{why}; at last: {cause}")
+        error.__cause__ = cause
+        return error
+
+    return failure
+
+
 class Carrier(Protocol):
     """What carries the messages of one session."""
 
@@ -162,6 +176,9 @@ class Talk(Protocol):
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         """A request that was made by `begin` has its outcome; see `failure_of`."""
+
+    def missed(self, *, for_good: bool) -> None:
+        """What the server said outside of requests was not heard for a while, or will not be in this session."""
 
     def mistake(self, why: str) -> None:
         """The server did something off the protocol that cost nothing."""
@@ -217,6 +234,8 @@ class Caller:
         self._settled = trio.Event()  # the opening has ended, well or not
         self._failed: OpeningFailed | None = None
         self._failure: Failure | None = None  # why the link was lost
+        self.deaf = False
+        """Whether nothing can be heard that the server says outside of requests."""
         self.over = trio.Event()
         """Set when the link is gone."""
 
@@ -245,6 +264,11 @@ class Caller:
     def fail(self, id: Id, failure: Failure) -> None:
         """This request can never be answered; the link goes on."""
         self.act(self.session.fail(id, str(failure())), failure)
+
+    def missed(self, *, for_good: bool) -> None:
+        """What the server said outside of requests was not heard for a while, or will not be; the link goes on."""
+        self.deaf = for_good
+        self._talk.missed(for_good=for_good)
 
     def headers_of(self, id: Id) -> Fields:
         """What the caller wants to be sent along with this request, on a link that has headers."""

@@ -58,6 +58,8 @@ class _Stream:
     exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
     resumption: StreamResumption
     opened: bool = False
+    tried: int = 0  # connections by GET
+    held: float = 0  # seconds, of the last connection
     settled: bool = False  # what was asked for has come
     broken: McpError | None = None  # how its last connection ended, unless in good order
 
@@ -85,12 +87,19 @@ class HttpLink(Posts):
             verdict = await self._follow(stream, Reconnect(0, ""))
         except McpError as error:
             verdict = Failed(str(error))
-        if isinstance(verdict, SessionGone) and stream.opened:
-            self._forgotten(None)
-        elif not isinstance(verdict, NoStream | SessionGone):
-            # A 404 to the first GET may be that of a server which has no such thing; the next POST will tell.
+        if isinstance(verdict, SessionGone):
+            if stream.opened:
+                self._forgotten(None)
+                return
+            # A 404 to the first GET may be that of a server which has no such thing; any POST will tell.
+            with suppress(McpError):
+                await self._caller.request("ping")
+            if self._gone:
+                return
+        elif not isinstance(verdict, NoStream):
             why = getattr(verdict, "why", "")
             self._caller.act([PeerMistake(f"what the server says outside of requests is not heard any more: {why}")])
+        self._caller.missed(for_good=True)
 
     async def aclose(self) -> None:
         """End everything in flight, and tell the server that the session is over (http-59).
@@ -118,7 +127,7 @@ class HttpLink(Posts):
         if not isinstance(verdict, Streaming):
             return verdict
         if not stream.settled:
-            verdict = await self._follow(stream, stream.resumption.ended())
+            verdict = await self._follow(stream, stream.resumption.ended(stream.held))
         if stream.settled:
             return None
         if isinstance(verdict, SessionGone):
@@ -132,10 +141,13 @@ class HttpLink(Posts):
         """Take the stream up again, until what was asked for has come, or it is over."""
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
+            if stream.tried > 1 and not stream.resumption.last_event_id:
+                self._caller.missed(for_good=False)  # nothing was kept for us since the last one
             await self._listen(stream, reply)
 
         while isinstance(plan, Reconnect):
             await trio.sleep(plan.seconds)
+            stream.tried += 1
             get = self._exchange(None, "GET", stream.exchange.url)
             try:
                 verdict = await self._ask(get, listen, after=plan.last_event_id)
@@ -146,7 +158,7 @@ class HttpLink(Posts):
             if stream.settled or isinstance(verdict, SessionGone | Challenged):
                 return verdict
             if isinstance(verdict, Streaming):
-                plan = stream.resumption.ended()
+                plan = stream.resumption.ended(stream.held)
             elif isinstance(verdict, NoStream) and stream.exchange.message is None:
                 return verdict
             else:
@@ -157,6 +169,7 @@ class HttpLink(Posts):
         """Read one connection of the stream, to its end or to the answer."""
         reader = EventReader(self._limits.message_bytes)
         stream.opened, stream.broken = True, None
+        start = trio.current_time()
         try:
             while not stream.settled and (data := await reply.receive()):
                 events = reader.feed(data)
@@ -168,6 +181,7 @@ class HttpLink(Posts):
                 await drain(reply)
         except ReplyBroken as error:
             stream.broken = error
+        stream.held = trio.current_time() - start
 
     def _take(self, stream: _Stream, event: SseEvent | Oversized) -> None:
         exchange = stream.exchange

@@ -290,6 +290,10 @@ class Keeper:
             why = failure_of(outcome, failure)()
             self.mistake(f"it declares logging, and could not be told the level: {why}")
 
+    def missed(self, *, for_good: bool) -> None:
+        self._household.forget_tools()
+        self.listening.missed(for_good=for_good)
+
     def mistake(self, why: str) -> None:
         self.deviations.append(why)
         _log.info("the server: %s", why)

@@ -10,8 +10,9 @@ A block says what it wants to hear of, and each has a `Subscription` of its own 
 - modern: one `subscriptions/listen` request for each block.  Its acknowledgement opens the block, and giving it up ends
   the subscription, as its carrier has it.
 - legacy: the server tells of its lists unasked, and of a resource from `resources/subscribe` to
-  `resources/unsubscribe`, which are counted over all blocks.  For one URI only one of the two is under way at a time,
-  because by HTTP a later one could overtake; whatever is wanted by the time it is answered is sent then.
+  `resources/unsubscribe`, which are counted over all blocks.  By HTTP it does so on one stream for all: a break of
+  that is a gap for each block, and a server without one tells of nothing.  For one URI only one of the two is under
+  way at a time, because by HTTP a later one could overtake; whatever is wanted by the time it is answered is sent then.
 
 There is no task behind this.  What the server says arrives through `heard` and `ended`, within which everything is
 settled, and asking is queueing.  So a block can be left anywhere without waiting, cancelled or not, and nothing is left
@@ -36,8 +37,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
+from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated, worn_out
+from trio_mcp.core.errors import LocalProtocolError, McpError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.listen import (
     ACKNOWLEDGED,
@@ -178,10 +179,16 @@ class Changes:
     def _open(self, subscription: Subscription) -> None:
         self.missing = subscription.missing
         self._state = SubscriptionState.OPEN
-        if self._opened_at is not None:  # sub-10: nothing is kept for those who were cut off, so anything may be missed
-            self._heard.update(dict.fromkeys(subscription.agreed or ()))
+        if self._opened_at is not None:
+            self._miss()
         self._opened_at = trio.current_time()
         self._news.set()
+
+    def _miss(self) -> None:
+        """sub-10: nothing is kept for those who were cut off, so anything may have happened."""
+        if self._state is SubscriptionState.OPEN and self._subscription is not None:
+            self._heard.update(dict.fromkeys(self._subscription.agreed or ()))
+            self._news.set()
 
     def _close(self, failure: Failure | None = None) -> None:
         """It is over, well or not."""
@@ -207,7 +214,7 @@ class Changes:
         held = self._state is SubscriptionState.OPEN and self._opened_at is not None and now >= self._opened_at + _HELD
         self._breaks = 0 if held else self._breaks
         if self._breaks == len(_PAUSES):
-            self._close(_exhausted(failure, method))
+            self._close(worn_out(failure, f"{method} broke off {len(_PAUSES) + 1} times in a row"))
             return
         self._state = SubscriptionState.BROKEN
         self._again_at = now + _PAUSES[self._breaks]
@@ -344,6 +351,12 @@ class Listening:
             else:
                 changes._break(failure_of(outcome, failure), outcome.method)
 
+    def missed(self, *, for_good: bool) -> None:
+        """What a legacy server tells unasked was not heard for a while, or will not be in this session."""
+        for changes in list(self._listeners.values()):
+            if changes._subscription is not None and changes._subscription.attached:
+                self._nothing(changes) if for_good else changes._miss()
+
     def lost(self, failure: Failure | None = None) -> None:
         """The session is gone; every block waits for the next.
 
@@ -378,7 +391,7 @@ class Listening:
         if terms.revision.request(Role.CLIENT, _LISTEN) is None:
             self._names += 1  # no string is the id of a request of ours
             subscription = self._subscriptions.attach(f"block {self._names}", changes._asked, terms.capabilities)
-            self._watch(changes, subscription)
+            self._watch(caller, changes, subscription)
         else:
             try:
                 id = caller.begin(_LISTEN, listen_params(changes._asked))
@@ -390,11 +403,11 @@ class Listening:
             self._listeners[id] = changes
             caller.act(())  # so that it is sent
 
-    def _watch(self, changes: Changes, subscription: Subscription) -> None:
+    def _watch(self, caller: Caller, changes: Changes, subscription: Subscription) -> None:
         """Subscribe to what a legacy server has declared."""
         changes._ask(subscription)
         self._listeners[subscription.id] = changes
-        if not subscription.agreed:
+        if not subscription.agreed or caller.deaf:
             self._nothing(changes)
             return
         changes._owed = {each.item for each in subscription.agreed if each.kind is Kind.RESOURCE}
@@ -484,17 +497,3 @@ class Listening:
 
 def _client_closed() -> McpError:
     return SessionClosed("the client is closed")
-
-
-def _exhausted(last: Failure, method: str) -> Failure:
-    """What to raise for what broke off too often."""
-
-    def failure() -> McpError:
-        cause = last()
-        if isinstance(cause, RemoteProtocolError):
-            return cause  # it says what the server does, which does that each time
-        error = SessionClosed(f"{method} broke off {len(_PAUSES) + 1} times in a row; at last: {cause}")
-        error.__cause__ = cause
-        return error
-
-    return failure

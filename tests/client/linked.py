@@ -51,6 +51,7 @@ class Recorder:
         self.notices: list[Notice] = []
         self.outcomes: list[Outcome] = []
         self.mistakes: list[str] = []
+        self.missed_for_good: list[bool] = []
         self.failure: Failure | None = None  # why the link is gone
 
     async def answer(self, call: Call) -> JsonObject:
@@ -65,6 +66,9 @@ class Recorder:
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         self.outcomes.append(outcome)
+
+    def missed(self, *, for_good: bool) -> None:
+        self.missed_for_good.append(for_good)
 
     def mistake(self, why: str) -> None:
         self.mistakes.append(why)

@@ -778,13 +778,16 @@ async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojum
         await bench.link.stand()
         assert len(bench.talk.notices) == 3
         assert [each.headers.get("Last-Event-ID") for each in gets] == [None, None, "a", "b"]
+        assert bench.talk.missed_for_good == [False, True]  # only what was kept for us is no gap
         assert bench.talk.mistakes == []
 
 
 @pytest.mark.parametrize(
     ("connections", "told", "lost"),
     [
-        ([reply(404)], False, False),  # it may be that there is no such thing
+        ([reply(404), answers(lambda asked: asked.answer())], False, False),  # there is no such thing, but a session
+        ([reply(404)] * 2, False, True),
+        ([reply(405)], False, False),
         ([stream(), reply(404)], False, True),
         ([reply(401)], True, False),
         ([reply(500)] * 6, True, False),
@@ -800,6 +803,7 @@ async def test_that_stream_is_given_up_without_an_end_of_the_session(
         await bench.link.stand()
         assert bool(bench.talk.mistakes) is told
         assert (bench.talk.failure is not None) is lost
+        assert (True in bench.talk.missed_for_good) is bench.caller.deaf is not lost
         if not lost:
             assert await bench.caller.request("tools/list") == {"tools": []}
 

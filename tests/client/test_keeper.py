@@ -17,7 +17,7 @@ from tests.http.served import MemoryListener
 from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
-from trio_mcp import RemoteProtocolError, RequestError, SessionClosed, serve_http
+from trio_mcp import NothingToHear, RemoteProtocolError, RequestError, SessionClosed, serve_http
 from trio_mcp.caller import OpeningError, SessionLost
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.errors import McpError
@@ -381,6 +381,56 @@ async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autoj
                 about = [each for each in client.deviations if "could not be told the level" in each]
                 assert len(about) == (0 if how == "silent" else 2)
             assert client.deviations == tuple(about)
+
+
+async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_is_told(
+    autojump_clock: MockClock,
+) -> None:
+    server = Forgetful()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what != "GET":
+            await server.play(asked, out)
+            return
+        await out.begin()
+        for _ in range(4):
+            await trio.sleep(15)
+            await out.chunk(b": ping\n\n")
+        out.cut()
+
+    told: list[float] = []
+    async with nothing_left(), script(play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, revision=D) as client, client.listen(tools=True) as changes:
+                start = trio.current_time()
+                with trio.move_on_after(3600):
+                    async for _ in changes:
+                        told.append(trio.current_time() - start)
+                assert told == [61 * number for number in range(1, 60)]
+                assert client.deviations == ()
+
+
+@pytest.mark.parametrize("status", [404, 405, 400])
+async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
+    status: int, autojump_clock: MockClock
+) -> None:
+    server = Forgetful()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.reply(status)
+        else:
+            await server.play(asked, out)
+
+    async with nothing_left(), script(play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, revision=D) as client:
+                for _ in range(2):
+                    with pytest.raises(NothingToHear):
+                        async with client.listen(tools=True, resources=ONE.item) as changes:
+                            await anext(changes)
+                assert await client.call_tool("t")
+                assert server.made == 1
 
 
 @req("ver-10")

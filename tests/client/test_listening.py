@@ -502,6 +502,51 @@ async def test_what_asking_again_does_not_mend_is_raised_at_once(
         assert trio.current_time() == start
 
 
+@legacy
+async def test_a_gap_of_what_a_legacy_server_tells_unasked_is_told(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED, ONE), (ONE,)) as made:
+        request = await peer.take(SUBSCRIBE)
+        listening.missed(for_good=False)
+        await peer.answer(request)
+        await wait_all_tasks_blocked()
+        assert [each.heard for each in made] == [[], []]  # they were not entered
+        listening.missed(for_good=False)
+        await wait_all_tasks_blocked()
+        assert [each.heard for each in made] == [[TOOLS_CHANGED, ONE], [ONE]]
+
+
+@legacy
+async def test_where_nothing_can_be_heard_nobody_listens(revision: str, autojump_clock: MockClock) -> None:
+    asked: list[tuple[Change, ...]] = [(TOOLS_CHANGED,), (ONE,)]
+    async with played(revision) as (listening, link, peer), blocks(listening, *asked) as [entered, entering]:
+        request = await peer.take(SUBSCRIBE)
+        await tell(peer, TOOLS_CHANGED)
+        link.caller.missed(for_good=True)
+        listening.missed(for_good=True)
+        for each in (entered, entering):
+            error = await each.failed(NothingToHear)
+            assert isinstance(error, NothingToHear)
+            assert error.missing == each.asked
+        assert (entered.heard, entering.heard) == ([TOOLS_CHANGED], [])
+        await peer.answer(request)
+        await peer.take(UNSUBSCRIBE)
+        with pytest.raises(NothingToHear):
+            async with listening.listen(tools=True):
+                pass
+        assert await peer.silent()
+
+
+@modern
+async def test_a_modern_block_has_no_part_in_what_is_told_unasked(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        request = (await agree(peer, revision))[0]
+        for for_good in (False, True):
+            listening.missed(for_good=for_good)
+        await tell(peer, TOOLS_CHANGED, request)
+        await wait_all_tasks_blocked()
+        assert block.heard == [TOOLS_CHANGED]
+
+
 def peer_has_something(peer: Peer) -> Callable[[], Any]:
     async def come() -> None:
         while not peer.messages:

@@ -739,11 +739,40 @@ def test_a_server_that_only_comments_is_given_up() -> None:
     assert [type(each) for each in outcomes] == [Reconnect, Reconnect, Failed]
 
 
+@pytest.mark.parametrize("standalone", [False, True])
+def test_a_connection_that_has_held_is_a_sign_of_life(standalone: bool) -> None:
+    """A proxy may cut what carries nothing but comments as often as it likes."""
+    resumption = StreamResumption(D, standalone=standalone, attempts=2)
+    if not standalone:
+        feed(resumption, priming_event("7-0"))
+    for _ in range(20):
+        feed(resumption, b": ping\n\n")
+        assert isinstance(again := resumption.ended(60), Reconnect)
+        assert again.seconds == 1
+
+
+@pytest.mark.parametrize(("sign", "held"), [(encode_message(b"1"), 0), (b"", 60), (b"retry: 0\n\n", 0)])
+def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pause(sign: bytes, held: float) -> None:
+    resumption = StreamResumption(D, standalone=True, attempts=3, longest=20)
+    feed(resumption, sign)
+    waits = [
+        step.seconds
+        for step in [resumption.ended(held), *(resumption.ended() for _ in range(2000))]
+        if isinstance(step, Reconnect)
+    ]
+    assert len(waits) == 2001
+    assert set(waits[3:]) == {20}
+    unproven = StreamResumption(D, standalone=True, attempts=3)
+    feed(unproven, b": ping\n\n")
+    assert [type(unproven.ended(1)) for _ in range(4)] == [Reconnect] * 3 + [Failed]
+
+
 def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:
     resumption = StreamResumption(D, attempts=3)
     feed(resumption, priming_event("7-0"))
     assert resumption.refused(RetryAfter(9)) == Reconnect(9, "7-0")
     assert resumption.refused(reply(get(), 502)) == Reconnect(2.0, "7-0")
+    assert StreamResumption(D, standalone=True).refused(reply(get(), 409)) == Reconnect(1.0, "")
     for status in (400, 404, 405, 401):
         assert isinstance(resumption.refused(reply(get(), status)), Failed)
     resumption.ended()

@@ -457,6 +457,8 @@ def read_endpoint(url: str, event: SseEvent | Oversized) -> str | Failed:
 # Seconds.  A server that closes at once and says "retry: 0" would be asked as fast as the wire allows; an hour is more
 # than any server means, and what lies beyond is as good as never.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
+# Seconds after which a connection has held: a server that closes each at once is still given up.
+_HELD = 8.0
 
 
 @record
@@ -474,7 +476,9 @@ class StreamResumption:
     stream is over, and this object with it, when the response to its request was read; nothing here needs to know.
 
     Attempts count from the last event, even an empty one, so a server that closes its connections on purpose
-    ("polling") can do so for ever, and one that is gone is given up after `attempts`.
+    ("polling") can do so for ever, and one that is gone is given up after `attempts`.  They count anew, too, after a
+    connection that has held, as a proxy cuts streams that are idle or carry nothing but comments.  A standalone stream
+    that ever was of use is not given up, but tried again after the longest of the pauses: nobody would ask for it anew.
     """
 
     def __init__(
@@ -494,38 +498,48 @@ class StreamResumption:
         self._longest = longest
         self._retry: int | None = None
         self._tried = 0
+        self._proven = False  # whether any connection was one to hear something by
         self._fruitful = False  # whether the present connection brought a message
 
     def heard(self, reader: EventReader, events: Sequence[SseEvent | Oversized]) -> None:
         """Call this after each `feed` of the present connection's reader, with what that gave."""
         if events or reader.last_event_id or reader.retry is not None:
-            self._tried = 0
+            self._tried, self._proven = 0, True
         self._fruitful |= any(isinstance(each, Oversized) or each.data != b"" for each in events)
         # A connection that brings no id, or no `retry`, leaves what an earlier one said.
         self.last_event_id = reader.last_event_id or self.last_event_id
         self._retry = self._retry if reader.retry is None else reader.retry
 
-    def ended(self) -> Reconnect | Failed:
-        """The connection was closed or lost, or could not be made."""
+    def ended(self, held: float = 0) -> Reconnect | Failed:
+        """The connection was closed or lost after so many seconds, or could not be made."""
         if not self._resumable:
             return Failed("the stream ended before the answer, and this revision resumes none; send a new request")
         if not self.last_event_id and not self._standalone:
             return Failed("the stream ended before the answer, and gave no event id to resume from")
-        if self._tried >= self._attempts:
+        if held >= _HELD:
+            self._tried, self._proven = 0, True
+        exhausted = self._tried >= self._attempts
+        if exhausted and not (self._standalone and self._proven):
             return Failed(f"the stream could not be resumed in {self._attempts} attempts")
         # http-50: "The client MUST respect the retry field".  Without one, wait longer each time.
         if self._retry is None:
             wait = min(self._delay * 2**self._tried, self._longest)
         else:
             wait = min(max(self._retry / 1000, 0 if self._fruitful else _SHORTEST_WAIT), _LONGEST_WAIT)
-        self._tried += 1
+        wait = max(wait, self._longest) if exhausted else wait
+        self._tried = min(self._tried + 1, self._attempts)
         self._fruitful = False
         return Reconnect(wait, self.last_event_id)
 
     def refused(self, verdict: ReplyVerdict) -> Reconnect | Failed:
         """The GET was answered, but not by a stream: `read_reply` said this instead."""
-        if isinstance(verdict, Failed) and verdict.status is not None and verdict.status >= 500:
-            return self.ended()  # a proxy whose server is just starting again
+        # A proxy whose server is just starting again; a server that has not seen yet that the last connection is gone.
+        if (
+            isinstance(verdict, Failed)
+            and verdict.status is not None
+            and (verdict.status >= 500 or verdict.status == 409)
+        ):
+            return self.ended()
         if isinstance(verdict, RetryAfter):
             again = self.ended()
             seconds = min(verdict.seconds, _LONGEST_WAIT)
