@@ -263,11 +263,11 @@ class ClientSession(Session):
         self._forget(request.id)
         return [PeerMistake(f"{why}; not answered")]
 
-    def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any) -> None:
+    def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any, why: str = "") -> None:
         if self._answers_nothing:
-            events.append(PeerMistake(f"{error.message}; not answered"))
+            events.append(PeerMistake(f"{why or error.message}; not answered"))
         else:
-            super()._refuse_at_once(error, events, arrival)
+            super()._refuse_at_once(error, events, arrival, why)
 
     def _judge_outcome(self, event: Event) -> list[Event]:
         if not isinstance(event, Outcome) or event.id != self._opening_id:

@@ -1,0 +1,200 @@
+"""What is longer than one side takes, on a stream: the call that it belongs to fails, and the link goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.linked import Link, linked, scripted
+from tests.http.stage import A, B, C, D, E
+from tests.server.checkpoints import patiently
+from trio_mcp import Server, open_client
+from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.groups import open_nursery
+
+LITTLE = Limits(message_bytes=6000)
+LONG = {"x": ["y" * 10_000]}
+WHY = r"the answer is longer than 6000 bytes \(Limits.message_bytes\)"
+ALL = pytest.mark.parametrize("revision", [A, B, C, D, E])
+
+# Where implementations have the id.
+ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "first": lambda id: {"jsonrpc": "2.0", "id": id, "result": LONG},
+    "last": lambda id: {"result": LONG, "jsonrpc": "2.0", "id": id},
+    "before the version": lambda id: {"result": LONG, "id": id, "jsonrpc": "2.0"},
+    "first, of an error": lambda id: {"id": id, "error": {"code": 1, "message": "no", "data": LONG}, "jsonrpc": "2.0"},
+}
+
+
+class Calls:
+    """Calls of tools that wait together, by name, and how each has ended."""
+
+    def __init__(self, link: Link, nursery: trio.Nursery) -> None:
+        self._link = link
+        self._nursery = nursery
+        self._ended: dict[str, trio.Event] = {}
+        self._outcomes: dict[str, Any] = {}
+
+    def start(self, name: str) -> None:
+        self._ended[name] = trio.Event()
+
+        async def call() -> None:
+            try:
+                self._outcomes[name] = await self._link.caller.request("tools/call", {"name": name})
+            except McpError as error:
+                self._outcomes[name] = error
+            self._ended[name].set()
+
+        self._nursery.start_soon(call)
+
+    async def outcome(self, name: str) -> Any:
+        await patiently(self._ended[name].wait, name)
+        return self._outcomes[name]
+
+
+def wire(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+@ALL
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+async def test_an_answer_beyond_the_limit_fails_its_call_alone(
+    revision: str, order: Callable[[Any], dict[str, Any]], autojump_clock: MockClock
+) -> None:
+    async with scripted(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+        calls = Calls(link, nursery)
+        asked = {}
+        for name in ("before", "this", "after"):
+            calls.start(name)
+            asked[name] = await peer.take("tools/call")
+        await peer.stream.send_all(wire(order(asked["this"]["id"])))
+        failed = await calls.outcome("this")
+        assert isinstance(failed, RemoteProtocolError)
+        assert failed.args[0].endswith(WHY.replace("\\", ""))
+        for name in ("before", "after"):
+            await peer.answer(asked[name], {"content": []})
+            assert (await calls.outcome(name))["content"] == []
+        assert link.talk.mistakes == []
+
+
+@ALL
+async def test_an_answer_without_an_id_is_for_the_only_call_that_waits(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    too_long = wire({"result": LONG, "jsonrpc": "2.0"})
+    refused = wire({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "too much"}})
+    async with scripted(revision, {"tools": {}}, limits=LITTLE) as (link, peer), open_nursery() as nursery:
+        calls = Calls(link, nursery)
+        calls.start("one")
+        one = await peer.take("tools/call")
+        calls.start("two")
+        two = await peer.take("tools/call")
+        await peer.stream.send_all(too_long + refused)
+        for name, asked in (("one", one), ("two", two)):
+            await peer.answer(asked)
+            assert not isinstance(await calls.outcome(name), McpError)
+        assert len(link.talk.mistakes) == 2
+        for said, kind in ((too_long, RemoteProtocolError), (refused, RequestError)):
+            calls.start("three")
+            await peer.take("tools/call")
+            await peer.stream.send_all(said)
+            assert type(await calls.outcome("three")) is kind
+        assert len(link.talk.mistakes) == 2
+
+
+@pytest.mark.parametrize("revision", [A, B, C, D])
+async def test_what_a_server_says_of_the_end_of_the_handshake_costs_no_call(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with scripted(revision, {"tools": {}}) as (link, peer), open_nursery() as nursery:
+        calls = Calls(link, nursery)
+        calls.start("first")
+        asked = await peer.take("tools/call")
+        for said in (
+            {"error": {"code": -32601, "message": "notifications/initialized: what is that?"}},
+            {"result": {}},
+        ):
+            await peer.send({"id": None, **said})
+        await peer.answer(asked, {"content": []})
+        assert (await calls.outcome("first"))["content"] == []
+        assert len(link.talk.mistakes) == 2
+
+
+@ALL
+async def test_a_request_beyond_the_limit_of_a_server_is_refused_with_its_id(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("s", version="1", limits=LITTLE)
+    gate = trio.Event()
+
+    @server.tool
+    async def wait() -> int:
+        await gate.wait()
+        return 3
+
+    async with linked(server, revision) as link, open_nursery() as nursery:
+        calls = Calls(link, nursery)
+        calls.start("wait")
+        with pytest.raises(RequestError, match="longer than 6000 bytes") as refused:
+            await calling(lambda: link.caller.request("tools/call", {"name": "wait", "arguments": LONG}))
+        assert refused.value.code == -32600
+        gate.set()
+        assert (await calls.outcome("wait"))["content"][0]["text"] == "3"
+
+
+async def calling(call: Callable[[], Awaitable[Any]]) -> Any:
+    with trio.fail_after(60):
+        return await call()
+
+
+@pytest.mark.parametrize("revision", [A, B, C, D])
+async def test_a_question_beyond_the_limit_of_a_client_is_refused_with_its_id(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with scripted(revision, {}, limits=LITTLE) as (_, peer):
+        await peer.send({"id": "q-1", "method": "roots/list", "params": LONG})
+        await peer.send({"method": "roots/list", "params": LONG, "id": "q-2"})
+        for id in ("q-1", "q-2"):
+            refused = await taken(peer)
+            assert refused["id"] == id
+            assert "longer than 6000 bytes" in refused["error"]["message"]
+
+
+async def taken(peer: Any) -> Any:
+    await wait_all_tasks_blocked()
+    return peer.messages.pop(0)
+
+
+@pytest.mark.parametrize("revision", [A, E])
+async def test_a_client_of_a_server_in_its_own_process_does_not_wait_for_ever(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = Server("s", version="1")
+
+    @server.tool
+    async def big(size: int) -> str:
+        return "y" * size
+
+    async with open_client(server, revision=revision, limits=LITTLE) as client:
+        with pytest.raises(RemoteProtocolError, match=WHY):
+            await calling(lambda: client.call_tool("big", {"size": 10_000}))
+        assert await client.call_tool("big", {"size": 3}, returns=str) == "yyy"
+
+
+@pytest.mark.parametrize("revision", [A, E])
+async def test_a_stray_print_of_a_server_can_be_found_and_is_not_repeated_to_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async with scripted(revision, {}) as (link, peer):
+        await peer.stream.send_all(b"Starting up...\r\n")
+        await wait_all_tasks_blocked()
+        [mistake] = link.talk.mistakes
+        assert "it begins with 'Starting up...'" in mistake
+        assert len(peer.messages) == (revision != E)  # where a client may answer at all
+        assert "Starting" not in json.dumps(peer.messages)
