@@ -1,13 +1,22 @@
 """For tests: a client and a server in one process, what they said to each other, and a server that is only played.
 
+    from trio_mcp import Server
+    from trio_mcp.testing import assert_transcript, open_memory_pair
+
+    server = Server("calculator")
+
+    @server.tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
     async def test_that_it_adds(autojump_clock):
         async with open_memory_pair(server, revision="2025-11-25") as pair:
             result = await pair.client.call_tool("add", {"a": 1, "b": 2})
-        assert result.structured_content == {"result": 3}
+        assert result.content[0].text == "3"
         assert_transcript(pair.transcript, '''
             ...
             > {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": "..."}
-            < {"jsonrpc": "2.0", "id": 2, "result": {"structuredContent": {"result": 3}, "...": "..."}}
+            < {"jsonrpc": "2.0", "id": 2, "result": {"content": [{"type": "text", "text": "3"}], "...": "..."}}
             ''')
 
 Real bytes go from one side to the other, no socket is opened, nothing sleeps and nothing is patched: under Trio's
@@ -161,23 +170,33 @@ def _lines(text: str) -> Iterator[Line]:
 def assert_transcript(said: Transcript, expected: Transcript | str) -> None:
     """Raise `TranscriptMismatch` unless exactly this was said, but for what is left open.
 
-    It shows the first message that was not expected, and how it differs.
+    It shows the first message that was not expected, and how it differs: of the ways in which "..." may be understood,
+    in the one by which most of what was expected was said.
     """
     wanted = tuple(Transcript.parse(expected) if isinstance(expected, str) else expected)
     # All places of `wanted` at which one may stand, as "..." may stand for more messages or fewer.
     places = _onward({0}, wanted)
-    for number, line in enumerate(said, 1):
+    furthest, where = -1, 0  # the place that was left without a fitting message, and the number of what came instead
+    for number, line in enumerate(said):
         following: set[int] = set()
         for at in places:
             if at < len(wanted) and wanted[at].mark == _OPEN:
                 following.add(at)
             elif at < len(wanted) and _same(wanted[at], line):
                 following.add(at + 1)
-        if not following:
-            raise TranscriptMismatch(_difference(number, wanted[max(places) :][:1], (line,)))
+            elif at > furthest and not _after_open(at, wanted):
+                furthest, where = at, number
         places = _onward(following, wanted)
-    if len(wanted) not in places:
-        raise TranscriptMismatch(_difference(len(said) + 1, wanted[max(places) :][:1], ()))
+    if len(wanted) in places:
+        return
+    if places and max(places) > furthest:
+        furthest, where = max(places), len(said)
+    raise TranscriptMismatch(_difference(where + 1, wanted[furthest:][:1], said[where : where + 1]))
+
+
+def _after_open(place: int, wanted: Sequence[Line]) -> bool:
+    """Whether what does not fit here can be one of any number of messages."""
+    return place > 0 and wanted[place - 1].mark == _OPEN
 
 
 def _onward(places: set[int], wanted: Sequence[Line]) -> set[int]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from trio_mcp import Context, Server, SessionClosed
+from trio_mcp import Context, Server, SessionClosed, testing
 from trio_mcp.client import open_client
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.testing import (
@@ -27,11 +30,6 @@ from trio_mcp.testing import (
 )
 
 in_all = pytest.mark.parametrize("revision", list(REVISIONS))
-ADDED = """
-    ...
-    > {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": "..."}
-    < {"jsonrpc": "2.0", "id": 2, "result": {"structuredContent": {"result": 3}, "...": "..."}}
-    """
 
 
 def adder() -> Server:
@@ -51,10 +49,11 @@ def adder() -> Server:
 
 
 async def test_the_example_of_the_module_runs(autojump_clock: MockClock) -> None:
-    async with open_memory_pair(adder(), revision="2025-11-25") as pair:
-        result = await pair.client.call_tool("add", {"a": 1, "b": 2})
-    assert result.structured_content == {"result": 3}
-    assert_transcript(pair.transcript, ADDED)
+    _, _, text = (testing.__doc__ or "").partition("\n\n")
+    lines = itertools.takewhile(lambda line: line.startswith("    ") or not line, text.split("\n"))
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent("\n".join(lines)), names)
+    await names["test_that_it_adds"](autojump_clock)
 
 
 @in_all
@@ -207,6 +206,11 @@ def test_what_is_left_open_fits(expected: str) -> None:
         ('...\n> {"f": 1}', 4, "+(nothing more)"),
         (SAID + "> 1", 4, "-1"),
         ('> "..."\n< "..."', 3, "-(nothing more)"),
+        ('...\n> {"a": 1}\n< {"b": 2}', 2, '-  "b": 2'),
+        ('...\n> "..."\n< {"b": "..."}\n> {"d": 1}\n...', 3, '-  "d": 1'),
+        ('...\n> "..."\n> {"f": 1}', 2, "-the client says"),
+        ('...\n> {"a": 1}\n...\n> {"f": 1}', 4, '-  "f": 1'),
+        ('...\n< "..."', 3, "-(nothing more)"),
     ],
 )
 def test_what_does_not_fit_is_shown(expected: str, number: int, shows: str) -> None:
