@@ -268,7 +268,7 @@ async def test_a_body_is_read_up_to_a_limit(reply: bytes, limit: int, fits: bool
         if fits:
             assert await answer.read(limit) in (b"hi", b"")
         else:
-            with pytest.raises(ReplyTooLong, match=f"{limit} bytes"):
+            with pytest.raises(ReplyTooLong, match=rf"{limit} bytes are allowed \(Limits.message_bytes\)$"):
                 await patiently(lambda: answer.read(limit), "the refusal")
 
 
