@@ -192,7 +192,7 @@ class Returned(Generic[T]):
         if text is None or self._plain:
             return list(texts)
         try:  # an old revision, or a value that it cannot carry: servers write it as text then
-            return [json.loads(text, parse_constant=_no_json), text]
+            return [json.loads(text), text]
         except (ValueError, RecursionError):
             return [text]
 
@@ -223,7 +223,3 @@ def _bytes(result: CallToolResult) -> bytes | None:
     if isinstance(alone, EmbeddedResource) and isinstance(alone.resource, BlobResourceContents):
         return alone.resource.blob
     return alone.data if isinstance(alone, ImageContent | AudioContent) else None
-
-
-def _no_json(constant: str) -> Json:
-    raise ValueError(f"{constant} is Python's own")

@@ -176,7 +176,42 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
             await client.list_prompts(**wrong)
 
 
+async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_clock: MockClock) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
+    question = {"method": "elicitation/create", "params": {"message": "Which size?", "requestedSchema": schema}}
+    asks = {"resultType": "input_required", "inputRequests": {"size": question}, "requestState": "s"}
+    token = "old"
+
+    async def think(asked: Any) -> dict[str, Any]:
+        nonlocal token
+        await trio.sleep(3600)
+        token = "new"
+        return {"size": 1}
+
+    options: dict[str, Any] = {"elicitation": think, "headers": lambda: {"Authorization": token}}
+    async with toolbox(Tools(asks, THREE), **options) as (client, server):
+        await client.call_tool("t", headers={"X-Of": "this call"})
+        told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.asked[1:]]
+        assert told == [("old", "this call"), ("new", "this call")]
+
+
 # Options.
+
+
+@pytest.mark.parametrize("url", [URL, "ws://127.0.0.1:3000/ws"])
+async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
+    url: str, autojump_clock: MockClock
+) -> None:
+    broken = ZeroDivisionError("no token today")
+
+    def headers() -> dict[str, str]:
+        raise broken
+
+    async with nothing_left(), script(Tools().play) as played:
+        with reachable(played.connect), pytest.raises(LocalProtocolError, match="could not be made") as failed:
+            async with open_client(url, headers=headers):
+                raise AssertionError("it was opened")
+    assert failed.value.__cause__ is broken
 
 
 class Waits:

@@ -120,6 +120,7 @@ def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
         (int, result("three"), "call it without `returns`, and look at its content"),
         (int, result("NaN"), "look at its content"),
         (float, result("Infinity"), "look at its content"),
+        (list, result("[NaN]"), "look at its content"),
         (int, result(DEEP), "look at its content"),
         (int, result(), "look at its content"),
         (None, result("done"), "look at its content"),
