@@ -91,9 +91,9 @@ class OpeningError(McpError):
 class SessionLost(SessionClosed):
     """The server has ended or forgotten the session.  A request that surely has not run can be made in a new one."""
 
-    def __init__(self, request_may_have_run: bool) -> None:
+    def __init__(self, request_may_have_run: bool, why: str = "the server does not know the session any more") -> None:
         has = "may have been carried out" if request_may_have_run else "has not been carried out"
-        super().__init__(f"the server does not know the session any more; the request {has}")
+        super().__init__(f"{why}; the request {has}")
         self.request_may_have_run = request_may_have_run
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 import attrs
 import trio
 
-from trio_mcp.caller import Caller
+from trio_mcp.caller import Caller, SessionLost, repeated
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http_client import (
@@ -211,7 +211,7 @@ class HttpLink(Posts):
 class SseLink(Posts):
     """A session by HTTP+SSE (2024-11-05), as a `Carrier`: what is sent is posted, what is heard comes by one stream.
 
-    The session is one of `Link.DUPLEX`: with the stream everything is lost.
+    The session is one of `Link.DUPLEX`: with the stream everything is lost, and what was asked may have run.
     """
 
     _sse = True
@@ -243,7 +243,11 @@ class SseLink(Posts):
                 cause = error
         if self._target is None:
             raise closed_here() if self._over else _no_endpoint(verdict)
-        self._lose(lambda: _chained(SessionClosed("the server has ended the event stream of the session"), cause))
+        ended = SessionClosed("the server has ended the event stream of the session")
+        if self._session.terms is not None:
+            ended = SessionLost(True, str(ended))  # but another may be had
+        ended.__cause__ = cause
+        self._lose(repeated(ended))
 
     async def _listen(
         self, exchange: Exchange, reply: HttpReply, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
@@ -265,11 +269,6 @@ class SseLink(Posts):
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
                     self._caller.hear(decode(event.data, self._limits), trio.current_time())
-
-
-def _chained(error: SessionClosed, cause: McpError | None) -> SessionClosed:
-    error.__cause__ = cause
-    return error
 
 
 def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:

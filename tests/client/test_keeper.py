@@ -14,7 +14,7 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.served import MemoryListener
-from tests.http.stage import D, E
+from tests.http.stage import A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from trio_mcp import NothingToHear, RemoteProtocolError, RequestError, SessionClosed, serve_http
@@ -381,6 +381,55 @@ async def test_whatever_a_server_makes_of_the_level_it_is_of_use(how: str, autoj
                 about = [each for each in client.deviations if "could not be told the level" in each]
                 assert len(about) == (0 if how == "silent" else 2)
             assert client.deviations == tuple(about)
+
+
+class Streaming:
+    """A server of HTTP+SSE, whose sessions are as long as their streams."""
+
+    def __init__(self) -> None:
+        self.streams: list[Out] = []
+        self.heard: list[str] = []
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.method == "GET":
+            self.streams.append(out)
+            await out.begin()
+            await out.chunk(b"event: endpoint\ndata: /post\n\n")
+            await out.hold()
+        elif asked.target != "/post":
+            await out.reply(405)
+        else:
+            self.heard.append(asked.what)
+            await out.reply(202)
+            if asked.what == "initialize":
+                capabilities = {"tools": {"listChanged": True}}
+                server = {"name": "s", "version": "1"}
+                result = {"protocolVersion": A, "capabilities": capabilities, "serverInfo": server}
+                await self.streams[-1].event(asked.answer(result))
+            elif asked.what == "tools/call" and asked.message["params"]["name"] == "t":
+                await self.streams[-1].event(asked.answer(RESULT))
+
+
+async def test_a_session_that_has_ended_with_its_event_stream_is_opened_anew(autojump_clock: MockClock) -> None:
+    server = Streaming()
+    async with nothing_left(), script(server.play) as played:
+        with reachable(played.connect):
+            async with open_client(URL, revision=A) as client, client.listen(tools=True) as changes:
+                await client.call_tool("t")
+                async with trio.open_nursery() as nursery:
+
+                    async def call() -> None:
+                        lost = await refused(lambda: client.call_tool("silent"))
+                        assert isinstance(lost, SessionLost)
+                        assert lost.request_may_have_run
+                        assert "event stream" in str(lost)
+
+                    nursery.start_soon(call)
+                    await wait_all_tasks_blocked()
+                    await server.streams[-1].end()
+                assert await client.call_tool("t")
+                assert await patiently(changes.__anext__, "what may have been missed") == TOOLS_CHANGED
+                assert server.heard.count("initialize") == len(server.streams) == 2
 
 
 async def test_a_stream_that_is_cut_again_and_again_is_heard_again_and_each_gap_is_told(
