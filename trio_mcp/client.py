@@ -431,6 +431,17 @@ class Client:
         **along: Unpack[Along],
     ) -> T: ...
 
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        returns: Any,  # a union or None, which to a type checker are no types
+        on_progress: OnProgress | None = None,
+        **along: Unpack[Along],
+    ) -> Any: ...
+
     async def call_tool(
         self,
         name: str,
@@ -469,6 +480,11 @@ class Client:
     def follow_tool(
         self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: type[T], **along: Unpack[Along]
     ) -> Follow[T]: ...
+
+    @overload
+    def follow_tool(
+        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **along: Unpack[Along]
+    ) -> Follow[Any]: ...
 
     def follow_tool(
         self,
