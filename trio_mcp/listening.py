@@ -96,7 +96,7 @@ class Changes:
     is listened to is told once, whether it happened or not.  Of a resource, that of something below it may be told too.
 
     The iterator ends when the server ends the subscription in good order, and when the client is closed.  It raises
-    `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it then tells of nothing any
+    `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it tells of nothing any
     more, `Unauthorized` when it wants to know who asks, `SessionClosed` (or what else the client was closed with) when
     the link is gone for good, and `RemoteProtocolError` for answers that are none.  What was heard until then is told
     first.  Waiting may be cancelled; no change is lost by it.

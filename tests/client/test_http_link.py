@@ -1058,6 +1058,11 @@ async def test_an_opening_that_fails_says_why(opening: Play, cause: type, revisi
         # The probe of a server that redirects wrongly is no proof of anything, so it is asked to initialize.
         silent = cause is RemoteProtocolError and revisions == [E]
         assert type(failed.value) is (OpeningError if silent else cause)
+        if isinstance(failed.value, Unauthorized | NotAnswered):  # the link is lost by it
+            later = await failing(bench)
+            assert later is not failed.value  # or its traceback would have those of all who raised it
+            assert (type(later), str(later)) == (type(failed.value), str(failed.value))
+            assert vars(later) == vars(failed.value)
 
 
 async def test_an_opening_without_a_connection_says_so() -> None:
