@@ -291,7 +291,8 @@ class Keeper:
             self.mistake(f"it declares logging, and could not be told the level: {why}")
 
     def missed(self, *, for_good: bool) -> None:
-        self._household.forget_tools()
+        if not for_good:
+            self._household.forget_tools()
         self.listening.missed(for_good=for_good)
 
     def mistake(self, why: str) -> None:

@@ -212,6 +212,19 @@ async def test_what_was_learnt_of_tools_is_forgotten_when_they_change(autojump_c
         assert (await client.call_tool("t")).structured_content == {"new": 1}
 
 
+async def test_what_was_learnt_of_tools_is_forgotten_when_a_change_may_have_been_missed(
+    autojump_clock: MockClock,
+) -> None:
+    async with forgetful() as (client, server, _):
+        assert [tool.name async for tool in client.tools()] == ["t"]
+        server.structured = {"new": 1}
+        server.streams[0].cut()
+        await trio.sleep(5)
+        assert len(server.streams) == 2
+        assert server.made == 1
+        assert (await client.call_tool("t")).structured_content == {"new": 1}
+
+
 async def test_who_calls_hears_at_once_that_there_is_no_new_session_and_may_call_again(
     autojump_clock: MockClock,
 ) -> None:
