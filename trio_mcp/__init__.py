@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
     from trio_mcp.caller import OpeningError, SessionLost
     from trio_mcp.child import ServerExited
-    from trio_mcp.client import Client, ClientOptions, connect_client, open_client
+    from trio_mcp.client import Client, connect_client, open_client
+    from trio_mcp.client_options import Along, ClientOptions
     from trio_mcp.context import ClientError, Context
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
@@ -99,10 +100,10 @@ if TYPE_CHECKING:
     from trio_mcp.websocket_client import UpgradeRefused
 
 __all__ = [
-    "Accepted", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult",
-    "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion", "ConnectionFailed", "Context",
-    "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog", "Field",
-    "FollowedCall", "FormRequest", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
+    "Accepted", "Along", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext",
+    "CallToolResult", "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion", "ConnectionFailed",
+    "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog",
+    "Field", "FollowedCall", "FormRequest", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
     "ImageContent", "InputNotGiven", "InputRequired", "Inquiry", "InvalidSchema", "JsonObject", "Kind", "Limits",
     "ListRoots", "LocalProtocolError", "LogLevel", "McpError", "Middleware", "ModelHint", "ModelPreferences",
     "Negotiation", "NotAnswered", "NotDeclared", "NotInThisRevision", "NothingToHear", "OpeningError", "PageRequest",
@@ -111,15 +112,17 @@ __all__ = [
     "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "SamplingRequest",
     "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "TextContent", "TextResourceContents",
     "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed", "ToolResultContent", "ToolUseContent",
-    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "audio", "below", "connect_client", "file", "file_path",
-    "image", "open_client", "open_relay", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
+    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "audio", "below", "connect_client", "file",
+    "file_path", "image", "open_client", "open_relay", "serve_http", "serve_http_stream", "serve_stdio",
+    "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
     "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
     "trio_mcp.caller": "OpeningError SessionLost",
     "trio_mcp.child": "ServerExited",
-    "trio_mcp.client": "Client ClientOptions connect_client open_client",
+    "trio_mcp.client": "Client connect_client open_client",
+    "trio_mcp.client_options": "Along ClientOptions",
     "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "

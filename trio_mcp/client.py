@@ -12,18 +12,27 @@ caller's cancel scope is the timeout of a call: leaving it tells the server, and
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import trio
 
-from trio_mcp.answering import Answering, GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
-from trio_mcp.asked import PageRequest
+from trio_mcp.answering import Answering, GivenRoots
 from trio_mcp.caller import HeadersRefused, OnProgress
+from trio_mcp.client_options import (
+    ANSWERING,
+    CHILD,
+    PLAIN,
+    Along,
+    ClientOptions,
+    check_plain,
+    checked_level,
+    log_level_of,
+    offer_of,
+)
 from trio_mcp.connecting import PROBE, Target, how_to_reach
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import Malformed, Model, Resource
@@ -43,7 +52,6 @@ from trio_mcp.core.models import (
     ListResourcesResult,
     ListResourceTemplatesResult,
     ListToolsResult,
-    LoggingMessageParams,
     Prompt,
     PromptReference,
     ReadResourceResult,
@@ -53,11 +61,10 @@ from trio_mcp.core.models import (
 )
 from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.pages import Pager
-from trio_mcp.core.revisions import REVISIONS, Role
+from trio_mcp.core.revisions import Role
 from trio_mcp.core.rounds import Ask, Rounds
-from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
-from trio_mcp.core.terms import LOG_LEVELS, Terms
+from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
 from trio_mcp.groups import open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
@@ -65,12 +72,7 @@ from trio_mcp.listening import Changes
 from trio_mcp.tool_book import Returned, ToolBook
 
 if TYPE_CHECKING:
-    import os
-    import ssl
-
-    from trio_mcp.child import Environment
     from trio_mcp.core.models import LogLevel
-    from trio_mcp.duplex import Tap
 
 __all__ = ["Client", "ClientOptions", "connect_client", "open_client"]
 
@@ -78,67 +80,6 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 _LEAVING = 40.0  # seconds that the end of a block is shielded; a `Keeper` closes within 30
-
-
-class Along(TypedDict, total=False):
-    """What goes along with one request, whatever goes along with all of them."""
-
-    meta: Mapping[str, Json] | None
-    """As `_meta`."""
-    headers: Mapping[str, str] | None
-    """As headers of its HTTP requests; they go before those of the option `headers`."""
-
-
-class ClientOptions(TypedDict, total=False):
-    """The options of `open_client` and `connect_client`."""
-
-    name: str
-    version: str
-    """How the client introduces itself."""
-    revision: str
-    """The only revision to speak, such as "2025-11-25"; without it, the newest that both sides have."""
-    sampling: OnSampling
-    """Asked for an answer of a model; `answering` tells what these callbacks are given and return."""
-    sampling_tools: bool
-    """`sampling` understands tools."""
-    elicitation: OnElicitation
-    """Asked to have the user fill in a form."""
-    elicitation_url: OnElicitationUrl
-    """Asked for the user's consent to visit a page."""
-    roots: GivenRoots
-    """Directories that the server may work in."""
-    on_page_done: Callable[[PageRequest], object]
-    """Called when the server says that what the user was to do on a page is done."""
-    on_log: Callable[[LoggingMessageParams], object]
-    """Called with each log message of the server."""
-    log_level: LogLevel
-    """From which level on the server is asked to send them; "info" where there is an `on_log`."""
-    headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
-    """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
-    meta: Callable[[], Mapping[str, Json]]
-    """What goes along with each request as `_meta`, such as a trace context."""
-    cache: bool
-    """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
-    limits: Limits
-    ssl_context: ssl.SSLContext
-    tap: Tap
-    """Called with "in" or "out" and the bytes that were received or are about to be sent."""
-    probe: float
-    """Seconds for which a server on a stream may think about whether it is a modern one."""
-    env: Mapping[str, str | None]
-    """Changes to the environment of a child process; None removes a variable."""
-    environment: Environment
-    """What they are changes to: "inherit" (the default), "minimal", or just these variables."""
-    cwd: str | os.PathLike[str]
-    grace: float
-    """Seconds for which a child process may take its leave, and again after SIGTERM."""
-    stderr: Callable[[bytes], object]
-    """Called with what a child process writes to standard error, as it comes."""
-
-
-_CHILD = ("env", "environment", "cwd", "grace", "stderr")
-_PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
-_ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 
 
 def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsyncContextManager[Client]:
@@ -202,19 +143,19 @@ class Client:
         if unknown := given.keys() - ClientOptions.__annotations__:
             known = ", ".join(ClientOptions.__annotations__)
             raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
-        for name in _PLAIN:
-            _check_plain(name, given.get(name))
+        for name in PLAIN:
+            check_plain(name, given.get(name))
         hold = how_to_reach(
             target, ssl_context=options.get("ssl_context"), probe=options.get("probe", PROBE),
-            **{name: given[name] for name in _CHILD if name in given},
+            **{name: given[name] for name in CHILD if name in given},
         )  # fmt: skip
         self._limits = options.get("limits") or Limits()
-        self._answering = Answering(**{name: given[name] for name in _ANSWERING if name in given})
+        self._answering = Answering(**{name: given[name] for name in ANSWERING if name in given})
         self._headers = options.get("headers", {})
         self._meta = options.get("meta")
-        self._offer = _offer(options, self._answering.capabilities)
+        self._offer = offer_of(options, self._answering.capabilities)
         household = Household(
-            self._answering, options.get("on_log"), options.get("on_page_done"), _log_level(options),
+            self._answering, options.get("on_log"), options.get("on_page_done"), log_level_of(options),
             options.get("cache", True), lambda: self._book.forget(),
         )  # fmt: skip
         self._keeper = Keeper(
@@ -598,7 +539,7 @@ class Client:
 
     async def set_log_level(self, level: LogLevel) -> None:
         """From which level on the server is to send log messages, which go to `on_log`."""
-        await self._keeper.set_log_level(_level(level) or level)
+        await self._keeper.set_log_level(checked_level(level) or level)
 
     async def set_roots(self, roots: GivenRoots) -> None:
         """Directories that the server may work in from now on; the option `roots` has to have been given."""
@@ -612,32 +553,6 @@ class Client:
             return tuple((self._headers() if callable(self._headers) else self._headers).items())
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
             raise LocalProtocolError("the headers for a request could not be made") from error
-
-
-def _offer(options: ClientOptions, capabilities: JsonObject) -> Offer:
-    info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
-    revisions = tuple(REVISIONS.values())
-    if (name := options.get("revision")) is not None:
-        if name not in REVISIONS:
-            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
-        revisions = (REVISIONS[name],)
-    return Offer(info, capabilities, revisions)
-
-
-def _log_level(options: ClientOptions) -> str | None:
-    """Who listens to logs wants some: servers of 2026-07-28 send none unasked."""
-    return _level(options.get("log_level", "info" if "on_log" in options else None))
-
-
-def _level(level: str | None) -> str | None:
-    if level is not None and level not in LOG_LEVELS:
-        raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
-    return level
-
-
-def _check_plain(name: str, callback: Any) -> None:
-    if callable(callback) and any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")
 
 
 def _principal(fields: Fields) -> str | None:

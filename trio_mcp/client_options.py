@@ -1,0 +1,124 @@
+"""What a client can be told: the options of `open_client`, and what goes along with one request."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
+from trio_mcp.asked import PageRequest
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
+from trio_mcp.core.models import LoggingMessageParams
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.session import Offer
+from trio_mcp.core.terms import LOG_LEVELS
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+
+    from trio_mcp.child import Environment
+    from trio_mcp.core.models import LogLevel
+    from trio_mcp.duplex import Tap
+
+__all__ = [
+    "ANSWERING",
+    "CHILD",
+    "PLAIN",
+    "Along",
+    "ClientOptions",
+    "check_plain",
+    "checked_level",
+    "log_level_of",
+    "offer_of",
+]
+
+
+class Along(TypedDict, total=False):
+    """What goes along with one request, whatever goes along with all of them."""
+
+    meta: Mapping[str, Json] | None
+    """As `_meta`."""
+    headers: Mapping[str, str] | None
+    """As headers of its HTTP requests; they go before those of the option `headers`."""
+
+
+class ClientOptions(TypedDict, total=False):
+    """The options of `open_client` and `connect_client`."""
+
+    name: str
+    version: str
+    """How the client introduces itself."""
+    revision: str
+    """The only revision to speak, such as "2025-11-25"; without it, the newest that both sides have."""
+    sampling: OnSampling
+    """Asked for an answer of a model; `answering` tells what these callbacks are given and return."""
+    sampling_tools: bool
+    """`sampling` understands tools."""
+    elicitation: OnElicitation
+    """Asked to have the user fill in a form."""
+    elicitation_url: OnElicitationUrl
+    """Asked for the user's consent to visit a page."""
+    roots: GivenRoots
+    """Directories that the server may work in."""
+    on_page_done: Callable[[PageRequest], object]
+    """Called when the server says that what the user was to do on a page is done."""
+    on_log: Callable[[LoggingMessageParams], object]
+    """Called with each log message of the server."""
+    log_level: LogLevel
+    """From which level on the server is asked to send them; "info" where there is an `on_log`."""
+    headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
+    """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
+    meta: Callable[[], Mapping[str, Json]]
+    """What goes along with each request as `_meta`, such as a trace context."""
+    cache: bool
+    """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
+    limits: Limits
+    ssl_context: ssl.SSLContext
+    tap: Tap
+    """Called with "in" or "out" and the bytes that were received or are about to be sent."""
+    probe: float
+    """Seconds for which a server on a stream may think about whether it is a modern one."""
+    env: Mapping[str, str | None]
+    """Changes to the environment of a child process; None removes a variable."""
+    environment: Environment
+    """What they are changes to: "inherit" (the default), "minimal", or just these variables."""
+    cwd: str | os.PathLike[str]
+    grace: float
+    """Seconds for which a child process may take its leave, and again after SIGTERM."""
+    stderr: Callable[[bytes], object] | None
+    """Called with what a child process writes to standard error, as it comes; None: nobody is.  By default that is
+    written to our own."""
+
+
+CHILD = ("env", "environment", "cwd", "grace", "stderr")
+PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
+ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
+
+
+def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
+    info = {"name": options.get("name", "trio_mcp"), "version": options.get("version", "0")}
+    revisions = tuple(REVISIONS.values())
+    if (name := options.get("revision")) is not None:
+        if name not in REVISIONS:
+            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+        revisions = (REVISIONS[name],)
+    return Offer(info, capabilities, revisions)
+
+
+def log_level_of(options: ClientOptions) -> str | None:
+    """Who listens to logs wants some: servers of 2026-07-28 send none unasked."""
+    return checked_level(options.get("log_level", "info" if "on_log" in options else None))
+
+
+def checked_level(level: str | None) -> str | None:
+    if level is not None and level not in LOG_LEVELS:
+        raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
+    return level
+
+
+def check_plain(name: str, callback: Any) -> None:
+    if callable(callback) and any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")
