@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
     from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
-    from trio_mcp.caller import OpeningError, SessionLost
+    from trio_mcp.caller import OnProgress, OpeningError, SessionLost
     from trio_mcp.child import ServerExited
     from trio_mcp.client import Client, connect_client, open_client
     from trio_mcp.client_options import Along, ClientOptions
+    from trio_mcp.connecting import Target
     from trio_mcp.context import ClientError, Context
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
         EmbeddedResource,
         Icon,
         ImageContent,
+        Malformed,
         Resource,
         ResourceLink,
         TextContent,
         TextResourceContents,
         ToolResultContent,
         ToolUseContent,
+        Unknown,
     )
     from trio_mcp.core.errors import (
         ConnectionFailed,
@@ -44,14 +48,19 @@ if TYPE_CHECKING:
         SessionClosed,
     )
     from trio_mcp.core.http import HttpRequest
-    from trio_mcp.core.jsonrpc import JsonObject, Limits, Request
+    from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
     from trio_mcp.core.listen import Change, Kind
     from trio_mcp.core.models import (
         CallToolResult,
         Completion,
         CreateMessageResult,
         GetPromptResult,
+        ListPromptsResult,
+        ListResourceTemplatesResult,
+        ListResourcesResult,
+        ListToolsResult,
         LogLevel,
+        LoggingMessageParams,
         ModelHint,
         ModelPreferences,
         Prompt,
@@ -75,7 +84,7 @@ if TYPE_CHECKING:
     from trio_mcp.driver import serve_stream
     from trio_mcp.following import FollowedCall, Progress
     from trio_mcp.http_options import HttpOptions
-    from trio_mcp.http_pool import ReplyBroken
+    from trio_mcp.http_pool import ReplyBroken, ReplyTooLong
     from trio_mcp.http_posts import NotAnswered, Unauthorized
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
@@ -103,40 +112,45 @@ __all__ = [
     "Accepted", "Along", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext",
     "CallToolResult", "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion", "ConnectionFailed",
     "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog",
-    "Field", "FollowedCall", "FormRequest", "GetPromptResult", "HttpAddress", "HttpOptions", "HttpRequest", "Icon",
-    "ImageContent", "InputNotGiven", "InputRequired", "Inquiry", "InvalidSchema", "JsonObject", "Kind", "Limits",
-    "ListRoots", "LocalProtocolError", "LogLevel", "McpError", "Middleware", "ModelHint", "ModelPreferences",
-    "Negotiation", "NotAnswered", "NotDeclared", "NotInThisRevision", "NothingToHear", "OpeningError", "PageRequest",
+    "Field", "FollowedCall", "FormRequest", "GetPromptResult", "GivenRoots", "HttpAddress", "HttpOptions",
+    "HttpRequest", "Icon", "ImageContent", "InputNotGiven", "InputRequired", "Inquiry", "InvalidSchema", "Json",
+    "JsonObject", "Kind", "Limits", "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult",
+    "ListRoots", "ListToolsResult", "LocalProtocolError", "LogLevel", "LoggingMessageParams", "Malformed", "McpError",
+    "Middleware", "ModelHint", "ModelPreferences", "Negotiation", "NotAnswered", "NotDeclared", "NotInThisRevision",
+    "NothingToHear", "OnElicitation", "OnElicitationUrl", "OnProgress", "OnSampling", "OpeningError", "PageRequest",
     "PathRefused", "Progress", "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceResult",
-    "RemoteProtocolError", "ReplyBroken", "Request", "RequestError", "Resource", "ResourceLink", "ResourceNotFound",
-    "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage", "SamplingRequest",
-    "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "TextContent", "TextResourceContents",
-    "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed", "ToolResultContent", "ToolUseContent",
-    "Unauthorized", "UpgradeRefused", "UrlElicitationRequired", "audio", "below", "connect_client", "file",
-    "file_path", "image", "open_client", "open_relay", "serve_http", "serve_http_stream", "serve_stdio",
-    "serve_stream",
+    "RemoteProtocolError", "ReplyBroken", "ReplyTooLong", "Request", "RequestError", "Resource", "ResourceLink",
+    "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage",
+    "SamplingRequest", "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "Target",
+    "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed",
+    "ToolResultContent", "ToolUseContent", "Unauthorized", "Unknown", "UpgradeRefused", "UrlElicitationRequired",
+    "audio", "below", "connect_client", "file", "file_path", "image", "open_client", "open_relay", "serve_http",
+    "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
+    "trio_mcp.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
     "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
-    "trio_mcp.caller": "OpeningError SessionLost",
+    "trio_mcp.caller": "OnProgress OpeningError SessionLost",
     "trio_mcp.child": "ServerExited",
     "trio_mcp.client": "Client connect_client open_client",
     "trio_mcp.client_options": "Along ClientOptions",
+    "trio_mcp.connecting": "Target",
     "trio_mcp.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
-    "Resource ResourceLink TextContent TextResourceContents ToolResultContent "
-    "ToolUseContent",
+    "Malformed Resource ResourceLink TextContent TextResourceContents "
+    "ToolResultContent ToolUseContent Unknown",
     "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
     "NotInThisRevision RemoteProtocolError RequestError SessionClosed",
     "trio_mcp.core.http": "HttpRequest",
-    "trio_mcp.core.jsonrpc": "JsonObject Limits Request",
+    "trio_mcp.core.jsonrpc": "Json JsonObject Limits Request",
     "trio_mcp.core.listen": "Change Kind",
-    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult LogLevel ModelHint "
-    "ModelPreferences Prompt PromptArgument PromptMessage PromptReference "
-    "ReadResourceResult ResourceReference ResourceTemplate Root SamplingMessage Tool "
-    "ToolAnnotations ToolChoice",
+    "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult ListPromptsResult "
+    "ListResourceTemplatesResult ListResourcesResult ListToolsResult LogLevel "
+    "LoggingMessageParams ModelHint ModelPreferences Prompt PromptArgument "
+    "PromptMessage PromptReference ReadResourceResult ResourceReference "
+    "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.opening": "Negotiation",
     "trio_mcp.core.replay": "EventLog",
     "trio_mcp.core.schema": "Field",
@@ -145,7 +159,7 @@ _HOMES = {
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",
     "trio_mcp.http_options": "HttpOptions",
-    "trio_mcp.http_pool": "ReplyBroken",
+    "trio_mcp.http_pool": "ReplyBroken ReplyTooLong",
     "trio_mcp.http_posts": "NotAnswered Unauthorized",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
