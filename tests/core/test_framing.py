@@ -124,6 +124,8 @@ FOUND: dict[bytes, tuple[object, object]] = {
     # No id, or not where it can be seen.
     b'{"method":"m","params":%b,%b}' % (LONG, V): NONE,
     b'{"method":"m","params":{"a":%b,"id":7}}' % LONG: NONE,
+    b'{"method":"m","params":{"id":7,"a":%b}}' % LONG: NONE,
+    b'{"result":{"id":7,"a":%b}}' % LONG: (RESPONSE, None),
     b'{%b,"method":"m","params":%b,"id":7,"x":1}' % (V, LONG): NONE,
     b'{%b,"id":null,"method":"m","params":%b}' % (V, LONG): NONE,
     b'{%b,"id":1.5,"method":"m","params":%b}' % (V, LONG): NONE,
@@ -183,6 +185,14 @@ def test_a_line_too_long_is_reported_at_its_end_if_its_id_may_stand_there_else_a
     assert len(framer.feed(b"x" * 9000)) == 0
     assert len(framer.close()) == 1 - reported
     assert framer.close() == []
+
+
+@pytest.mark.parametrize("limit", [1, 8, 20, 23, 24, 25, 30, 33, 34, 40])
+def test_where_a_line_too_long_is_cut_does_not_matter_to_its_id(limit: int) -> None:
+    line = b'{%b,"id":7,"method":"m","params":{}}' % V
+    told_whole = frame(line + b"\n", limit=limit)
+    assert frame(*(line[at : at + 1] for at in range(len(line))), b"\n", limit=limit) == told_whole
+    assert told_whole == [decode(line, Bounds(message_bytes=limit))]
 
 
 def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
