@@ -254,7 +254,17 @@ def test_arrows_of_the_server_point_up_only(module: str) -> None:
 
 
 # A client makes models of what it gets, so these begin with them.
-OF_MODELS = {"answering", "asked", "client", "client_options", "keeper", "relay", "relay_server", "testing", "tool_book"}
+OF_MODELS = {
+    "answering",
+    "asked",
+    "client",
+    "client_options",
+    "keeper",
+    "relay",
+    "relay_server",
+    "testing",
+    "tool_book",
+}
 
 
 @pytest.mark.parametrize("module", sorted({*SERVER_MODULES} - OF_MODELS))

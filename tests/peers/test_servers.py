@@ -106,22 +106,6 @@ async def look(client: Client, logs: trio.MemoryReceiveChannel[Any], names: Any)
     """All of these behaviours."""
     reports: list[Any] = []
 
-    async def cancel() -> list[str]:
-        async def wait() -> None:
-            with scope:
-                await client.call_tool("wait")
-
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            while not await client.call_tool("ledger", returns=list[str]):
-                pass
-            scope.cancel()
-        assert scope.cancelled_caught
-        while len(ledger := await client.call_tool("ledger", returns=list[str])) < 2:
-            pass
-        return ledger
-
     async def call() -> int:
         return await client.call_tool(
             "add", {"a": 2, "b": 3}, returns=int, on_progress=lambda *report: reports.append(report[:2])
@@ -149,7 +133,7 @@ async def look(client: Client, logs: trio.MemoryReceiveChannel[Any], names: Any)
         "read": lambda: _read(client),
         "prompt": prompt,
         "roots": lambda: client.call_tool("roots", returns=str),
-        "cancel": cancel,
+        "cancel": lambda: _cancel(client),
         "deviations": lambda: _deviations(client),
     }
     return {name: await looks[name]() for name in TABLE if name in names}
@@ -170,6 +154,23 @@ async def _failure(client: Client) -> bool:
 
 async def _read(client: Client) -> str:
     return (await client.read("peers://item/7")).contents[0].text  # type: ignore[union-attr]
+
+
+async def _cancel(client: Client) -> list[str]:
+    async def wait() -> None:
+        with scope:
+            await client.call_tool("wait")
+
+    scope = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        while not await client.call_tool("ledger", returns=list[str]):
+            pass
+        scope.cancel()
+    assert scope.cancelled_caught
+    while len(ledger := await client.call_tool("ledger", returns=list[str])) < 2:
+        pass
+    return ledger
 
 
 async def _deviations(client: Client) -> list[str]:
