@@ -33,6 +33,7 @@ import trio
 from trio_mcp.caller import Caller, OpeningError, Talk
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
 from trio_mcp.core.headers import Fields, Mirror
+from trio_mcp.core.http_client import place_of
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
 from trio_mcp.core.session import Offer
@@ -313,12 +314,7 @@ def _remembered() -> OrderedDict[str, tuple[float, bool]]:
 
 def _key(url: str) -> str:
     """By which it is remembered.  The query may choose the server, and may be secret."""
-    return f"{_place(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
-
-
-def _place(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{place_of(url)}?{sha256(urlsplit(url).query.encode()).hexdigest()}"
 
 
 async def _hold_url(
@@ -418,7 +414,7 @@ async def _hold_sse(
             await nursery.start(link.run)
         except (NotAnswered, RemoteProtocolError) as error:
             tried = (*attempts, Attempt(by_sse, str(error)))
-            why = f"no MCP server answers at {_place(url)}; the path of the URL may be a wrong one"
+            why = f"no MCP server answers at {place_of(url)}; the path of the URL may be a wrong one"
             raise OpeningError(Negotiation(tried, None, why)) from error
         tried = (*attempts, Attempt(by_sse, "an endpoint event"))
         await _use(manner, caller, _Opened(status, lambda: found(True)), attempts=tried)

@@ -46,6 +46,7 @@ class FollowedCall(Generic[T]):
         self._over = trio.Event()
         self._result: T | Absent = ABSENT
         self._error: Exception | None = None
+        self._told = False  # somebody has heard of the error
 
     def __aiter__(self) -> FollowedCall[T]:
         return self
@@ -63,6 +64,7 @@ class FollowedCall(Generic[T]):
         """The result of the call, once it has ended.  Raises as the call does; SessionClosed if that was cancelled."""
         await self._over.wait()
         if self._error is not None:
+            self._told = True
             raise self._error
         if self._result is ABSENT:  # its block was left, or the nursery around it
             raise SessionClosed("the call was left before it had a result")
@@ -83,7 +85,10 @@ class FollowedCall(Generic[T]):
 
 
 class Follow(Generic[T]):
-    """The block of a followed call; a class, as `groups.open_nursery` is one.  Its end cancels the call."""
+    """The block of a followed call; a class, as `groups.open_nursery` is one.  Its end cancels the call.
+
+    What a call has failed with is raised at the end of a block that did not ask for the result.
+    """
 
     def __init__(self, call: Callable[[OnProgress], Awaitable[T]], name: str) -> None:
         self._call = call
@@ -92,11 +97,15 @@ class Follow(Generic[T]):
     async def __aenter__(self) -> FollowedCall[T]:
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
-        followed: FollowedCall[T] = FollowedCall()
-        nursery.start_soon(followed._run, self._call, name=self._name)
-        return followed
+        self._followed: FollowedCall[T] = FollowedCall()
+        nursery.start_soon(self._followed._run, self._call, name=self._name)
+        return self._followed
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self._nursery.__aexit__(kind, error, traceback)
+        left = await self._nursery.__aexit__(kind, error, traceback)
+        failure = self._followed._error
+        if error is None and failure is not None and not self._followed._told:
+            raise failure
+        return left

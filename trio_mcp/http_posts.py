@@ -61,6 +61,7 @@ from trio_mcp.core.http_client import (
     TryInitialize,
     TrySse,
     TryVersion,
+    place_of,
     read_reply,
     request_headers,
 )
@@ -362,7 +363,7 @@ class Posts:
         elif isinstance(verdict, SessionGone):
             self._forgotten(id)
         elif not isinstance(verdict, Accepted):
-            self._lapse(message, _error(message, verdict))
+            self._lapse(message, _error(message, verdict, place_of(self._url)))
 
     def _fail(self, message: Message, error: McpError) -> None:
         if not isinstance(message, Request) or self._flights.pop(message.id, None) is not None:
@@ -450,10 +451,11 @@ def closed_here() -> SessionClosed:
     return SessionClosed("the connection was closed from this side")
 
 
-def _error(message: Message | None, verdict: ReplyVerdict) -> McpError:
+def _error(message: Message | None, verdict: ReplyVerdict, where: str) -> McpError:
     what = name_of(message)
     if isinstance(verdict, Challenged):
-        return Unauthorized(f"{what} was refused: {verdict.why}", verdict.status, verdict.challenge)
+        why = f"{what} was refused by {where}: {verdict.why}; the option headers takes an Authorization"
+        return Unauthorized(why, verdict.status, verdict.challenge)
     if isinstance(verdict, RefreshTools):
         error = verdict.error
         return HeadersRefused(RequestError(error.code, error.message, None if error.data is ABSENT else error.data))
@@ -463,4 +465,4 @@ def _error(message: Message | None, verdict: ReplyVerdict) -> McpError:
     # Without a status it is not HTTP that failed, but what was said by it.
     if verdict.status is None:
         return RemoteProtocolError(f"{what} has no answer: {verdict.why}")
-    return NotAnswered(f"{what} has no answer: {verdict.why}", status=verdict.status)
+    return NotAnswered(f"{what} has no answer: {verdict.why} ({where})", status=verdict.status)

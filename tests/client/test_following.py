@@ -46,6 +46,21 @@ async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_le
     assert heard == ["the call was left before it had a result"]
 
 
+async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it() -> None:
+    async def call(on_progress: Any) -> Any:
+        on_progress(1, 2, None)
+        raise RequestError(-32602, "no such tool")
+
+    with pytest.raises(RequestError, match="no such tool"):
+        async with Follow(call, "a call") as followed:
+            assert [report.progress async for report in followed] == [1]
+    mine = KeyError("mine")
+    with pytest.raises(KeyError) as raised:
+        async with Follow(call, "a call"):
+            raise mine
+    assert raised.value is mine
+
+
 @pytest.mark.parametrize("value", [None, 0, "done"])
 async def test_a_result_is_there_as_often_as_it_is_asked_for(value: Any) -> None:
     async def call(on_progress: Any) -> Any:

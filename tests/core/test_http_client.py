@@ -34,6 +34,7 @@ from trio_mcp.core.http_client import (
     TryInitialize,
     TrySse,
     TryVersion,
+    place_of,
     read_answer,
     read_endpoint,
     read_reply,
@@ -512,6 +513,28 @@ def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
 @pytest.mark.parametrize("after", ["", "-1", "soon", "9" * 10, "1.5", "\u0661", "Fri, 31 Dec 1999 23:59:59 GMT"])
 def test_a_time_that_is_no_number_of_seconds_is_none(after: str) -> None:
     assert isinstance(reply(exchange(), 503, Retry_After=after), Failed)
+
+
+def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None:
+    said = b"Internal Server Error:\n database is down " + b"x" * 10_000
+    verdict = reply(exchange(), 500, said)
+    assert isinstance(verdict, Failed)
+    assert verdict.why.startswith("HTTP 500, which says 'Internal Server Error:\\n database is down xx")
+    assert len(verdict.why) < 250
+
+
+def test_where_a_url_leads_is_told_without_who_asks_and_what_for() -> None:
+    assert place_of("https://me:secret@a.example:8/mcp?token=secret#x") == "https://a.example:8/mcp"
+
+
+def test_a_400_that_names_the_session_is_the_end_of_it() -> None:
+    said = b"Bad Request: No valid session ID provided"
+    assert reply(exchange(session="s"), 400, said) == SessionGone()
+    assert isinstance(reply(exchange(), 400, said), Failed)
+    assert isinstance(reply(exchange(session="s"), 400, b"Bad Request"), Failed)
+    assert reply(exchange(session="s"), 400, fault(-32602, "no such session")) == Received(
+        fault(-32602, "no such session")
+    )
 
 
 def test_a_challenge_is_handed_on_whole() -> None:

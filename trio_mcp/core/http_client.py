@@ -64,7 +64,7 @@ from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 __all__ = [
     "Accepted", "Challenged", "Exchange", "Failed", "NoStream", "Received", "Reconnect", "Redirected", "RefreshTools",
     "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize", "TrySse",
-    "TryVersion", "read_answer", "read_endpoint", "read_reply", "request_headers",
+    "TryVersion", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
 ]  # fmt: skip
 
 
@@ -274,7 +274,8 @@ def read_reply(
     # Seconds only: a date would need a clock, and servers that limit rates do not send one.
     if status in (429, 503) and not exchange.again and re.fullmatch(r"[0-9]{1,9}", after):
         return RetryAfter(int(after))
-    gone = status == 404 and exchange.session is not None and exchange.revision.handshake
+    gone = status == 404 or (status == 400 and _blames_session(body, limits))
+    gone = gone and exchange.session is not None and exchange.revision.handshake
     if gone and exchange.method != "DELETE" and not _lacks_method(exchange, body, limits):
         return Failed("the new session ended at once", status) if exchange.again else SessionGone()
     if exchange.method != "POST":
@@ -282,6 +283,14 @@ def read_reply(
     if 200 <= status < 300:
         return _read_success(exchange, status, headers, body, limits)
     return _read_failure(exchange, status, body, limits)
+
+
+def _blames_session(body: bytes, limits: Limits) -> bool:
+    """Whether this 400 says that there is no such session, as servers of the Python SDK up to 1.12 do."""
+    return b"session" in body[:_QUOTED].lower() and isinstance(decode(body, limits), Invalid)
+
+
+_QUOTED = 1000  # bytes of a body that says in its own words what went wrong
 
 
 def _lacks_method(exchange: Exchange, body: bytes, limits: Limits) -> bool:
@@ -403,7 +412,8 @@ def _said(status: int, body: bytes, limits: Limits) -> str:
     message = decode(body, limits)
     if isinstance(message, Error):
         return f"HTTP {status}: {_in_words(message)}"
-    return f"HTTP {status}, without a JSON-RPC error"
+    text = body[:_QUOTED].decode(errors="replace").strip()
+    return f"HTTP {status}, " + (f"which says {shown(text, 200)}" if text else "without a JSON-RPC error")
 
 
 def _in_words(error: Error) -> str:
@@ -436,6 +446,12 @@ def _same_origin(base: str, reference: str) -> str | None:
         return url if _origin(url) == _origin(base) else None
     except ValueError:  # no URL at all: a port that is no number, half a bracket
         return None
+
+
+def place_of(url: str) -> str:
+    """Where a URL leads, without what may be a secret: who asks, and what for."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
