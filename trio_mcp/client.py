@@ -69,6 +69,7 @@ from trio_mcp.following import Follow
 from trio_mcp.groups import open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
+from trio_mcp.process import check_trio
 from trio_mcp.tool_book import Returned, ToolBook
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class _Block(AbstractAsyncContextManager["Client"]):
         self._client = client
 
     async def __aenter__(self) -> Client:
+        check_trio()
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
         try:

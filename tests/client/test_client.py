@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -241,3 +242,12 @@ async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
             scope.cancel()
     assert scope.cancelled_caught
     assert 30 < trio.current_time() - begun < 60
+
+
+def test_another_event_loop_is_told_apart_from_a_fault() -> None:
+    async def use() -> None:
+        async with open_client(Server("here")):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(LocalProtocolError, match="Trio"):
+        asyncio.run(use())
