@@ -1,0 +1,98 @@
+"""The frame of the visits by itself: what counts as a gap, and how the file keeps what was not looked at this time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.interop import FILE, NOTHING, Gap, Side, merged, shortcomings, write_file
+
+TABLE = {"call": True, "read": "text"}
+SILENT = Gap(NOTHING, "it has no way to do so")
+
+
+@pytest.mark.parametrize(
+    ("seen", "gaps", "wrong"),
+    [
+        (TABLE, {}, {}),
+        ({**TABLE, "read": "else"}, {}, {"read": "'else', not 'text'"}),
+        ({"call": True}, {}, {"read": "'nothing', not 'text'"}),
+        ({**TABLE, "more": 1}, {}, {"more": "1, not 'nothing'"}),
+        ({**TABLE, "read": "else"}, {"read": Gap("else", "why")}, {}),
+        (TABLE, {"read": Gap("else", "why")}, {"read": "'text', not 'else'"}),
+        (TABLE, {"read": Gap("text", "why")}, {"read": "this gap has gone: why (the client's)"}),
+        ({"call": True}, {"read": SILENT}, {}),
+        (TABLE, {"read": SILENT}, {"read": "'text', not 'nothing'"}),
+        (TABLE, {"ping": SILENT}, {"ping": "this gap has gone: it has no way to do so (the client's)"}),
+    ],
+)
+def test_what_is_seen_is_what_table_and_gaps_say(
+    seen: dict[str, Any], gaps: dict[str, Gap], wrong: dict[str, str]
+) -> None:
+    assert shortcomings(seen, TABLE, gaps) == wrong
+
+
+A, B, C = ("a-1.0", "stdio"), ("b-1.0", "stdio"), ("b-1.0", "session")
+
+
+def side(title: str = "Ours") -> Side:
+    made = Side(title)
+    made.holds([A, B, C], ["call", "read"], {"z-1.0": "it does not install"})
+    return made
+
+
+def test_a_row_for_each_visit_with_a_footnote_for_each_gap(tmp_path: Path) -> None:
+    ours = side()
+    ours.record(C, {}, {"read": SILENT})
+    ours.record(A, {"call": "1, not 2"}, {"read": Gap(1, "it is broken", "ours")})
+    write_file([ours], tmp_path / "file")
+    table = (tmp_path / "file").read_text().partition("## Ours\n\n")[2]
+    assert table.splitlines() == [
+        "|  | call | read |",
+        "| --- | --- | --- |",
+        "| a-1.0, stdio | **no** | [1] |",
+        "| b-1.0, streamable HTTP | yes | [2] |",
+        "",
+        "1. it is broken (ours)",
+        "2. it has no way to do so (the client's)",
+        "",
+        "- Not visited: z-1.0: it does not install",
+    ]
+
+
+def test_rows_of_other_visits_are_kept_and_those_of_pairs_that_are_gone_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    first, theirs = side(), side("Theirs")
+    for pair in (A, B, C):
+        first.record(pair, {}, {"read": SILENT})
+        theirs.record(pair, {}, {})
+    write_file([first, theirs], file)
+    once = file.read_text()
+    second = side()
+    second.pairs = [B, C]
+    second.record(B, {}, {"call": Gap(1, "it is slow")})
+    write_file([second, side("Theirs")], file)
+    ours, _, others = file.read_text().partition("## Theirs")
+    assert ours.partition("## Ours\n\n")[2].splitlines()[2:6] == [
+        "| b-1.0, stdio | [1] | yes |",
+        "| b-1.0, streamable HTTP | yes | [2] |",
+        "",
+        "1. it is slow (the client's)",
+    ]
+    assert others == once.partition("## Theirs")[2]
+
+
+def test_the_same_visits_give_the_same_file_and_none_leave_it_alone(tmp_path: Path) -> None:
+    ours = side()
+    for pair in (A, B):
+        ours.record(pair, {}, {"read": SILENT})
+    once = merged("", [ours])
+    assert merged(once, [ours]) == once
+    write_file([side()], tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_the_file_that_is_here_shows_no_failure() -> None:
+    assert "**no**" not in FILE.read_text()
