@@ -164,7 +164,7 @@ class Client:
             hold, self._offer, self._limits, household,
             headers=self._own_headers, mirrors=self._mirrors, tap=options.get("tap"),
         )  # fmt: skip
-        self._book = ToolBook(self._keeper.mistake)
+        self._book = ToolBook(self._keeper.loss)
 
     async def aclose(self) -> None:
         """Close the connection in good order: a session is ended, a child process is waited for.
@@ -324,7 +324,7 @@ class Client:
         good = []
         for each in items:
             if isinstance(each, Malformed):
-                self._keeper.mistake(f"left out of a list: {each.why}")
+                self._keeper.loss(f"left out of a list: {each.why}")
             else:
                 good.append(each)
         return good

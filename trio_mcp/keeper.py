@@ -299,6 +299,11 @@ class Keeper:
         self.deviations.append(why)
         _log.info("the server: %s", why)
 
+    def loss(self, why: str) -> None:
+        """A mistake by which something that the server has cannot be used (http-86)."""
+        self.deviations.append(why)
+        _log.warning("the server: %s", why)
+
     def lost(self, failure: Failure) -> None:
         if self._closing.is_set() or self._connection is None or self._connection.caller.failure is not failure:
             return  # the one that is lost has not been opened: whoever tries to hears of it

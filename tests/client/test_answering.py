@@ -307,6 +307,21 @@ async def test_a_sampling_request_that_breaks_the_rules_is_refused_by_the_place(
 
 
 @WITH_PAGES
+@req("samp-31")
+async def test_the_meta_of_tool_uses_and_results_is_kept(revision: Revision) -> None:
+    """Both for the callback, and on the way back to the server, which sends it again with the next request."""
+    mark: JsonObject = {"com.example/turn": 7}
+    messages = [said("assistant", {**USE, "_meta": mark}), said("user", {**RESULT, "_meta": mark})]
+    heard: list[SamplingRequest] = []
+    answer = models.CreateMessageResult("assistant", ToolUseContent("u2", "add", {}, meta=mark), "m", "toolUse")
+    answering = Answering(sampling=saying(answer, heard), sampling_tools=True)
+    result = await answered(answering, SAMPLE, {**HELLO, "messages": messages, "tools": TOOLS}, revision)
+    blocks = [block for message in heard[0].params.messages for block in message.content]
+    assert [block.meta for block in blocks] == [mark, mark]  # type: ignore[union-attr]
+    assert result["content"]["_meta"] == mark
+
+
+@WITH_PAGES
 @pytest.mark.parametrize("mode", ["auto", "required", "none", None])
 @req("samp-11", "samp-16")
 async def test_tools_and_their_choice_reach_the_callback_as_they_were_sent(
@@ -418,7 +433,7 @@ async def test_a_form_is_accepted_with_its_defaults_or_declined_or_dismissed(
 
 
 @WITH_FORMS
-@req("elic-04", "elic-10", "elic-15", "elic-17")
+@req("elic-04", "elic-10", "elic-15", "elic-17", "elic-03")
 async def test_a_callback_is_told_who_asks_what_and_why(revision: Revision) -> None:
     heard: list[FormRequest] = []
     await answered(Answering(elicitation=saying(None, heard)), ELICIT, SIZES, revision)
@@ -824,7 +839,7 @@ async def test_a_callback_that_gives_no_roots_is_told() -> None:
         await answered(Answering(roots=saying(None)), ROOTS, {})
 
 
-@req("root-07")
+@req("root-07", "root-10")
 async def test_whoever_gives_the_roots_decides_each_time() -> None:
     permitted: list[str] = ["/a"]
 

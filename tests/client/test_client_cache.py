@@ -177,7 +177,7 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
         assert told == [("1", "all"), ("2", "one"), ("3", "all")]
 
 
-@req("cache-27")
+@req("cache-27", "cache-21")
 async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
     async with counted(Counting(ttlMs=1000)) as (client, server):
         await client.list_prompts()

@@ -58,6 +58,7 @@ def text_of(result: Any) -> str:
 
 
 @everywhere()
+@req("stdio-01")
 async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(where: Where, clock: MockClock) -> None:
     async with visiting(where) as client:
         assert client.revision == where.revision
@@ -74,6 +75,7 @@ async def test_a_revision_may_be_pinned_and_all_that_was_agreed_is_known(where: 
 
 
 @everywhere(without=["child"])  # whose program speaks all of them
+@req("http-124")
 async def test_the_newest_revision_that_both_have_is_found(where: Where, clock: MockClock) -> None:
     async with visiting(where, build(revisions=[where.revision]), revision=None) as client:
         assert client.revision == where.revision
@@ -110,6 +112,7 @@ async def test_what_the_block_raises_leaves_it_as_the_same_object(
 
 
 @everywhere()
+@req("state-04")
 async def test_ten_clients_are_closed_in_any_order_by_any_task(where: Where, clock: MockClock) -> None:
     order = list(range(2 if where.transport == "child" else 10))
     random.Random(str(where)).shuffle(order)
@@ -505,6 +508,7 @@ async def test_a_callback_that_fails_ends_the_call_that_asked(where: Where, cloc
 
 
 @everywhere(legacy_without=["http json"])
+@req("elic-25", "elic-48")
 async def test_leaving_a_call_takes_its_question_back(where: Where, clock: MockClock) -> None:
     asked, dropped = trio.Event(), trio.Event()
 

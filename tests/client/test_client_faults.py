@@ -531,9 +531,11 @@ HEADERS: dict[str, Any] = {
 }
 
 
-@req("http-85")
+@req("http-85", "http-86")
 @pytest.mark.parametrize("fault", [*HEADERS, "twice"])
-async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(fault: str, autojump_clock: MockClock) -> None:
+async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(
+    fault: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     good = {"type": "string", "x-mcp-header": "Region"}
     properties = {"a": good, "b": {**good, "x-mcp-header": "region"}} if fault == "twice" else {"a": HEADERS[fault]}
     tools = [
@@ -554,6 +556,9 @@ async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(fault: s
             async with open_client(URL) as client:
                 assert [tool.name async for tool in client.tools()] == ["before", "after"]
                 assert any("'bad'" in each for each in client.deviations)
+                assert any(
+                    "'bad' is left out" in each.message for each in caplog.records if each.levelname == "WARNING"
+                )
     async with played(answer) as (stream, _), open_client(stream) as client:
         assert [tool.name async for tool in client.tools()] == ["before", "bad", "after"]
         assert client.deviations == ()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 
 import pytest
 
+from tests.requirements import req
 from trio_mcp import LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.content import (
     AudioContent,
@@ -131,6 +132,7 @@ def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
     ],
     ids=shortly,
 )
+@req("tool-08")
 def test_what_is_no_such_value_is_an_error_that_says_what_to_do(hint: Any, said: CallToolResult, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         Returned(hint).value("t", said)

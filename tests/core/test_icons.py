@@ -151,7 +151,7 @@ def test_images_that_are_what_they_say_are_shown(data: bytes, said: str | None) 
     assert image_fault(data, said) is None
 
 
-@req("icon-02")
+@req("icon-02", "icon-10")
 @pytest.mark.parametrize(
     "data",
     [

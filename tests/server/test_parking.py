@@ -527,7 +527,7 @@ async def test_a_state_is_spent_once(connections: int, replay: bool, autojump_cl
 # Connections.
 
 
-@req("mrtr-27")
+@req("mrtr-27", "state-03")
 async def test_a_parked_handler_outlives_its_connection(autojump_clock: MockClock) -> None:
     ended = []
 

@@ -16,6 +16,7 @@ import trio
 from trio.testing import MockClock
 
 import trio_mcp
+from tests.requirements import req
 from tests.server.wire import REVISION_NAMES, WireError, connected, everywhere
 from trio_mcp import (
     CacheHints,
@@ -564,6 +565,7 @@ def test_all_public_names_are_completed() -> None:
     assert set(trio_mcp.__all__) <= set(dir(trio_mcp))
 
 
+@req("core-25")
 async def test_an_author_hears_that_a_code_is_not_his_to_choose(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
@@ -578,3 +580,30 @@ async def test_an_author_hears_that_a_code_is_not_his_to_choose(
             await wire.call("tools/call", {"name": "fail"})
     assert refused.value.code == -32603
     assert "2026-07-28 keeps -32001 to itself" in caplog.text
+
+
+MISTAKES: list[tuple[str, Object]] = [
+    ("no/such/method", {}),
+    ("tools/call", {}),
+    ("tools/call", {"name": 7}),
+    ("tools/call", {"name": "x" * 100_000}),
+    ("tools/call", {"name": "add", "arguments": []}),
+    ("prompts/get", {"name": "nobody\nhere"}),
+    ("resources/read", {"uri": "nowhere:" + "y" * 5_000}),
+    ("resources/list", {"cursor": "z" * 9_000}),
+    ("completion/complete", {"ref": {"type": "ref/what"}, "argument": {}}),
+]
+
+
+@req("core-18")
+@everywhere
+@pytest.mark.parametrize(("method", "params"), MISTAKES, ids=[f"{number}" for number in range(len(MISTAKES))])
+async def test_an_error_is_a_short_sentence(
+    revision: str, method: str, params: Object, autojump_clock: MockClock
+) -> None:
+    server = Server("terse", offers=("tools", "prompts", "resources", "completions"))
+    async with connected(server, revision) as wire:
+        with pytest.raises(WireError) as refused:
+            await wire.call(method, params)
+    assert 5 < len(refused.value.message) < 250
+    assert refused.value.message.isprintable()
