@@ -165,6 +165,7 @@ class ClientSession(Session):
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
+        self._denied: set[Revision | None] = set()  # refused once, by a server that says it speaks them
         self._opening_id: int | None = None
         self._deadline: float | None = None
         self._last = False  # the probe has all the time that is left
@@ -355,7 +356,12 @@ class ClientSession(Session):
         versions = _member(error.data, "supported")
         if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
             return _Finding(OpeningHeard.REFUSED, said, error=raised)
-        self._refused.add(self._trying)
+        # ver-02: the version to try next may be the one just refused, as while the servers behind one name are being
+        # replaced.  It is asked for a second time, but not a third.
+        if str(self._trying) in versions and self._trying not in self._denied:
+            self._denied.add(self._trying)
+        else:
+            self._refused.add(self._trying)
         return attrs.evolve(self._compare(versions, f"{said}; the server speaks {_listed(versions)}"), error=raised)
 
     def _compare(self, versions: list[Any], said: str) -> _Finding:
