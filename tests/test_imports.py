@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import trio_mcp
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "trio_mcp"
 CORE = PACKAGE / "core"
@@ -104,6 +106,8 @@ client_options
 client
 relay_server
 relay testing
+demo
+__main__
 """.strip().splitlines()
 SERVER_RANK = {name: rank for rank, line in enumerate(SERVER_ORDER) for name in line.split()}
 # What users' functions and values become is worked out without Trio; only `context` needs it, and is asked for late.
@@ -317,3 +321,21 @@ def test_a_server_by_http_loads_no_websockets_before_somebody_asks_for_one() -> 
     loaded = modules_of("from trio_mcp import Server, serve_http")
     assert "trio_mcp.http_server" in loaded
     assert not {"wsproto", "trio_mcp.websocket"} & loaded
+
+
+# The demo, which is written as anybody's program could be.
+
+
+def demo_imports(module: str) -> set[str]:
+    return {name for name in imported(module, PACKAGE / "demo") if name.startswith("trio_mcp.")}
+
+
+@pytest.mark.parametrize("module", ["server", "scenes"])
+def test_what_the_demo_shows_is_made_of_what_is_public(module: str) -> None:
+    inside = {name for name in demo_imports(module) if not name.startswith(("trio_mcp.core.", "trio_mcp.demo."))}
+    assert {name.removeprefix("trio_mcp.") for name in inside} <= {*trio_mcp.__all__}
+
+
+def test_nothing_but_the_command_line_knows_of_the_demo() -> None:
+    assert [module for module in SERVER_MODULES if "demo" in server_modules(module)] == ["__main__"]
+    assert len(modules_of("import trio_mcp.__main__")) == len(modules_of("import trio_mcp")) + 1

@@ -1,0 +1,147 @@
+"""The order of the demo: a client of the newest revision, one of an old one, and all five at one port.
+
+The first two start the same command, and do the same.  What differs is on the wire, and is shown: the names of the
+messages that went by, taken from the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import trio
+
+from trio_mcp import Client, ClientOptions, __version__
+from trio_mcp.demo import scenes, server
+from trio_mcp.demo.screen import FIRM, Screen
+from trio_mcp.groups import open_nursery
+from trio_mcp.testing import Line, Transcript
+
+__all__ = ["run", "said", "tour"]
+
+OLD = "2025-06-18"  # the oldest in which a server can ask the user
+
+SCENES: tuple[tuple[str, scenes.Scene, tuple[object, ...]], ...] = (
+    ("A typed call", scenes.a_typed_call, (server.Star, server.find)),
+    ("A long call, and its progress", scenes.a_long_call, (server.expose,)),
+    ("One that takes too long: the timeout is a scope, and the server stops, too", scenes.a_timeout, ()),
+    ("A question to the user, in the middle of a call", scenes.a_question, (server.Booking, server.reserve)),
+    ("A change, heard while it happens", scenes.a_change, (server.report,)),
+)
+
+
+def run() -> int:
+    """Show everything on standard output; the exit status of the process."""
+    screen = Screen(sys.stdout, os.environ)
+    status = 0
+    try:
+        status = trio.run(_until_stopped, screen)
+    except* BrokenPipeError:
+        # Whoever read has seen enough; and Python, which still has something to flush, is not to complain of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    if status >= 128:
+        screen.settle()
+    return status
+
+
+async def _until_stopped(screen: Screen) -> int:
+    """The tour, which a signal ends in good order: clients are closed, and the processes of their servers awaited."""
+    stopped_by = 0
+    async with open_nursery() as nursery:
+
+        async def hear(task_status: trio.TaskStatus[None]) -> None:
+            nonlocal stopped_by
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                task_status.started()
+                stopped_by = await anext(signals)
+                nursery.cancel_scope.cancel()
+
+        await nursery.start(hear)
+        await tour(screen)
+        nursery.cancel_scope.cancel()
+    return 128 + stopped_by if stopped_by else 0
+
+
+async def tour(screen: Screen) -> None:
+    screen.title(f"trio_mcp {__version__}: one server, every revision of MCP")
+    screen.note(
+        "The client starts the server as a process of its own and speaks with it over pipes, then does five things. "
+        "The code that you see is the code that runs, and what it prints is what came."
+    )
+    await _visit(screen, "A client of the newest revision", {}, with_code=True)
+    await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
+    await _every_revision(screen)
+    screen.title("That was all")
+    screen.note(
+        "To have a look at the server from a host of yours, give it the command: python -m trio_mcp.demo.server. "
+        "The README has one to begin with, in forty lines."
+    )
+
+
+async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_code: bool = False) -> None:
+    wire, fill_in = Transcript(), scenes.fills_in(screen.print)
+
+    async def play(client: Client) -> None:
+        for attempt in client.negotiation.attempts:
+            screen.say("tried", f"{attempt.tried}: {attempt.answered}")
+        screen.say("chosen", f"{client.revision}, with {client.server['name']} {client.server['version']}")
+        screen.say("found", ", ".join([tool.name async for tool in client.tools()]))
+        screen.say("wire", said(wire, screen.glyphs))
+        for heading, scene, shown in SCENES:
+            before = len(wire)
+            screen.head(heading)
+            if with_code:
+                screen.code("server", *shown)
+                if scene is scenes.a_question:
+                    screen.code("client", fill_in)
+                screen.body("client", scene)
+            await scene(client, screen.print, screen.bar)
+            screen.settle()
+            screen.say("wire", said(wire[before:], screen.glyphs))
+
+    screen.title(title)
+    if with_code:
+        screen.body("client", scenes.a_visit)
+    options = {**options, "elicitation": fill_in, "tap": wire.tap}
+    screen.say("with", ", ".join(f"{name}={_word(value)}" for name, value in options.items()))
+    await scenes.a_visit(play, **options)
+
+
+async def _every_revision(screen: Screen) -> None:
+    """The same server inside this process, for clients of every revision at one port."""
+    screen.title("All five revisions over HTTP, at one port, as a task of this program")
+    screen.body("both", scenes.every_revision)
+    async with open_nursery() as nursery:
+        await scenes.every_revision(nursery, screen.print)
+        nursery.cancel_scope.cancel()
+
+
+def _word(value: object) -> str:
+    return repr(value) if isinstance(value, str) else getattr(value, "__name__", "...")
+
+
+def said(lines: Iterable[Line], glyphs: Mapping[str, str]) -> str:
+    """What these messages are, in order: ``→ tools/call  ← progress ×24  ← result``.  No word breaks within itself."""
+    words = []
+    for word, same in itertools.groupby(_words(lines, glyphs)):
+        count = len(list(same))
+        words.append(word if count == 1 else f"{word}{FIRM}{glyphs['times']}{count}")
+    return "  ".join(words)
+
+
+def _words(lines: Iterable[Line], glyphs: Mapping[str, str]) -> Iterator[str]:
+    for line in lines:
+        message: Any = line.message
+        if "method" in message:
+            word = message["method"].removeprefix("notifications/")
+        elif "error" in message:
+            word = f"error {message['error']['code']}"
+        else:
+            kind = message["result"].get("resultType", "complete") if message["result"] else "complete"
+            word = "result" if kind == "complete" else kind
+        yield f"{glyphs['out' if line.mark == '>' else 'in']}{FIRM}{word}"
