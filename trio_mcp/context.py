@@ -274,6 +274,7 @@ class Context:
     async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
         """Ask several things at once; the answers have the same names.
 
+        A modern client that knows the names may give answers with the call already, and is asked for the others only.
         In a tool with `replay=True` the names and their order are what recorded answers are found by.
         """
         link = await self._opened("a question")

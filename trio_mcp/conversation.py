@@ -35,7 +35,7 @@ from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.groups import sole
 from trio_mcp.outbox import Wire
-from trio_mcp.parking import Place, read_answer, worded
+from trio_mcp.parking import Place, read_answer, volunteered, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
 
@@ -406,8 +406,9 @@ class Conversation:
 
     async def _by_rounds(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The modern way: the question answers the request at hand, and the next request brings the answers."""
+        ctx.recorded = {**ctx.recorded, **volunteered(ctx, questions)}
         unknown = {key: question for key, question in questions.items() if key not in ctx.recorded}
-        if not unknown:  # a handler that is run again
+        if not unknown:  # a handler that is run again, or a client that knew what it would be asked
             await trio.lowlevel.checkpoint()
             return ctx.recorded
         await self._part(ctx)

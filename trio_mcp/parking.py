@@ -50,7 +50,7 @@ from trio_mcp.core.terms import NOTHING, stable_name
 if TYPE_CHECKING:
     from trio_mcp.questions import Inquiry
 
-__all__ = ["Parking", "Place", "next_round", "read_answer", "worded"]
+__all__ = ["Parking", "Place", "next_round", "read_answer", "volunteered", "worded"]
 
 T = TypeVar("T")
 
@@ -87,6 +87,21 @@ def read_answer(key: str, question: Inquiry[T], answer: JsonObject) -> T:
         return question.read(answer)
     except RemoteProtocolError as error:
         raise RequestError(INVALID_PARAMS, f"inputResponses[{key!r}]: {error}") from None
+
+
+def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
+    """Answers to these questions that came with the request that began the call, though nobody had asked yet.
+
+    The client would say the same when it is asked, so that this saves a round and gives it no more to decide.  Nobody
+    agrees to visit a page of which only the question tells.
+    """
+    from trio_mcp.questions import ElicitUrl
+
+    responses = ctx.request.params.get("inputResponses")
+    if ctx.rounds or not isinstance(responses, dict):
+        return NOTHING
+    asked = [key for key, question in questions.items() if not isinstance(question, ElicitUrl)]
+    return {key: responses[key] for key in asked if isinstance(responses.get(key), dict)}
 
 
 def next_round(ctx: Context) -> int:

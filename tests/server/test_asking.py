@@ -38,6 +38,7 @@ from tests.server.wire import (
 from tests.server.wires import Nowhere, session_of
 from trio_mcp import (
     Context,
+    Elicit,
     ElicitUrl,
     InputRequired,
     ListRoots,
@@ -310,6 +311,79 @@ async def test_an_answer_that_does_not_fit_is_refused_by_its_place(
         assert "perhaps" not in said
         assert said.startswith(f"-32602 inputResponses['{name}']") is (revision == LATEST)
         assert server.statistics().parked == (revision == LATEST)  # it can be mended
+
+
+@req("mrtr-22", "mrtr-24")
+@existing
+async def test_what_a_client_answers_before_it_is_asked_saves_the_round(
+    revision: str, name: str, autojump_clock: MockClock
+) -> None:
+    kind, asked = KINDS[name], []
+
+    def answer(params: Object) -> Object:
+        asked.append(params)
+        return kind.answer
+
+    early = {"name": name, "inputResponses": {name: kind.answer, "unasked": {"action": "accept"}}}
+    async with connected(asking(), revision, answers={kind.method: answer}) as wire:
+        assert kind.read in text_of(await wire.call("tools/call", early))
+        # A page is agreed to by whoever has seen where it is, and who is asked by requests gives no other answers.
+        assert len(asked) == (revision != LATEST or name == "url")
+
+
+@req("mrtr-22", "mrtr-25")
+@modern
+@pytest.mark.parametrize("early", [None, 7, {"form": 7}, {"form": None}, {"model": SAID}])
+async def test_what_is_no_answer_to_the_question_is_asked_for(
+    revision: str, early: Any, autojump_clock: MockClock
+) -> None:
+    params = {"name": "form", "inputResponses": early}
+    async with connected(asking(), revision, answers={"elicitation/create": lambda params: ACCEPTED}) as wire:
+        assert (await wire.call("tools/call", params, rounds=False))["resultType"] == "input_required"
+        assert "size=3" in text_of(await wire.call("tools/call", params))
+
+
+@req("mrtr-23")
+@modern
+async def test_an_early_answer_that_does_not_fit_is_refused(revision: str, autojump_clock: MockClock) -> None:
+    async with connected(asking(), revision) as wire:
+        said = await told(wire, "tools/call", {"name": "form", "inputResponses": {"form": KINDS["form"].bad}})
+        assert said.startswith("-32602 inputResponses['form']: the answer does not fit the form: content/size")
+
+
+@req("mrtr-24")
+@modern
+async def test_what_comes_with_a_retry_answers_nothing_that_is_asked_later(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    async def it(ctx: Context) -> str:
+        return f"{await ctx.elicit('Which size?', Size)} {await ctx.elicit('And now?', Size)}"
+
+    async with connected(tool(it), revision) as wire:
+        first = await wire.call("tools/call", IT, rounds=False)
+        given = {"form": ACCEPTED, "form-2": ACCEPTED}
+        again = {**IT, "inputResponses": given, "requestState": first["requestState"]}
+        second = await wire.call("tools/call", again, rounds=False)
+        assert [*second["inputRequests"]] == ["form-2"]
+
+
+@modern
+async def test_an_early_answer_is_kept_while_the_rest_is_asked_for(revision: str, autojump_clock: MockClock) -> None:
+    asked: list[Object] = []
+
+    async def it(ctx: Context) -> str:
+        got = await ctx.ask(a=Elicit("a?", Size), b=Elicit("b?", Size))
+        return f"{got} {await ctx.elicit('again?', Size)}"
+
+    def answer(params: Object) -> Object:
+        asked.append(params["message"])
+        return ACCEPTED
+
+    early = {"a": {"action": "decline"}}
+    async with connected(tool(it), revision, answers={"elicitation/create": answer}) as wire:
+        said = text_of(await wire.call("tools/call", {**IT, "inputResponses": early}))
+        assert "'a': Declined(), 'b': Accepted(value=Size(size=3))" in said
+        assert asked == ["b?", "again?"]
 
 
 @req("elic-49", "elic-50", "elic-59")
