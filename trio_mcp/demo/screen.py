@@ -25,7 +25,7 @@ _TOKENS = re.compile(
     r"|\b(?P<keyword>async|await|as|case|class|def|finally|for|if|in|match|not|raise|return|try|while|with)\b"
 )
 _FANCY = {"rule": "│", "full": "━", "rest": "─", "out": "→", "in": "←", "times": "×"}
-_PLAIN = {"rule": "|", "full": "#", "rest": "-", "out": ">", "in": "<", "times": "x"}
+_PLAIN = {"rule": "|", "full": "#", "rest": "-", "out": "->", "in": "<-", "times": "x"}
 
 
 class Screen:

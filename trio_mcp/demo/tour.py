@@ -77,10 +77,8 @@ async def tour(screen: Screen) -> None:
     await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
     await _every_revision(screen)
     screen.title("That was all")
-    screen.note(
-        "To have a look at the server from a host of yours, give it the command: python -m trio_mcp.demo.server. "
-        "The README has one to begin with, in forty lines."
-    )
+    screen.note("This command gives the server to a host of yours: python -m trio_mcp.demo.server")
+    screen.note("The README begins with a server and a client to paste.")
 
 
 async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_code: bool = False) -> None:

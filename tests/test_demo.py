@@ -1,0 +1,185 @@
+"""The demo runs by itself, shows what it says, and leaves nothing behind; in a pipe, in a terminal, and on Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from trio_mcp.__main__ import USAGE, main
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.demo.screen import WIDTH, Screen
+from trio_mcp.demo.tour import said
+from trio_mcp.testing import Transcript
+
+DEMO = [sys.executable, "-m", "trio_mcp", "demo"]
+BAR = "bar │ "
+
+
+@contextmanager
+def leaving_nothing(**variables: str) -> Iterator[dict[str, str]]:
+    """The environment for a process that has ended, with all that it started, when this does."""
+    mark = uuid.uuid4().hex
+    environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    yield {**environ, "PYTHONIOENCODING": "utf-8", "DEMO_OF_TEST": mark, **variables}
+    left = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes():
+                left.append(path)
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def piped() -> str:
+    with leaving_nothing(TERM="xterm") as environ:
+        shown = subprocess.run(DEMO, env=environ, capture_output=True, timeout=100)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    return shown.stdout.decode()
+
+
+@pytest.mark.slow
+def test_in_a_pipe_it_is_plain_text_for_a_terminal_of_80_columns(piped: str) -> None:
+    assert not set(piped) & {"\x1b", "\r", "\t"}
+    assert max(map(len, piped.splitlines())) <= WIDTH
+
+
+@pytest.mark.slow
+def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> None:
+    *_, newest, old, every, _ = piped.split("\n== ")
+    for shown, revision, asked in ((newest, "2026-07-28", "← input_required"), (old, "2025-06-18", "elicitation/crea")):
+        assert f"chosen │ {revision}, with observatory 1.0\n" in shown
+        assert "prints │ Star(name='Vega', light_years=25.0)\n" in shown
+        assert [line for line in shown.splitlines() if line.endswith("24 of 24")]
+        assert "← progress ×24  ← result\n" in shown
+        assert re.search(r"the server's diary: took \d+ of 500 frames\n +wire │ .*→ cancelled", shown)
+        assert "prints │ 2 hours tomorrow, then.\n" in shown
+        assert asked in shown
+        assert "prints │ Change(RESOURCE, 'sky://tonight')\nprints │ Saturn, the Moon, a comet\n" in shown
+    assert re.findall(r"^prints │ (\S+) at http.*: 8.6$", every, re.MULTILINE) == list(REVISIONS)
+
+
+@pytest.mark.slow
+def test_the_code_that_is_shown_is_told_once(piped: str) -> None:
+    assert piped.count("async def expose(") == piped.count("client.follow_tool(") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
+    with leaving_nothing() as environ:
+        process = subprocess.Popen(DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if BAR in line:
+                break
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (status, "")
+
+
+@pytest.mark.slow
+def test_who_reads_no_further_ends_it() -> None:
+    with leaving_nothing() as environ:
+        process = subprocess.Popen(DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        process.stdout.close()
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, b"")
+
+
+@pytest.mark.slow
+def test_in_a_terminal_it_is_in_colour_with_a_bar_that_grows_and_ctrl_c_ends_it() -> None:
+    in_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    with leaving_nothing(TERM="xterm") as environ:
+        process = subprocess.Popen(
+            [sys.executable, "-c", in_a_terminal, *DEMO], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        shown = b""
+        while shown.count(b"\r\x1b[2m   bar") < 3:
+            some = os.read(process.stdout.fileno(), 4096)
+            assert some
+            shown += some
+        rest, _ = process.communicate(b"\x03", timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in rest
+    assert rest.endswith(b"\r\n")  # the prompt of the shell has a line of its own
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "colour", "redraws"),
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+def test_a_terminal_gets_what_it_wants(environ: dict[str, str], colour: bool, redraws: bool) -> None:
+    file = Terminal()
+    screen = Screen(file, environ)
+    screen.bar(1, 4, None)
+    screen.bar(4, 4, None)
+    screen.print("done")
+    assert ("\x1b" in file.getvalue()) is colour
+    assert ("\r" in file.getvalue()) is redraws
+    plain = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
+    assert plain.replace("\r", "\n").splitlines()[-3:] == [
+        f"   bar │ {'━' * 7}{'─' * 23} 1 of 4",
+        f"   bar │ {'━' * 30} 4 of 4",
+        "prints │ done",
+    ]
+
+
+def test_characters_that_cannot_be_written_are_not() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    screen = Screen(file, {})
+    screen.say("wire", said(Transcript.parse('> {"method": "ping"}\n< {"result": {}}'), screen.glyphs))
+    file.seek(0)
+    assert file.read() == "  wire | -> ping  <- result\n"
+
+
+def test_a_message_is_told_by_what_it_is() -> None:
+    transcript = Transcript.parse(
+        """
+        > {"id": 1, "method": "tools/call"}
+        < {"method": "notifications/progress"}
+        < {"method": "notifications/progress"}
+        < {"id": 1, "result": {"resultType": "input_required"}}
+        < {"id": 1, "error": {"code": -32602, "message": "no"}}
+        """
+    )
+    glyphs = {"out": ">", "in": "<", "times": "x"}
+    words = said(transcript, glyphs).replace("\xa0", " ")
+    assert words == "> tools/call  < progress x2  < input_required  < error -32602"
+
+
+@pytest.mark.parametrize("arguments", [[], ["dmeo"], ["demo", "again"]])
+def test_anything_else_is_told_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", USAGE)
+
+
+def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert capsys.readouterr() == (USAGE, "")
