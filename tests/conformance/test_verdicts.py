@@ -1,0 +1,112 @@
+"""How the conformance suite's results are read, on results that it might have saved."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.conformance.runs import run
+from tests.conformance.suite import Scenario
+from tests.conformance.verdicts import against, log_of, results_of, scores
+
+AT = "2026-07-28T12-00-00-000Z"
+OF_SERVER = Scenario("server", "2026-07-28", "tools-list", "required")
+OF_CLIENT = Scenario("client", "2025-11-25", "auth/basic-cimd", "required")
+
+GOOD = {"id": "tools-list", "status": "SUCCESS", "description": "Lists its tools"}
+NOTE = {"id": "request", "status": "INFO", "description": "POST"}
+LEFT_OUT = {"id": "order", "status": "SKIPPED", "description": "In the same order"}
+WARNING = {"id": "names", "status": "WARNING", "description": "Names are short"}
+FAILURE = {"id": "schema", "status": "FAILURE", "description": "Is valid", "errorMessage": "it has no type"}
+UNKNOWN = {"id": "new", "status": "MAYBE", "description": "Unheard of"}
+
+
+def save(scenario: Scenario, folder: Path, text: str, at: str = AT) -> Path:
+    prefix = "server-" if scenario.side == "server" else ""
+    saved = results_of(scenario, folder) / f"{prefix}{scenario.name}-{at}"
+    saved.mkdir(parents=True)
+    (saved / "checks.json").write_text(text)
+    return saved
+
+
+@pytest.mark.parametrize("scenario", [OF_SERVER, OF_CLIENT], ids=str)
+@pytest.mark.parametrize(
+    ("checks", "wrong"),
+    [
+        ([GOOD], []),
+        ([NOTE, LEFT_OUT, GOOD], []),
+        ([GOOD, WARNING], ["WARNING names: Names are short"]),
+        ([FAILURE, GOOD], ["FAILURE schema: it has no type"]),
+        ([GOOD, UNKNOWN], ["MAYBE new: Unheard of"]),
+        ([NOTE, LEFT_OUT], ["no check of it succeeded"]),
+        ([], ["no check of it succeeded"]),
+    ],
+)
+def test_a_check_must_succeed_and_none_fail_or_warn(
+    scenario: Scenario, checks: list[dict[str, Any]], wrong: list[str], tmp_path: Path
+) -> None:
+    save(scenario, tmp_path, json.dumps(checks))
+    assert against(scenario, tmp_path) == wrong
+
+
+def test_a_failure_comes_with_what_the_client_said(tmp_path: Path) -> None:
+    (save(OF_CLIENT, tmp_path, json.dumps([GOOD, FAILURE])) / "stderr.txt").write_text("no tool, no joy\n")
+    assert against(OF_CLIENT, tmp_path) == ["FAILURE schema: it has no type", "the client said: no tool, no joy"]
+
+
+def test_what_a_client_said_is_nothing_against_it(tmp_path: Path) -> None:
+    (save(OF_CLIENT, tmp_path, json.dumps([GOOD])) / "stderr.txt").write_text("all is well\n")
+    assert against(OF_CLIENT, tmp_path) == []
+
+
+def test_a_scenario_that_saved_nothing_has_failed(tmp_path: Path) -> None:
+    save(Scenario("server", "2026-07-28", "tools-list-all", "required"), tmp_path, json.dumps([GOOD]))
+    log_of(OF_SERVER, tmp_path).write_text("it fell over\n")
+    assert against(OF_SERVER, tmp_path) == [
+        "the suite has saved 0 results of it, not one",
+        "the suite said: it fell over",
+    ]
+
+
+def test_a_scenario_that_was_run_twice_has_failed(tmp_path: Path) -> None:
+    save(OF_SERVER, tmp_path, json.dumps([GOOD]))
+    save(OF_SERVER, tmp_path, json.dumps([GOOD]), AT.replace("12", "13"))
+    assert against(OF_SERVER, tmp_path) == ["the suite has saved 2 results of it, not one"]
+
+
+def test_what_cannot_be_read_has_failed(tmp_path: Path) -> None:
+    save(OF_SERVER, tmp_path, "[")
+    assert "cannot be read" in against(OF_SERVER, tmp_path)[0]
+
+
+def test_scores_tell_apart_what_is_demanded() -> None:
+    outcomes = {
+        OF_SERVER: [],
+        Scenario("server", "2026-07-28", "tools-call-image", "required"): ["no check of it succeeded"],
+        Scenario("server", "2026-07-28", "caching", "pending"): [],
+        Scenario("server", "2026-07-28", "tasks-status-notifications", "extension"): ["no check of it succeeded"],
+        Scenario("client", "2026-07-28", "tools_call", "required"): [],
+    }
+    assert scores(outcomes) == [
+        "server 2026-07-28: required 1/2, pending 1/1, extension (the suite itself skips it) 0/1",
+        "client 2026-07-28: required 1/1",
+    ]
+
+
+async def test_a_run_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, mock_clock: MockClock) -> None:
+    pipe, log = tmp_path / "pipe", tmp_path / "log.txt"
+    os.mkfifo(pipe)
+    hang = ["sh", "-c", 'exec 3>"$0"; echo begun >&3; sleep 1000 & sleep 1000', str(pipe)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, hang, log, 60)
+        async with await trio.open_file(pipe) as held:
+            assert await held.readline() == "begun\n"
+            mock_clock.jump(60)
+            assert await held.read() == ""  # which comes when nobody is left who could write
+    assert log.read_text() == "\nended after 60 seconds\n"
