@@ -1,4 +1,5 @@
-"""The clients of others, each installed once into a folder of its own below `.peers`, and the node that some need.
+"""The clients and servers of others, each installed once into a folder of its own below `.peers`, and the node that
+some need.
 
 What cannot be installed, because the registry is out of reach, is `NotHere`: a test is skipped for it, except in CI,
 where it fails.
@@ -67,6 +68,42 @@ PEERS = {
         Peer(
             "typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", ("session", "modern", "sse")
         ),
+        # It is visited only.
+        Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
+    )
+}
+
+
+@attrs.frozen
+class Shelved:
+    """A server that people use: what to install, and the script in it that is started."""
+
+    name: str
+    packages: Sequence[str]
+    start: str
+
+    def command(self) -> list[str]:
+        """What starts it, installed if it was not yet.  Raises `NotHere`."""
+        if self.start.endswith(".js"):
+            return [node(), str(npm(self.name, self.packages) / "node_modules" / self.start)]
+        return [str(python_of(self.name, self.packages).parent / self.start)]
+
+
+def _reference(name: str) -> Shelved:
+    """One of those that the makers of the protocol show it with."""
+    package = f"@modelcontextprotocol/server-{name}"
+    packages = (f"{package}@2026.8.31", "@modelcontextprotocol/sdk@1.32.2")
+    return Shelved(f"server-{name}", packages, f"{package}/dist/index.js")
+
+
+SHELF = {
+    each.name: each
+    for each in (
+        *map(_reference, ("everything", "filesystem", "memory")),
+        Shelved("mcp-server-time", ("mcp-server-time==2026.10.19", "mcp==2.3.0"), "mcp-server-time"),
+        Shelved("mcp-server-git", ("mcp-server-git==2026.10.19", "mcp==2.3.0"), "mcp-server-git"),
+        # It says that any newer mcp will do, and ends at once with 2.x.
+        Shelved("mcp-server-sqlite", ("mcp-server-sqlite==2025.4.25", "mcp==1.30.0"), "mcp-server-sqlite"),
     )
 }
 

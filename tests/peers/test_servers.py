@@ -1,4 +1,4 @@
-"""Our client at real servers: those of the official Python SDK, old and new, on every transport that they have.
+"""Our client at servers by the official Python SDK, old and new, and by FastMCP, on every transport that they have.
 
 One table says what each behaviour looks like.  Where a server falls short, `GAPS` says how and why; a gap that has gone
 must leave the table.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,22 +15,24 @@ import pytest
 import trio
 
 from tests.peers.installed import PEERS, PROGRAMS, needs, python_of
+from tests.peers.listening import listening
 from trio_mcp import Client, open_client
-from trio_mcp.groups import open_nursery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
 
 PATIENCE = 60.0  # seconds for all of one visit, on a busy machine
-PATHS = {"streamable-http": "/mcp", "sse": "/sse"}
+PATHS = {"streamable-http": "/mcp", "http": "/mcp", "sse": "/sse"}  # as the programs are told
 A, D, E = "2024-11-05", "2025-11-25", "2026-07-28"
 
 # What is served, by which program and way, and which revision is found; pinned to it where it is not the newest.
 VISITS = [
     ("python-1.0.0", "server0.py", "stdio", A, {"probe": 0.5}),  # to which it says nothing
-    *[("python-1.12.4", "server1.py", way, "2025-06-18", {}) for way in ("stdio", *PATHS)],
-    *[("python-1.30.0", "server1.py", way, D, {}) for way in ("stdio", *PATHS)],
+    *[("python-1.12.4", "server1.py", way, "2025-06-18", {}) for way in ("stdio", "streamable-http", "sse")],
+    *[("python-1.30.0", "server1.py", way, D, {}) for way in ("stdio", "streamable-http", "sse")],
     *[("python-2.3.0", "server2.py", way, E, {}) for way in ("stdio", "streamable-http")],
-    *[("python-2.3.0", "server2.py", way, D, {"revision": D}) for way in ("stdio", *PATHS)],
+    *[("python-2.3.0", "server2.py", way, D, {"revision": D}) for way in ("stdio", "streamable-http", "sse")],
+    *[("fastmcp-4.1.2", "server_fastmcp4.py", way, E, {}) for way in ("stdio", "http")],
+    *[("fastmcp-4.1.2", "server_fastmcp4.py", way, D, {"revision": D}) for way in ("stdio", "http", "sse")],
 ]
 
 TABLE: dict[str, Any] = {
@@ -57,6 +57,7 @@ NO_PROGRESS = "it does not show its tools the token of a request"
 NO_CANCEL = "it cancels nothing, and takes no other request meanwhile"
 NOTHING = object()
 SILENT = "it declares no log messages there, and none are asked for"
+WITH_MORE = "it has room for more than the text"
 GAPS: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
     ("python-2.3.0", E): {"log": (NOTHING, SILENT)},
     ("python-1.0.0", A): {
@@ -66,6 +67,7 @@ GAPS: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
         "cancel": (NOTHING, NO_CANCEL),
         "progress": ([], NO_PROGRESS),
     },
+    **{("fastmcp-4.1.2", revision): {"log": ([{"msg": "hello", "extra": None}], WITH_MORE)} for revision in (D, E)},
 }
 
 
@@ -77,29 +79,8 @@ async def served(peer: str, program: str, way: str) -> AsyncIterator[Any]:
     if way == "stdio":
         yield command
         return
-    process = await trio.lowlevel.open_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with open_nursery() as nursery:
-            said = ""
-            while (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", said)) is None:
-                more = await process.stderr.receive_some()
-                assert more, f"the server did not start:\n{said}"
-                said += more.decode()
-            nursery.start_soon(_drain, process.stderr)
-            yield found[1] + PATHS[way]
-            nursery.cancel_scope.cancel()
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            await process.stderr.aclose()
-
-
-async def _drain(stream: trio.abc.ReceiveStream) -> None:
-    """So that it can go on writing."""
-    async for _ in stream:
-        pass
+    async with listening(command) as origin:
+        yield origin + PATHS[way]
 
 
 async def look(client: Client, logs: trio.MemoryReceiveChannel[Any], names: Any) -> dict[str, Any]:
