@@ -1,6 +1,7 @@
 """What the core adds to bare JSON, and what a server costs to start: `python -m tests.bench`.
 
-`python -m tests.bench http` is about servers by HTTP instead; see `http.py`.
+`python -m tests.bench http` is about servers by HTTP instead, and `python -m tests.bench client` about clients; see
+`http.py` and `client.py`.
 
 Each row is measured beside its own baseline, in rounds that take turns, and printed as a ratio: absolute times say more
 about the machine than about the code.  The ratio is that of the best rounds, which noise can only make worse; the
@@ -141,4 +142,8 @@ if __name__ == "__main__":
         from tests.bench import http
 
         sys.exit(http.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["client"]:
+        from tests.bench import client
+
+        sys.exit(client.main(sys.argv[2:]))
     sys.exit(main())

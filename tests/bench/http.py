@@ -204,6 +204,29 @@ class Caller:
             raise Refused(head.decode())
 
 
+def call_all(callers: Sequence[Caller], calls: int) -> None:
+    """So many calls, one at a time by each of these, as fast as they are answered."""
+    by_fd = {each.socket.fileno(): each for each in callers}
+    begun, ended = min(len(by_fd), calls), 0
+    with select.epoll(len(by_fd)) as epoll:
+        for caller in callers[:begun]:
+            epoll.register(caller.socket, select.EPOLLIN)
+            caller.next()
+        while ended < begun:
+            for fd, _ in epoll.poll(PATIENCE):
+                caller = by_fd[fd]
+                data = caller.socket.recv(65536)
+                caller.heard += data
+                if not data or not caller.whole():
+                    assert data, bytes(caller.heard)
+                    continue
+                assert TEXT in caller.heard, bytes(caller.heard)
+                ended += 1
+                if begun < calls:
+                    begun += 1
+                    caller.next()
+
+
 @attrs.frozen
 class Load:
     """Some connections that call as fast as they are answered."""
@@ -214,30 +237,9 @@ class Load:
     def measure(self, calls: int) -> tuple[float, float]:
         """The server's CPU time for one call, in microseconds; and how busy this process was meanwhile, from 0 to 1."""
         wall, own, theirs = time.monotonic(), time.process_time(), self.subject.cpu()
-        self._call(calls)
+        call_all(self.callers, calls)
         theirs = self.subject.cpu() - theirs
         return theirs / calls * 1e6, (time.process_time() - own) / (time.monotonic() - wall)
-
-    def _call(self, calls: int) -> None:
-        by_fd = {each.socket.fileno(): each for each in self.callers}
-        begun, ended = len(by_fd), 0
-        with select.epoll(len(by_fd)) as epoll:
-            for fd, caller in by_fd.items():
-                epoll.register(fd, select.EPOLLIN)
-                caller.next()
-            while ended < begun:
-                for fd, _ in epoll.poll(PATIENCE):
-                    caller = by_fd[fd]
-                    data = caller.socket.recv(65536)
-                    caller.heard += data
-                    if not data or not caller.whole():
-                        assert data, bytes(caller.heard)
-                        continue
-                    assert TEXT in caller.heard, bytes(caller.heard)
-                    ended += 1
-                    if begun < calls:
-                        begun += 1
-                        caller.next()
 
     def close(self) -> None:
         for each in self.callers:
@@ -289,17 +291,18 @@ def rows() -> Iterator[Row]:
                 yield Row(style, modern, connections)
 
 
-def ratio(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> str:
-    each = sorted(a / b for (a, _), (b, _) in zip(one, other, strict=True))
-    return f"{min(one)[0] / min(other)[0]:.2f} ({each[0]:.2f}-{each[-1]:.2f})"
+def ratio(one: Sequence[float], other: Sequence[float]) -> str:
+    """That of the best rounds, and the spread of those of all rounds."""
+    each = sorted(a / b for a, b in zip(one, other, strict=True))
+    return f"{min(one) / min(other):.2f} ({each[0]:.2f}-{each[-1]:.2f})"
 
 
 def show(row: Row, figures: dict[str, list[tuple[float, float]]]) -> None:
-    ours, bare = figures["ours"], figures["bare"]
+    cpu = {name: [each for each, _ in rounds] for name, rounds in figures.items()}
     busy = statistics.median(share for each in figures.values() for _, share in each)
-    theirs = ratio(figures["official"], ours) if "official" in figures else "-"
-    costs = "/".join(f"{min(each)[0]:.0f}" for each in figures.values())
-    print(f"{row!s:<32}{ratio(ours, bare):>18}{theirs:>22}{costs:>16}{busy:>8.0%}", flush=True)
+    theirs = ratio(cpu["official"], cpu["ours"]) if "official" in cpu else "-"
+    costs = "/".join(f"{min(each):.0f}" for each in cpu.values())
+    print(f"{row!s:<32}{ratio(cpu['ours'], cpu['bare']):>18}{theirs:>22}{costs:>16}{busy:>8.0%}", flush=True)
 
 
 # Memory.

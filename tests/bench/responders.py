@@ -50,6 +50,10 @@ INITIALIZED = {
     "capabilities": {"tools": {}},
     "serverInfo": {"name": "bench", "version": "1"},
 }
+# What a modern result also has to say, so that it may be kept for no time at all.
+UNKEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **UNKEPT}
+TOOLS = {"tools": [{"name": "forecast", "inputSchema": {"type": "object"}}], **UNKEPT}
 
 
 def answer(body: bytes) -> tuple[list[bytes], bool]:
@@ -65,6 +69,10 @@ def answer(body: bytes) -> tuple[list[bytes], bool]:
                 return [json.dumps(progress).encode(), json.dumps(reply).encode()], True
         case {"method": "initialize"}:
             reply["result"] = INITIALIZED
+        case {"method": "server/discover"}:
+            reply["result"] = DISCOVERED
+        case {"method": "tools/list"}:
+            reply["result"] = TOOLS
         case _:
             return [], False
     return [json.dumps(reply).encode()], False

@@ -1,0 +1,82 @@
+"""The server of the client bench, which answers as fast as it can: ``python -m tests.bench.scripted stdio|http``.
+
+It knows no protocol, and neither a loop nor a library is in its way: lines and bodies are parsed by json, heads by a
+search, and what came together is answered together.  By HTTP it prints the port it listens on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+import sys
+
+from tests.bench.responders import answer
+
+CHUNK = 1 << 16
+
+
+def by_stdio() -> None:
+    rest = b""
+    while data := os.read(0, CHUNK):
+        *lines, rest = (rest + data).split(b"\n")
+        said = memoryview(b"".join(part + b"\n" for line in lines for part in answer(line)[0]))
+        while said:
+            said = said[os.write(1, said) :]
+
+
+class Connection:
+    """A client that may send one request after the other."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.heard = b""
+
+    def serve(self) -> bool:
+        """Answer what has come; False once the client has gone."""
+        try:
+            data = self.stream.recv(CHUNK)
+            self.heard += data
+            while (reply := self.reply()) is not None:
+                self.stream.sendall(reply)
+        except ConnectionError:
+            return False
+        return bool(data)
+
+    def reply(self) -> bytes | None:
+        """The response to the first request, if that is here as a whole."""
+        head, end, rest = self.heard.partition(b"\r\n\r\n")
+        found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        length = int(found[1]) if found else 0
+        if not end or len(rest) < length:
+            return None
+        body, self.heard = rest[:length], rest[length:]
+        if not head.startswith(b"POST"):  # a session has no stream of its own here, and needs no end
+            return b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
+        parts, _ = answer(body)
+        if not parts:
+            return b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
+        fields = b"" if b"mcp-method" in head.lower() else b"Mcp-Session-Id: bench\r\n"
+        start = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
+        return start % (fields, len(parts[0])) + parts[0]
+
+
+def by_http() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as listener, select.epoll() as epoll:
+        print(listener.getsockname()[1], flush=True)
+        epoll.register(listener, select.EPOLLIN)
+        connections: dict[int, Connection] = {}
+        while True:
+            for fd, _ in epoll.poll():
+                if fd == listener.fileno():
+                    stream, _ = listener.accept()
+                    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    connections[stream.fileno()] = Connection(stream)
+                    epoll.register(stream, select.EPOLLIN)
+                elif not connections[fd].serve():
+                    connections.pop(fd).stream.close()
+
+
+if __name__ == "__main__":
+    {"stdio": by_stdio, "http": by_http}[sys.argv[1]]()
