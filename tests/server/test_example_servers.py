@@ -43,7 +43,9 @@ Headers = dict[str, str | None]
 
 
 @asynccontextmanager
-async def process_of(example: str, *arguments: object, stdin: int = subprocess.PIPE) -> AsyncIterator[trio.Process]:
+async def process_of(
+    example: str | Path, *arguments: object, stdin: int = subprocess.PIPE
+) -> AsyncIterator[trio.Process]:
     """A running example, which has nothing to complain of, and in the end leaves with status 0."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / example), *map(str, arguments)]
     process = await trio.lowlevel.open_process(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
