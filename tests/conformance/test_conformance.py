@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         with contextlib.suppress(NotHere):
             if "not slow" not in metafunc.config.getoption("markexpr"):  # for which nothing is to be installed
                 wanted = [each for each in suite().scenarios if why_not(each) is None]
-        metafunc.parametrize("scenario", wanted, ids=str)
+        metafunc.parametrize("scenario", wanted, ids=lambda each: str(each or "not-installed"))
 
 
 def test_the_suite_has_all_that_these_revisions_require() -> None:
@@ -47,7 +47,8 @@ def test_the_servers_that_the_suite_plays_listen_on_loopback_only() -> None:
 
 
 def test_scenario(scenario: Scenario, outcomes: Outcomes) -> None:
-    assert not outcomes[scenario], "\n".join([str(scenario), *outcomes[scenario]])
+    if wrong := outcomes[scenario]:
+        pytest.fail("\n".join(wrong), pytrace=False)
 
 
 @pytest.mark.parametrize("reason", NOT_DEMANDED.values(), ids=NOT_DEMANDED.keys())

@@ -14,7 +14,7 @@ from tests.conformance.suite import Scenario, why_not
 
 __all__ = ["Outcomes", "against", "log_of", "results_of", "scores"]
 
-TAIL = 2000  # characters of what a program said, in a message
+TAIL = 30  # lines of what a program said, in a message
 
 Outcomes: TypeAlias = Mapping[Scenario, Sequence[str]]
 """What speaks against each scenario that was run."""
@@ -59,8 +59,8 @@ def _wrong(saved: Path) -> list[str]:
 
 def _end(who: str, file: Path) -> list[str]:
     """The end of what one of the two said, if anything."""
-    said = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
-    return [f"the {who} said: {said[-TAIL:]}"] if said else []
+    said = file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:] if file.exists() else []
+    return [f"the {who} said:", *said] if said else []
 
 
 def scores(outcomes: Outcomes) -> list[str]:

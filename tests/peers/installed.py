@@ -127,8 +127,9 @@ def npm(name: str, packages: Sequence[str]) -> Path:
             (folder / "package.json").write_text("{}\n")
             # What packages run while they are installed finds node by its name.
             environment = {**os.environ, "PATH": f"{Path(node()).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-            command = [*_npm(), "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
-            _run(command, environment)
+            # A registry out of reach is tried again soon, so that this is known soon.
+            quick = ["--no-audit", "--no-fund", "--fetch-retry-mintimeout=1000"]
+            _run([*_npm(), "install", *quick, "--prefix", str(folder), *packages], environment)
     return folder
 
 
@@ -175,7 +176,8 @@ def _run(command: Sequence[str], environment: dict[str, str] | None = None) -> N
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
-        raise NotHere(f"{' '.join(command[-3:])}: {said[-1][:200]}") from error
+        reason = next((line for line in said if "error" in line.lower()), said[-1])  # npm ends with where its log is
+        raise NotHere(f"{' '.join(command[-3:])}: {reason[:200]}") from error
 
 
 def tool(name: str) -> str:
