@@ -30,7 +30,9 @@ elicitation        ``test_elicitation`` of "Which?", accepted with ``{"response"
 roots              ``interop_roots``, of file:///srv/a (named "a") and file:///srv/b: the text of the result
 1 MB               ``interop_echo`` of `LARGE` text: whether it came back the same
 20 at once         20 of ``interop_echo`` with delay_ms 200: how many came back the same
-end                closes; told after that: ``"clean"``
+tasks              not looked at yet: ``interop_task`` of 2 steps, called as a task: the text of its result
+end                closes; told after that: ``"clean"``.  If a server on stdio has not ended with status 0 then,
+                   the visit adds that: ``"clean, but the server ended with 143"``
 =================  ====================================================================================================
 
 `ODD` and `LARGE` are in `programs/report.py` and `programs/report.mjs`.
@@ -40,7 +42,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PAGE_SIZE", "Holding", "seen_in"]
+from tests.peers.interop import NOTHING
+
+__all__ = ["ABSENT", "LISTS", "PAGE_SIZE", "Holding", "seen_in"]
 
 PAGE_SIZE = 2
 
@@ -62,22 +66,23 @@ class Holding:
 
 SUM = {"sum": 5, "label": "2+3"}
 KINDS = ["tools", "resources", "prompts"]
+LISTS = {
+    "tools": Holding(
+        "test_simple_text",
+        "test_error_handling",
+        "json_schema_2020_12_tool",
+        "interop_echo",
+        "interop_structured",
+        "interop_wait",
+        "interop_toggle",
+    ),
+    "resources": Holding("test://static-text", "test://static-binary", "test://watched-resource"),
+    "templates": Holding("test://template/{id}/data"),
+    "prompts": Holding("test_simple_prompt", "test_prompt_with_arguments", "test_prompt_with_image"),
+    "paged": sorted(KINDS),
+}
 TABLE: dict[str, Any] = {
-    "list": {
-        "tools": Holding(
-            "test_simple_text",
-            "test_error_handling",
-            "json_schema_2020_12_tool",
-            "interop_echo",
-            "interop_structured",
-            "interop_wait",
-            "interop_toggle",
-        ),
-        "resources": Holding("test://static-text", "test://static-binary", "test://watched-resource"),
-        "templates": Holding("test://template/{id}/data"),
-        "prompts": Holding("test_simple_prompt", "test_prompt_with_arguments", "test_prompt_with_image"),
-        "paged": sorted(KINDS),
-    },
+    "list": LISTS,
     "call": True,
     "structured": [SUM, SUM],
     "tool error": [True, Holding("This tool intentionally returns an error for testing")],
@@ -107,18 +112,26 @@ TABLE: dict[str, Any] = {
     "roots": "file:///srv/a,file:///srv/b",
     "1 MB": True,
     "20 at once": 20,
+    "tasks": "task done 2",
     "end": "clean",
+}
+# What some revisions do not have: the server then does what is next to it, or says so.
+ABSENT = {
+    "2024-11-05": {"structured", "elicitation", "tasks"},
+    "2025-03-26": {"structured", "elicitation", "tasks"},
+    "2025-06-18": {"tasks"},
 }
 # What some revisions have otherwise.
 OLD = {
     "structured": [None, SUM],
     "bad arguments": -32602,
     "completion": [["alpha", "alphabet"], [], ["1", "12"]],
+    "tasks": NOTHING,
 }
 OTHERWISE: dict[str, dict[str, Any]] = {
     "2024-11-05": {**OLD, "elicitation": Holding("elicitation/create does not exist in 2024-11-05")},
     "2025-03-26": {**OLD, "elicitation": Holding("elicitation/create does not exist in 2025-03-26")},
-    "2025-06-18": {"bad arguments": -32602},
+    "2025-06-18": {"bad arguments": -32602, "tasks": NOTHING},
     "2025-11-25": {},
     "2026-07-28": {"unknown resource": -32602},
 }

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pytest
 
-__all__ = ["PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool"]
+__all__ = ["LEFT_OUT", "PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool"]
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".peers"
@@ -55,15 +55,21 @@ class Peer:
         return [node(), str(folder / self.program)]
 
 
+PYTHON1 = ("stdio", "session", "sse", "ws")
+PYTHON2 = ("stdio", "stdio-modern", "session", "modern", "sse")
+
 PEERS = {
     each.name: each
     for each in (
         # Of its time: that reader of event streams ends lines at U+2028 and its like.
-        Peer("python-1.0.0", ("mcp==1.0.0", "httpx-sse==0.4.0"), "python0.py", ("sse",)),
-        # It does not import with a newer pydantic.
-        Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14"), "python1.py", ("session", "sse")),
-        Peer("python-1.30.0", ("mcp==1.30.0",), "python1.py", ("session", "sse")),
-        Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", ("session", "modern", "sse")),
+        Peer("python-1.0.0", ("mcp==1.0.0", "httpx-sse==0.4.0"), "python0.py", ("stdio", "sse")),
+        # These do not import with a newer pydantic.
+        Peer("python-1.9.4", ("mcp==1.9.4", "pydantic<2.14", "websockets"), "python1.py", PYTHON1),
+        Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14", "websockets"), "python1.py", PYTHON1),
+        Peer("python-1.30.0", ("mcp==1.30.0", "websockets"), "python1.py", PYTHON1),
+        Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", PYTHON2),
+        # The client by itself, which is newer than any whole that can be installed.
+        Peer("fastmcp-4.1.8", ("fastmcp-slim[client]==4.1.8", "mcp==2.3.0"), "fastmcp4.py", PYTHON2),
         Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", ("session", "sse")),
         Peer(
             "typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", ("session", "modern", "sse")
@@ -71,6 +77,11 @@ PEERS = {
         # It is visited only.
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
     )
+}
+
+# Who cannot be installed, and why.
+LEFT_OUT = {
+    "fastmcp-4.1.6": "its server asks for a newer certifi than there is; its client is fastmcp-4.1.8, by itself",
 }
 
 

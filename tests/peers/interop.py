@@ -15,7 +15,7 @@ that is none, for the table says the same, has gone and must leave the list.  Ga
 `python_gaps.py` for the clients in Python, `typescript_gaps.py` for those on node.
 
 **Collecting.**  A `Side` is one table of `INTEROP.md`: a test module says once which pairs and behaviours it `holds`,
-and each visit is a `record` there, before anything is asserted.  At the end of a run `write_file` puts what was
+and each visit is a `record` there, which gives what is to be asserted.  At the end of a run `write_file` puts what was
 recorded into the file, and leaves the rows of all other visits as they are; rows of pairs that are held no longer go.
 Rows and footnotes have a fixed order, so that the same results give the same file.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -86,7 +86,7 @@ BEHAVIOURS = (
     "end",
 )
 
-YES, NO = "yes", "**no**"
+YES, NO, ABSENT = "yes", "**no**", "–"
 Pair = tuple[str, str]  # who, and by which way
 
 
@@ -138,11 +138,25 @@ class Side:
         """Who is visited and what is looked at, in the order of the table; who cannot be visited, and why."""
         self.pairs, self.behaviours, self.left_out = pairs, behaviours, left_out
 
-    def record(self, pair: Pair, wrong: Mapping[str, str], gaps: Mapping[str, Gap]) -> None:
-        """A visit has been: what went wrong in it, by behaviour, and the gaps that it has."""
+    def unseen(self, text: str) -> list[Pair]:
+        """The pairs that have no row in the text of the file."""
+        return [pair for pair in self.pairs if f"| {_label(pair)} |" not in text]
+
+    def record(
+        self,
+        pair: Pair,
+        seen: Mapping[str, Any],
+        table: Mapping[str, Any],
+        gaps: Mapping[str, Gap],
+        absent: Collection[str] = (),
+    ) -> dict[str, str]:
+        """A visit has been, with a revision that does not have what is absent.  Gives its `shortcomings`."""
         assert pair in self.pairs, pair
-        notes = {name: gap.note for name, gap in gaps.items()}
-        self.recorded[pair] = {name: NO if name in wrong else notes.get(name, YES) for name in self.behaviours}
+        wrong = shortcomings(seen, table, gaps)
+        cells = {name: ABSENT if name in absent else YES for name in table}
+        cells |= {name: gap.note for name, gap in gaps.items()} | dict.fromkeys(wrong, NO)
+        self.recorded[pair] = {name: cells.get(name, ABSENT) for name in self.behaviours}
+        return wrong
 
 
 OUR_SERVER = Side("Clients of others at our server")
@@ -155,8 +169,8 @@ HEAD = """\
 # Who gets along with whom
 
 The tests in this folder write this file: each row is what one program saw in its last visit. "yes" is what the
-protocol says of that revision, in every detail that the test compares; a number is a gap, which is explained below the
-table with whose it is.
+protocol says of that revision, in every detail that the test compares; "–" is what that revision does not have; a
+number is a gap, which is explained below the table, with whose it is.
 """
 TITLE = re.compile(r"^## (.*)$", re.MULTILINE)
 FOOTNOTE = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
@@ -195,10 +209,10 @@ def _section(side: Side, kept: Mapping[str, Mapping[str, str]]) -> str:
     notes: dict[str, int] = {}
 
     def cell(said: str) -> str:
-        return said if said in (YES, NO, "") else f"[{notes.setdefault(said, len(notes) + 1)}]"
+        return said if said in (YES, NO, ABSENT) else f"[{notes.setdefault(said, len(notes) + 1)}]"
 
     lines = [["", *side.behaviours], ["---"] * (len(side.behaviours) + 1)]
-    lines += [[label, *(cell(row.get(name, "")) for name in side.behaviours)] for label, row in rows.items() if row]
+    lines += [[label, *(cell(row.get(name, ABSENT)) for name in side.behaviours)] for label, row in rows.items() if row]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     footnotes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     absent = "\n".join(f"- Not visited: {name}: {why}" for name, why in side.left_out.items())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from tests.peers.installed import PEERS, needs
+from tests.peers.behaviours import PAGE_SIZE
+from tests.peers.installed import PEERS, PROGRAMS, needs
 from tests.peers.nginx import proxied
 
-__all__ = ["Served", "Visit", "served_by_process", "visited"]
+__all__ = ["Served", "Visit", "served_by_process", "stdio_server", "visited"]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0  # seconds for all that one program looks at, on a busy machine
@@ -30,7 +33,14 @@ class Served:
 
     url: str
     sse_url: str | None
+    websocket_url: str | None
     process: subprocess.Popen[str] = attrs.field(repr=False)
+
+    def target(self, way: str) -> str:
+        """Where clients find it that go this way."""
+        found = {"sse": self.sse_url, "ws": self.websocket_url}.get(way, self.url)
+        assert found is not None
+        return found
 
 
 @attrs.frozen
@@ -48,8 +58,8 @@ class Visit:
 
 @contextmanager
 def served_by_process(**options: Any) -> Iterator[Served]:
-    """`tests.peers.server` in a process of its own, which ends with the block at the latest."""
-    command = [sys.executable, "-m", "tests.peers.server", json.dumps(options)]
+    """`tests.peers.serving` in a process of its own, which ends with the block at the latest."""
+    command = [sys.executable, "-m", "tests.peers.serving", json.dumps(options)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -63,20 +73,64 @@ def served_by_process(**options: Any) -> Iterator[Served]:
             process.kill()  # which does nothing where it has ended
 
 
-def visited(peer: str, way: str, *behaviours: str, behind_nginx: bool = False, **options: Any) -> Visit:
+def stdio_server(page_size: int | None, ended: Path) -> list[str]:
+    """The command of the everything server, which leaves its exit status in that file.
+
+    What it needs of the environment is in it: most clients pass nothing on that they do not know.
+    """
+    env = shutil.which("env")
+    assert env is not None
+    page = [f"INTEROP_PAGE_SIZE={page_size}"] if page_size else []
+    server = [sys.executable, str(ROOT / "tests" / "fixtures" / "everything_server.py"), "stdio"]
+    return [sys.executable, str(PROGRAMS / "witness.py"), str(ended), env, *page, *server]
+
+
+def visited(
+    peer: str,
+    way: str,
+    *behaviours: str,
+    page_size: int | None = PAGE_SIZE,
+    behind_nginx: bool = False,
+    **options: Any,
+) -> Visit:
     """A visit of this peer to a server of its own."""
     command = needs(peer, PEERS[peer].command)
+    if way.startswith("stdio"):
+        return _visited_by_pipe(command, way, behaviours, page_size)
     if way == "sse":
         options |= {"sse_path": "/sse", "message_path": "/messages"}
-    with served_by_process(**options) as served, contextlib.ExitStack() as stack:
-        url = served.sse_url if way == "sse" else served.url
+    with served_by_process(page_size=page_size, **options) as served, contextlib.ExitStack() as stack:
+        target = served.target(way)
         if behind_nginx:
-            there = urlsplit(url)
-            url = there._replace(netloc=f"127.0.0.1:{stack.enter_context(proxied(there.port))}").geturl()
-        done = subprocess.run(
-            [*command, url, way, *behaviours], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+            there = urlsplit(target)
+            assert there.port is not None
+            target = there._replace(netloc=f"127.0.0.1:{stack.enter_context(proxied(there.port))}").geturl()
+        done = _run([*command, target, way, *behaviours])
         served.process.send_signal(signal.SIGTERM)
         left, server_errors = served.process.communicate(timeout=PATIENCE)
+    return _visit(done, json.loads(left or "{}"), served.process.returncode, server_errors)
+
+
+def _visited_by_pipe(command: Sequence[str], way: str, behaviours: Sequence[str], page_size: int | None) -> Visit:
+    """The server is the client's child, and writes to its standard error."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = Path(folder) / "ended"
+        done = _run([*command, json.dumps(stdio_server(page_size, ended)), way, *behaviours])
+        visit = _visit(done, {}, 0, "")
+        status = ended.read_text() if ended.exists() else "nobody knows what"
+    if status != "0" and "end" in visit.seen:  # the client has seen to that
+        return attrs.evolve(
+            visit, seen={**visit.seen, "end": f"{visit.seen['end']}, but the server ended with {status}"}
+        )
+    return visit
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def _visit(
+    done: subprocess.CompletedProcess[str], left: Mapping[str, int], server_status: int, server_errors: str
+) -> Visit:
     seen = {each["behaviour"]: each["seen"] for each in map(json.loads, done.stdout.splitlines())}
-    return Visit(seen, done.returncode, done.stderr, json.loads(left or "{}"), served.process.returncode, server_errors)
+    return Visit(seen, done.returncode, done.stderr, left, server_status, server_errors)

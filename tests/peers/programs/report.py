@@ -1,4 +1,4 @@
-"""What the programs for the official Python SDKs have in common: looking at one behaviour after another, and telling.
+"""What the programs for clients in Python have in common: looking at one behaviour after another, and telling.
 
 Each line of the output is a JSON object, ``{"behaviour": ..., "seen": ...}``; what a client raised is seen as well.
 These programs run in the environment of the SDK, where nothing of this project is installed.
@@ -17,17 +17,21 @@ import anyio
 # read event streams), astral characters, and control characters that JSON must escape.
 ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end'
 LARGE = ("0123456789 æøå 東京 🦜\n" * 40_000).encode()[:1_000_000].decode(errors="ignore")
-STEPS = 5
 PATIENCE = 20.0  # seconds for one behaviour, on a busy machine
 
 
 def code_of(error: BaseException) -> int | None:
-    """The JSON-RPC code in the error of either SDK, which may be wrapped in groups."""
+    """The JSON-RPC code in the error of any of these clients, which may be wrapped in groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     told = getattr(error, "error", error.args[0] if error.args else None)  # the first release has it in the arguments
     code = getattr(told, "code", None)
     return code if isinstance(code, int) else None
+
+
+def wire(model: Any) -> dict[str, Any]:
+    """A model of any of these clients as it is on the wire, which is the same for all of them."""
+    return model.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
 class Report:
@@ -50,30 +54,48 @@ class Report:
 
 
 async def refused(call: Awaitable[Any]) -> Any:
-    """The code of the error that the call ends with; or what it gave instead, for the table to show."""
+    """The code of the error that the call ends with, or that its result says so; or what it gave, for the table."""
     try:
         answer = await call
     except Exception as error:  # noqa: BLE001
         code = code_of(error)
         return f"{type(error).__name__}: {error}"[:300] if code is None else code
-    return f"no error: {answer}"[:300]
+    return "isError" if answer.get("isError") else f"no error: {answer}"[:300]
 
 
 class Latest:
-    """What a callback was told, to be waited for."""
+    """What the server told, to be waited for."""
 
     def __init__(self) -> None:
-        self.seen: list[Any] = []
+        self.seen: list[dict[str, Any]] = []
         self._changed = anyio.Event()
 
-    def add(self, seen: Any) -> None:
-        self.seen.append(seen)
+    def add(self, message: Any) -> None:
+        self.seen.append(wire(message))
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def some(self, kind: type) -> Any:
+    async def some(self, method: str) -> dict[str, Any]:
+        """The parameters of the first one of this method."""
         while True:
             for each in self.seen:
-                if isinstance(each, kind):
-                    return each
+                if each.get("method") == method:
+                    return each.get("params", {})
             await self._changed.wait()
+
+
+class Logs:
+    """The log messages that came, up to the last one that the tool sends."""
+
+    def __init__(self) -> None:
+        self._seen: list[str] = []
+        self._complete = anyio.Event()
+
+    def add(self, level: str, logger: str | None, data: Any) -> None:
+        self._seen.append(f"{level} {logger} {data['level']}")
+        if level == "error":
+            self._complete.set()
+
+    async def all(self) -> list[str]:
+        await self._complete.wait()
+        return self._seen

@@ -1,0 +1,140 @@
+"""What FastMCP 4's client sees of a server: ``fastmcp4.py TARGET WAY [behaviour ...]``.
+
+The ways are stdio, session and sse, which open with a handshake, and stdio-modern and modern, which do not.  It has no
+way of its own to subscribe; the session of the SDK that it is built upon, which it hands out, has one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import mcp_types as types
+from fastmcp import Client as Sdk
+from fastmcp.client.transports import SSETransport, StdioTransport, StreamableHttpTransport
+from mcp.client.subscriptions import listen
+from mcp.shared.exceptions import MCPDeprecationWarning
+from report import Latest, Logs, Report, wire
+from visit import CHANGED, FILLED_IN, ROOTS, Client, Json, Visit, heard, sampled
+
+warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older revisions still have
+
+
+class FastMcp(Client):
+    def __init__(self, modern: bool) -> None:
+        self.modern = modern
+        self.logs = Logs()
+        self.told = Latest()
+        self.sdk: Sdk
+
+    # What the server may ask, and tell.
+
+    async def sample(self, messages: Any, *_: Any) -> types.CreateMessageResult:
+        return types.CreateMessageResult.model_validate(sampled(messages[0].content.text))
+
+    async def elicit(self, *_: Any) -> Any:
+        return FILLED_IN
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.logs.add(params.level, params.logger, params.data)
+
+    async def heard(self, message: Any) -> None:
+        if isinstance(message, types.ServerNotification):
+            self.told.add(message)
+
+    # What is looked at.
+
+    def opened(self) -> list[str | None]:
+        return [self.sdk.protocol_version, self.sdk.instructions]
+
+    async def tool(self, name: str, arguments: Json, on_progress: Callable[..., Awaitable[None]] | None = None) -> Json:
+        result = await self.sdk.call_tool(name, arguments, progress_handler=on_progress, raise_on_error=False)
+        content = [wire(each) for each in result.content]
+        return {"content": content, "structuredContent": result.structured_content, "isError": result.is_error}
+
+    async def page(self, kind: str, cursor: str | None) -> Json:
+        name = "list_resource_templates_mcp" if kind == "templates" else f"list_{kind}_mcp"
+        return wire(await getattr(self.sdk, name)(cursor=cursor))
+
+    async def read(self, uri: str) -> Json:
+        return wire(await self.sdk.read_resource_mcp(uri))
+
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Json:
+        return wire(await self.sdk.get_prompt(name, dict(arguments)))
+
+    async def complete(self, ref: Json, name: str, value: str, context: Mapping[str, str] | None) -> list[str]:
+        kind = types.PromptReference if ref["type"] == "ref/prompt" else types.ResourceTemplateReference
+        argument = {"name": name, "value": value}
+        return (await self.sdk.complete(kind.model_validate(ref), argument, context and dict(context))).values
+
+    async def abandon(self, name: str, arguments: Json) -> None:
+        begun = anyio.Event()
+
+        async def on_progress(*_: Any) -> None:
+            begun.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(self.sdk.call_tool, name, arguments, progress_handler=on_progress))
+            await begun.wait()
+            group.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def changes(self, of: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+        session = self.sdk.session
+        if not self.modern:
+            subscribe, unsubscribe = session.subscribe_resource, session.unsubscribe_resource
+            async with heard(self.told, of, partial(subscribe, of), partial(unsubscribe, of)) as change:
+                yield change
+            return
+        wanted: Any = {f"{of}_list_changed": True} if of in CHANGED else {"resource_subscriptions": [of]}
+        async with listen(session, **wanted) as changes:
+
+            async def change() -> Any:
+                return getattr(await anext(changes), "uri", None)
+
+            yield change
+
+    async def logged(self) -> list[str]:
+        if self.modern:
+            meta = {"io.modelcontextprotocol/logLevel": "notice"}
+            await self.sdk.call_tool("interop_log", {}, meta=meta)
+        else:
+            await self.sdk.set_logging_level("notice")
+            await self.tool("interop_log", {})
+        return await self.logs.all()
+
+
+def transport(target: str, way: str) -> Any:
+    match way:
+        case "stdio" | "stdio-modern":
+            command, *args = json.loads(target)
+            return StdioTransport(command, args, keep_alive=False)
+        case "sse":
+            return SSETransport(target)
+        case _:
+            return StreamableHttpTransport(target)
+
+
+async def main(target: str, way: str, *wanted: str) -> None:
+    report = Report(list(wanted))
+    client = FastMcp(way.endswith("modern"))
+    async with Sdk(
+        transport(target, way),
+        mode="auto" if client.modern else "legacy",
+        sampling_handler=client.sample,
+        elicitation_handler=client.elicit,
+        roots=[types.Root.model_validate(each) for each in ROOTS],
+        log_handler=client.log,
+        message_handler=client.heard,
+    ) as client.sdk:
+        await Visit(client, report).all()
+    report.tell("end", "clean")
+
+
+anyio.run(main, *sys.argv[1:])
