@@ -1,0 +1,104 @@
+"""The web page of the MCP Inspector, in a real browser, at an example of ours over HTTP.
+
+The page itself never asks our server: what it sends goes to the Inspector's own backend, and that is the client.  So
+our server meets no browser here, no Origin is to be allowed, and the test holds that, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.installed import CACHE, PROGRAMS, needs, node, npm, tool
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the Inspector
+
+ROOT = Path(__file__).parents[2]
+INSPECTOR = ("@modelcontextprotocol/inspector@2.12.0",)
+LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+PATIENCE = 90.0  # seconds for all that is done in the page, on a busy machine
+
+SEEN = {
+    "name": "heart",
+    "tools": "Tools (1)",
+    "progress": True,
+    "result": "20 beats",
+    "asked": ["itself"],
+    "end": "clean",
+}
+
+
+@contextmanager
+def started(command: Sequence[str], says: str, **options: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A process that ends with the block at the latest, and what the pattern found in its first lines."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if found := re.search(says, line):
+                    yield found[1], process
+                    return
+            raise AssertionError(f"it did not start:\n{process.communicate()[1]}")
+        finally:
+            process.kill()
+
+
+def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str, str]]:
+    """The command of the Inspector with this server in its list, and the environment that keeps it to itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:  # it wants to be told a port
+        port = free.getsockname()[1]
+    installed = needs("the Inspector", lambda: npm("inspector", INSPECTOR))
+    command = [node(), str(installed / LAUNCHER), "--web", "--transport", "http", "--server-url", server]
+    environment = {
+        "HOME": str(folder),
+        "CLIENT_PORT": str(port),
+        "MCP_SANDBOX_PORT": "0",
+        "MCP_APP_ORIGIN_PORT": "0",
+        "MCP_AUTO_OPEN_ENABLED": "false",
+        "MCP_STORAGE_DIR": str(folder / "storage"),
+        "MCP_INSPECTOR_SECRET_STORE": "memory",
+        "MCP_INSPECTOR_API_TOKEN": "of-this-visit",
+    }
+    return [*command, "--protocol-era", era], {**os.environ, **environment}
+
+
+def browse(page: str, chromium: str, screenshot: Path) -> dict[str, Any]:
+    """What the program saw in that page."""
+    folder = needs("the browser's driver", lambda: npm("playwright", ("playwright-core@1.65.1",)))
+    for each in ("inspector_page.mjs", "report.mjs"):  # a module finds its packages from where it lies
+        shutil.copyfile(PROGRAMS / each, folder / each)
+    command = [node(), str(folder / "inspector_page.mjs"), page, chromium, str(screenshot)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return {each["behaviour"]: each["seen"] for each in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize(
+    ("era", "revision", "screenshot"),
+    [("legacy", "2025-11-25", "inspector.png"), ("modern", "2026-07-28", "inspector-modern.png")],
+)
+def test_the_page_connects_lists_and_calls_with_progress(
+    era: str, revision: str, screenshot: str, tmp_path: Path
+) -> None:
+    chromium = needs("chromium", lambda: tool("chromium"))
+    example = [sys.executable, str(ROOT / "examples" / "over_http.py"), "0"]
+    with started(example, r"listening at (\S+)") as (server, process):
+        command, environment = inspector(tmp_path, server, era)
+        with started(command, r"^\s*(http://\S+TOKEN=\S+)", env=environment, cwd=tmp_path) as (page, _):
+            seen = browse(page, chromium, CACHE / screenshot)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert seen == {**SEEN, "revision": revision}
+    assert (process.returncode, errors) == (0, "")
