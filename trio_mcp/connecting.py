@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -61,6 +61,9 @@ OPENING = 300.0
 tried anew, as a process that is started again, has them anew."""
 HEARTBEAT = 20.0
 """Seconds of silence on a WebSocket after which the server is asked whether it is there, and then given up."""
+STANDING = 1.0
+"""Seconds for which a client that may be asked waits for the stream that questions come by.  Some servers discard a
+question while there is none; others do not say that there is one before they have something to say on it."""
 
 _REMEMBERED = 600.0  # seconds for which an origin is known to be a legacy one
 _MOST_REMEMBERED = 1000
@@ -192,8 +195,12 @@ async def _use(
     *,
     probe: float | None = None,
     attempts: tuple[Attempt, ...] = (),
+    begin: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Open the session, and wait until it is to be closed.  `attempts` are those that were made before."""
+    """Open the session, and wait until it is to be closed.
+
+    `attempts` are those that were made before; `begin` is called before anybody uses the session.
+    """
     try:
         await caller.open(probe=probe, within=OPENING)
     except McpError as error:
@@ -202,6 +209,8 @@ async def _use(
             opening.negotiation = _after(attempts, opening.negotiation)
         raise
     assert caller.session.negotiation is not None
+    if begin is not None:
+        await begin()
     status.started(Connection(caller, _after(attempts, caller.session.negotiation)))
     await manner.ending.wait()
 
@@ -369,30 +378,21 @@ async def _hold_http(
         caller = Caller(session, manner.talk, nursery=nursery)
         link = HttpLink(caller, pool, url, nursery=nursery, headers=manner.headers, mirrors=manner.mirrors)
 
-        def begun() -> None:
-            terms = caller.session.terms
-            legacy = terms is not None and terms.revision.handshake
-            found(False if legacy else None)
-            if legacy:
-                nursery.start_soon(link.stand, name="what the server says outside of requests")
+        async def begin() -> None:
+            assert session.terms is not None
+            revision = session.terms.revision
+            found(False if revision.handshake else None)
+            if revision.handshake:
+                standing = trio.Event()
+                nursery.start_soon(link.stand, standing, name="what the server says outside of requests")
+                if session.declared(revision):
+                    with trio.move_on_after(STANDING):
+                        await standing.wait()
 
         try:
-            await _use(manner, caller, _Opened(status, begun), attempts=attempts)
+            await _use(manner, caller, status, attempts=attempts, begin=begin)
         finally:
             await link.aclose()  # also if this is cancelled: the server would keep the session (http-59)
-
-
-@attrs.frozen(eq=False)
-class _Opened:
-    """A task status that has something done first."""
-
-    _status: trio.TaskStatus[Connection]
-    _first: Callable[[], object]
-
-    def started(self, value: Connection | None = None) -> None:
-        assert value is not None
-        self._first()
-        self._status.started(value)
 
 
 async def _hold_sse(
@@ -417,5 +417,9 @@ async def _hold_sse(
             why = f"no MCP server answers at {place_of(url)}; the path of the URL may be a wrong one"
             raise OpeningError(Negotiation(tried, None, why)) from error
         tried = (*attempts, Attempt(by_sse, "an endpoint event"))
-        await _use(manner, caller, _Opened(status, lambda: found(True)), attempts=tried)
+
+        async def begin() -> None:
+            found(True)
+
+        await _use(manner, caller, status, attempts=tried, begin=begin)
         await link.aclose()

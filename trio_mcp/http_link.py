@@ -57,7 +57,7 @@ class _Stream:
 
     exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
     resumption: StreamResumption
-    opened: bool = False
+    opened: trio.Event = attrs.field(factory=trio.Event)
     tried: int = 0  # connections by GET
     held: float = 0  # seconds, of the last connection
     settled: bool = False  # what was asked for has come
@@ -71,24 +71,31 @@ class HttpLink(Posts):
     `mirrors` what goes into headers of the arguments of a tool.
     """
 
-    async def stand(self) -> None:
+    async def stand(self, standing: trio.Event | None = None) -> None:
         """Hear what the server says outside of requests, until it has no stream for that, or the session ends.
 
-        For a legacy session that has opened; in the modern era there is none, and this returns at once.
+        For a legacy session that has opened; in the modern era there is none, and this returns at once.  `standing` is
+        set as soon as something can be heard, and at the end.
         """
-        with self._running():
-            if self._revision.handshake:
-                await self._ready.wait()
-                await self._stand()
+        if standing is None:
+            standing = trio.Event()
+        try:
+            with self._running():
+                if self._revision.handshake:
+                    await self._ready.wait()
+                    await self._stand(standing)
+        finally:
+            standing.set()
 
-    async def _stand(self) -> None:
-        stream = _Stream(self._exchange(None, "GET"), StreamResumption(self._revision, standalone=True))
+    async def _stand(self, standing: trio.Event) -> None:
+        resumption = StreamResumption(self._revision, standalone=True)
+        stream = _Stream(self._exchange(None, "GET"), resumption, standing)
         try:
             verdict = await self._follow(stream, Reconnect(0, ""))
         except McpError as error:
             verdict = Failed(str(error))
         if isinstance(verdict, SessionGone):
-            if stream.opened:
+            if stream.opened.is_set():
                 self._forgotten(None)
                 return
             # A 404 to the first GET may be that of a server which has no such thing; any POST will tell.
@@ -168,7 +175,8 @@ class HttpLink(Posts):
     async def _listen(self, stream: _Stream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
         reader = EventReader(self._limits.message_bytes)
-        stream.opened, stream.broken = True, None
+        stream.opened.set()
+        stream.broken = None
         start = trio.current_time()
         try:
             while not stream.settled and (data := await reply.receive()):

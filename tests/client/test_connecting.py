@@ -19,7 +19,7 @@ from tests.requirements import req
 from trio_mcp.caller import OpeningError
 from trio_mcp.child import ServerExited
 from trio_mcp.client import open_client
-from trio_mcp.connecting import OPENING, how_to_reach
+from trio_mcp.connecting import OPENING, STANDING, how_to_reach
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.http_posts import NotAnswered
 
@@ -214,6 +214,49 @@ async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: Mock
                     raise AssertionError("it was opened")
     tried = [each.tried for each in failed.value.negotiation.attempts]
     assert tried == [BEGUN, PROBED, BEGUN, "HTTP+SSE at the same URL"]
+
+
+async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: MockClock) -> None:
+    """Some servers discard a question that belongs to no request of ours, as long as nobody listens to such."""
+    streams: list[Out] = []
+    answered = trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await trio.sleep(STANDING / 2)
+            await out.begin()
+            streams.append(out)
+            await out.hold()
+        elif asked.what == "tools/call":
+            form = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
+            for each in streams:
+                await each.event({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": form})
+            await answered.wait()
+            await out.json(asked.answer({"content": []}))
+        elif asked.what == "answer":
+            answered.set()
+            await out.reply(202)
+
+    async with script(legacy(play)) as server:
+        with reachable(server.connect), trio.fail_after(60):
+            async with open_client(URL, revision=D, elicitation=lambda form: {}) as client:
+                await client.call_tool("ask")
+        assert server.heard == ["initialize", "notifications/initialized", "GET", "tools/call", "answer", "DELETE"]
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({"roots": []}, STANDING), ({}, 0)])
+async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobody_up_for_long(
+    options: Any, seconds: float, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.hold() if asked.what == "GET" else await out.json(asked.answer({"tools": []}))
+
+    async with script(legacy(play)) as server:
+        start = trio.current_time()
+        with reachable(server.connect):
+            async with open_client(URL, revision=D, **options) as client:
+                assert trio.current_time() - start == seconds
+                assert (await client.list_tools()).tools == []
 
 
 @pytest.mark.parametrize(
