@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from tests.conformance.runs import run
 from tests.conformance.suite import Scenario
-from tests.conformance.verdicts import against, log_of, results_of, scores
+from tests.conformance.verdicts import against, log_of, log_of_server, results_of, scores
 
 AT = "2026-07-28T12-00-00-000Z"
 OF_SERVER = Scenario("server", "2026-07-28", "tools-list", "required")
@@ -58,6 +58,12 @@ def test_a_check_must_succeed_and_none_fail_or_warn(
 def test_a_failure_comes_with_what_the_client_said(tmp_path: Path) -> None:
     (save(OF_CLIENT, tmp_path, json.dumps([GOOD, FAILURE])) / "stderr.txt").write_text("no tool, no joy\n")
     assert against(OF_CLIENT, tmp_path) == ["FAILURE schema: it has no type", "the client said:", "no tool, no joy"]
+
+
+def test_a_failure_comes_with_what_the_server_said(tmp_path: Path) -> None:
+    save(OF_SERVER, tmp_path, json.dumps([GOOD, WARNING]))
+    log_of_server(tmp_path).write_text("oh\ndear\n")
+    assert against(OF_SERVER, tmp_path) == ["WARNING names: Names are short", "the server said:", "oh", "dear"]
 
 
 def test_what_a_client_said_is_nothing_against_it(tmp_path: Path) -> None:

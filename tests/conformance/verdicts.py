@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from tests.conformance.suite import Scenario, why_not
 
-__all__ = ["Outcomes", "against", "log_of", "results_of", "scores"]
+__all__ = ["Outcomes", "against", "log_of", "log_of_server", "results_of", "scores"]
 
 TAIL = 30  # lines of what a program said, in a message
 
@@ -31,15 +31,25 @@ def log_of(scenario: Scenario, folder: Path) -> Path:
     return folder / f"{scenario.side}-{scenario.revision}-{name}.txt"
 
 
+def log_of_server(folder: Path) -> Path:
+    """What our server said while it was visited."""
+    return folder / "server.txt"
+
+
 def against(scenario: Scenario, folder: Path) -> list[str]:
     """What speaks against it."""
     prefix = "server-" if scenario.side == "server" else ""
     # After the name comes the time: 2026-07-28T12-00-00-000Z.
     found = list(results_of(scenario, folder).glob(f"{prefix}{scenario.name}-????-??-??T*Z/checks.json"))
-    if len(found) != 1:
-        return [f"the suite has saved {len(found)} results of it, not one", *_end("suite", log_of(scenario, folder))]
-    wrong = _wrong(found[0])
-    return wrong and [*wrong, *_end("client", found[0].with_name("stderr.txt"))]
+    if len(found) == 1:
+        wrong = _wrong(found[0])
+    else:
+        wrong = [f"the suite has saved {len(found)} results of it, not one", *_end("suite", log_of(scenario, folder))]
+    if wrong and scenario.side == "server":
+        wrong += _end("server", log_of_server(folder))
+    elif wrong and found:
+        wrong += _end("client", found[0].with_name("stderr.txt"))
+    return wrong
 
 
 def _wrong(saved: Path) -> list[str]:
