@@ -55,8 +55,8 @@ class Peer:
         return [node(), str(folder / self.program)]
 
 
-PYTHON1 = ("stdio", "session", "sse", "ws")
-PYTHON2 = ("stdio", "stdio-modern", "session", "modern", "sse")
+LEGACY = ("stdio", "session", "sse", "ws")
+MODERN = ("stdio", "stdio-modern", "session", "modern", "sse")
 
 PEERS = {
     each.name: each
@@ -64,16 +64,22 @@ PEERS = {
         # Of its time: that reader of event streams ends lines at U+2028 and its like.
         Peer("python-1.0.0", ("mcp==1.0.0", "httpx-sse==0.4.0"), "python0.py", ("stdio", "sse")),
         # These do not import with a newer pydantic.
-        Peer("python-1.9.4", ("mcp==1.9.4", "pydantic<2.14", "websockets"), "python1.py", PYTHON1),
-        Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14", "websockets"), "python1.py", PYTHON1),
-        Peer("python-1.30.0", ("mcp==1.30.0", "websockets"), "python1.py", PYTHON1),
-        Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", PYTHON2),
+        Peer("python-1.9.4", ("mcp==1.9.4", "pydantic<2.14", "websockets"), "python1.py", LEGACY),
+        Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14", "websockets"), "python1.py", LEGACY),
+        Peer("python-1.30.0", ("mcp==1.30.0", "websockets"), "python1.py", LEGACY),
+        Peer("python-2.3.0", ("mcp==2.3.0",), "python2.py", MODERN),
         # The client by itself, which is newer than any whole that can be installed.
-        Peer("fastmcp-4.1.8", ("fastmcp-slim[client]==4.1.8", "mcp==2.3.0"), "fastmcp4.py", PYTHON2),
-        Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", ("session", "sse")),
+        Peer("fastmcp-4.1.8", ("fastmcp-slim[client]==4.1.8", "mcp==2.3.0"), "fastmcp4.py", MODERN),
+        # It takes the EventSource of browsers to be there.
         Peer(
-            "typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", ("session", "modern", "sse")
+            "typescript-1.0.4",
+            ("@modelcontextprotocol/sdk@1.0.4", "eventsource@2.0.2"),
+            "typescript1.mjs",
+            ("stdio", "sse", "ws"),
         ),
+        Peer("typescript-1.12.3", ("@modelcontextprotocol/sdk@1.12.3",), "typescript1.mjs", LEGACY),
+        Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", LEGACY),
+        Peer("typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", MODERN),
         # It is visited only.
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
     )

@@ -23,7 +23,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit ins
 VISITS = [(peer.name, way) for peer in PEERS.values() for way in peer.ways]
 GAPS = {**python_gaps.GAPS, **typescript_gaps.GAPS}
 # What clients agree on by a handshake; all others on 2025-11-25.
-HANDSHAKE = {"python-1.0.0": "2024-11-05", "python-1.9.4": "2025-03-26", "python-1.12.4": "2025-06-18"}
+HANDSHAKE = {
+    "python-1.0.0": "2024-11-05",
+    "python-1.9.4": "2025-03-26",
+    "python-1.12.4": "2025-06-18",
+    "typescript-1.0.4": "2024-11-05",
+    "typescript-1.12.3": "2025-03-26",
+}
 ONE_PAGE = {"python-1.0.0"}  # who cannot turn them
 NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
 

@@ -6,8 +6,13 @@ from tests.peers.interop import Gap, Pair
 
 __all__ = ["GAPS"]
 
-OWN = "it gives its programs the code that this has in 2026-07-28, whatever the server sent"
+OWN = Gap(-32602, "it gives its programs the code that this has in 2026-07-28, whatever the server sent")
+SIGNALS = Gap("clean, but the server ended with 143", "it does not close standard input, and sends SIGTERM at once")
+
 GAPS: dict[Pair, dict[str, Gap]] = {
-    ("typescript-2.4.0", "session"): {"unknown resource": Gap(-32602, OWN)},
-    ("typescript-2.4.0", "sse"): {"unknown resource": Gap(-32602, OWN)},
+    ("typescript-1.0.4", "stdio"): {"end": SIGNALS},
+    ("typescript-1.12.3", "stdio"): {"end": SIGNALS},
+    ("typescript-2.4.0", "stdio"): {"unknown resource": OWN},
+    ("typescript-2.4.0", "session"): {"unknown resource": OWN},
+    ("typescript-2.4.0", "sse"): {"unknown resource": OWN},
 }

@@ -5,7 +5,6 @@
 // read event streams), astral characters, and control characters that JSON must escape.
 export const ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end';
 export const LARGE = "0123456789 æøå 東京 🦜\n".repeat(29_000); // close to a million bytes
-export const STEPS = 5;
 const PATIENCE = 20_000; // milliseconds for one behaviour, on a busy machine
 
 export function tell(behaviour, seen) {
@@ -29,10 +28,12 @@ export function reporter(wanted) {
   };
 }
 
-// The code of the error that the call ends with; or what it gave instead, for the table to show.
+// How the call was refused: by the code of an error, or by a result that says so; or what it gave instead, for the table
+// to show.
 export async function refused(call) {
   try {
-    return `no error: ${JSON.stringify(await call)}`.slice(0, 300);
+    const result = await call;
+    return result.isError ? "isError" : `no error: ${JSON.stringify(result)}`.slice(0, 300);
   } catch (error) {
     return error.code ?? `${error}`.slice(0, 300);
   }

@@ -1,57 +1,80 @@
-// What the official TypeScript SDK 1.x sees of a server: typescript1.mjs URL session|sse [behaviour ...]
+// What the official TypeScript SDK 1.x sees of a server: typescript1.mjs TARGET stdio|session|sse|ws [behaviour ...]
+// The first releases know neither streamable HTTP nor elicitation, and take the browser's EventSource to be there.
 
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
-import { SSEClientTransport } from "@modelcontextprotocol/sdk/client/sse.js";
-import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 import * as types from "@modelcontextprotocol/sdk/types.js";
 import { Latest } from "./report.mjs";
 import { answers, visit } from "./visit.mjs";
 
-const [url, way, ...wanted] = process.argv.slice(2);
+const [target, way, ...wanted] = process.argv.slice(2);
+
+async function transportTo() {
+  const module = (name) => import(`@modelcontextprotocol/sdk/client/${name}.js`);
+  if (way === "stdio") {
+    const [command, ...args] = JSON.parse(target);
+    return new (await module("stdio")).StdioClientTransport({ command, args });
+  }
+  const url = new URL(target);
+  if (way === "ws") return new (await module("websocket")).WebSocketClientTransport(url);
+  if (way === "session") return new (await module("streamableHttp")).StreamableHTTPClientTransport(url);
+  const { EventSource, default: first } = await import("eventsource");
+  globalThis.EventSource ??= EventSource ?? first;
+  return new (await module("sse")).SSEClientTransport(url);
+}
+
 const told = new Latest();
-const logs = [];
+const logs = new Latest();
 const client = new Client(
   { name: "visitor", version: "1" },
-  { capabilities: { sampling: {}, elicitation: {}, roots: { listChanged: true } } },
+  { capabilities: { sampling: {}, roots: { listChanged: true }, ...(types.ElicitRequestSchema && { elicitation: {} }) } },
 );
 client.setRequestHandler(types.CreateMessageRequestSchema, ({ params }) => answers.sample(params));
-client.setRequestHandler(types.ElicitRequestSchema, answers.elicit);
+if (types.ElicitRequestSchema) client.setRequestHandler(types.ElicitRequestSchema, answers.elicit);
 client.setRequestHandler(types.ListRootsRequestSchema, answers.roots);
 client.setNotificationHandler(types.LoggingMessageNotificationSchema, ({ params }) => {
-  logs.push(`${params.level} ${params.data}`);
+  logs.add(`${params.level} ${params.logger} ${params.data.level}`);
 });
-client.setNotificationHandler(types.ResourceUpdatedNotificationSchema, (each) => told.add(each));
-client.setNotificationHandler(types.ToolListChangedNotificationSchema, (each) => told.add(each));
+for (const changed of [
+  types.ResourceUpdatedNotificationSchema,
+  types.ToolListChangedNotificationSchema,
+  types.ResourceListChangedNotificationSchema,
+  types.PromptListChangedNotificationSchema,
+]) {
+  client.setNotificationHandler(changed, (each) => told.add(each));
+}
 
-const transport = way === "sse" ? new SSEClientTransport(new URL(url)) : new StreamableHTTPClientTransport(new URL(url));
+const transport = await transportTo();
 const sdk = {
   call: (client, params, options) => client.callTool(params, undefined, options),
-  subscribe: async (client, touch) => {
-    await client.subscribeResource({ uri: "peers://greeting" });
+  subscribe: async (client, uri, touch) => {
+    await client.subscribeResource({ uri });
     await touch();
     const update = await told.some((each) => each.method === "notifications/resources/updated");
-    await client.unsubscribeResource({ uri: "peers://greeting" });
+    await client.unsubscribeResource({ uri });
     return update.params.uri;
   },
-  listChanged: async (client, toggle) => {
+  listChanged: async (client, kind, toggle) => {
     await toggle();
-    await told.some((each) => each.method === "notifications/tools/list_changed");
+    await told.some((each) => each.method === `notifications/${kind}/list_changed`);
   },
-  logs: async (client, call) => {
-    await client.setLoggingLevel("info");
+  logs: async (client, level, call) => {
+    await client.setLoggingLevel(level);
     await call({});
-    return logs;
+    await logs.some((each) => each.startsWith("error "));
+    return logs.seen;
   },
   close: async (client) => {
-    if (way !== "sse") await transport.terminateSession();
+    if (way === "session") await transport.terminateSession();
     await client.close();
   },
 };
 
-let revision;
-transport.setProtocolVersion = ((before) => (version) => {
-  revision = version; // this SDK tells its transport, and nobody else
-  return before?.call(transport, version);
-})(transport.setProtocolVersion);
+let connected;
+client.request = ((before) => async (request, ...more) => {
+  const result = await before.call(client, request, ...more);
+  // No release gives its programs the revision, and the first ones not even the instructions.
+  if (request.method === "initialize") connected = [result.protocolVersion, result.instructions];
+  return result;
+})(client.request);
 await client.connect(transport);
-await visit(client, sdk, revision, wanted);
+await visit(client, sdk, connected, wanted);

@@ -1,13 +1,24 @@
-// What the official TypeScript SDK 2.x sees of a server: typescript2.mjs URL session|modern|sse [behaviour ...]
+// What the official TypeScript SDK 2.x sees of a server:
+// typescript2.mjs TARGET stdio|stdio-modern|session|modern|sse [behaviour ...]
 
 import { Client, LOG_LEVEL_META_KEY, SSEClientTransport, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
+import { StdioClientTransport } from "@modelcontextprotocol/client/stdio";
 import { Latest } from "./report.mjs";
 import { answers, visit } from "./visit.mjs";
 
-const [url, way, ...wanted] = process.argv.slice(2);
-const modern = way === "modern";
+const [target, way, ...wanted] = process.argv.slice(2);
+const modern = way.endsWith("modern");
+
+function transportTo() {
+  if (way.startsWith("stdio")) {
+    const [command, ...args] = JSON.parse(target);
+    return new StdioClientTransport({ command, args });
+  }
+  return way === "sse" ? new SSEClientTransport(new URL(target)) : new StreamableHTTPClientTransport(new URL(target));
+}
+
 const told = new Latest();
-const logs = [];
+const logs = new Latest();
 const client = new Client(
   { name: "visitor", version: "1" },
   {
@@ -19,16 +30,19 @@ client.setRequestHandler("sampling/createMessage", ({ params }) => answers.sampl
 client.setRequestHandler("elicitation/create", answers.elicit);
 client.setRequestHandler("roots/list", answers.roots);
 client.setNotificationHandler("notifications/message", ({ params }) => {
-  logs.push(`${params.level} ${params.data}`);
+  logs.add(`${params.level} ${params.logger} ${params.data.level}`);
 });
-client.setNotificationHandler("notifications/resources/updated", (each) => told.add(each));
-client.setNotificationHandler("notifications/tools/list_changed", (each) => told.add(each));
+for (const changed of ["resources/updated", "tools/list_changed", "resources/list_changed", "prompts/list_changed"]) {
+  client.setNotificationHandler(`notifications/${changed}`, (each) => told.add(each));
+}
 
-const transport = way === "sse" ? new SSEClientTransport(new URL(url)) : new StreamableHTTPClientTransport(new URL(url));
+const LISTS = { tools: "tools/list", resources: "resources/list", templates: "resources/templates/list", prompts: "prompts/list" };
+const transport = transportTo();
 const sdk = {
   call: (client, params, options) => client.callTool(params, options),
-  subscribe: async (client, touch) => {
-    const uri = "peers://greeting";
+  // Its lists are whole, whatever pages they came in; a request by itself gives a page.
+  hasMore: async (client, kind) => (await client.request({ method: LISTS[kind] })).nextCursor !== undefined,
+  subscribe: async (client, uri, touch) => {
     const listening = modern ? await client.listen({ resourceSubscriptions: [uri] }) : null;
     if (!listening) await client.subscribeResource({ uri });
     await touch();
@@ -37,16 +51,17 @@ const sdk = {
     else await listening.close();
     return update.params.uri;
   },
-  listChanged: async (client, toggle) => {
-    const listening = modern ? await client.listen({ toolsListChanged: true }) : null;
+  listChanged: async (client, kind, toggle) => {
+    const listening = modern ? await client.listen({ [`${kind}ListChanged`]: true }) : null;
     await toggle();
-    await told.some((each) => each.method === "notifications/tools/list_changed");
+    await told.some((each) => each.method === `notifications/${kind}/list_changed`);
     await listening?.close();
   },
-  logs: async (client, call) => {
-    if (!modern) await client.setLoggingLevel("info");
-    await call(modern ? { _meta: { [LOG_LEVEL_META_KEY]: "info" } } : {});
-    return logs;
+  logs: async (client, level, call) => {
+    if (!modern) await client.setLoggingLevel(level);
+    await call(modern ? { _meta: { [LOG_LEVEL_META_KEY]: level } } : {});
+    await logs.some((each) => each.startsWith("error "));
+    return logs.seen;
   },
   close: async (client) => {
     if (way === "session") await transport.terminateSession();
@@ -55,4 +70,4 @@ const sdk = {
 };
 
 await client.connect(transport);
-await visit(client, sdk, client.getNegotiatedProtocolVersion(), wanted);
+await visit(client, sdk, [client.getNegotiatedProtocolVersion(), client.getInstructions()], wanted);

@@ -1,7 +1,16 @@
-// What is looked at by the programs for both TypeScript SDKs, whose clients differ in how they are made, in where options
-// go, and in how they subscribe: `client` is theirs, `sdk` what differs.
+// What is looked at by the programs for all TypeScript SDKs, whose clients differ in how they are made, in where options
+// go, and in how they subscribe: `client` is theirs, `sdk` what differs.  What is seen is described in behaviours.py.
 
-import { LARGE, ODD, STEPS, refused, reporter, tell } from "./report.mjs";
+import { LARGE, ODD, refused, reporter, tell } from "./report.mjs";
+
+const WATCHED = "test://watched-resource";
+const KINDS = {
+  tools: { list: (client, params) => client.listTools(params), name: (each) => each.name },
+  resources: { list: (client, params) => client.listResources(params), name: (each) => each.uri },
+  templates: { list: (client, params) => client.listResourceTemplates(params), name: (each) => each.uriTemplate },
+  prompts: { list: (client, params) => client.listPrompts(params), name: (each) => each.name },
+};
+const DYNAMIC = { tools: "interop_dynamic", resources: "test://interop-dynamic", prompts: "interop_dynamic" };
 
 export const answers = {
   sample: (params) => ({
@@ -10,76 +19,116 @@ export const answers = {
     model: "none",
     stopReason: "endTurn",
   }),
-  elicit: () => ({ action: "accept", content: { name: "Ada", age: 36 } }),
+  elicit: () => ({ action: "accept", content: { response: "blue" } }),
   roots: () => ({ roots: [{ uri: "file:///srv/a", name: "a" }, { uri: "file:///srv/b" }] }),
 };
 
-export async function visit(client, sdk, revision, wanted) {
+// All names of a kind, and how many pages they came in.
+async function listed(client, kind) {
+  const names = [];
+  let pages = 0;
+  let cursor;
+  do {
+    const page = await KINDS[kind].list(client, cursor === undefined ? undefined : { cursor });
+    names.push(...(page[kind] ?? page.resourceTemplates).map(KINDS[kind].name));
+    cursor = page.nextCursor;
+    pages += 1;
+  } while (cursor !== undefined);
+  return [names, pages];
+}
+
+export async function visit(client, sdk, connected, wanted) {
   const look = reporter(wanted);
   const tool = (name, args = {}, options = {}) => sdk.call(client, { name, arguments: args }, options);
   const call = async (name, args) => (await tool(name, args)).content[0].text;
 
-  tell("connect", [revision, client.getServerVersion()?.name ?? null]);
-  await look("list", async () => ({
-    tools: (await client.listTools()).tools.map((each) => each.name).sort(),
-    prompts: (await client.listPrompts()).prompts.map((each) => each.name).sort(),
-    resources: (await client.listResources()).resources.map((each) => each.uri).sort(),
-    templates: (await client.listResourceTemplates()).resourceTemplates.map((each) => each.uriTemplate),
-  }));
-  await look("call", async () => (await call("echo", { text: ODD })) === ODD);
-  await look("structured result", async () => (await tool("add", { a: 2, b: 3 })).structuredContent);
-  await look("error result", async () => {
-    const result = await tool("fail");
+  tell("connect", connected);
+  await look("list", async () => {
+    const lists = {};
+    const paged = [];
+    for (const kind of Object.keys(KINDS)) {
+      const [names, pages] = await listed(client, kind);
+      lists[kind] = names.sort();
+      if (pages > 1 || (await sdk.hasMore?.(client, kind))) paged.push(kind);
+    }
+    return { ...lists, paged: paged.sort() };
+  });
+  await look("call", async () => (await call("interop_echo", { text: ODD })) === ODD);
+  await look("structured", async () => {
+    const result = await tool("interop_structured", { a: 2, b: 3 });
+    return [result.structuredContent ?? null, JSON.parse(result.content[0].text)];
+  });
+  await look("tool error", async () => {
+    const result = await tool("test_error_handling");
     return [result.isError, result.content[0].text];
   });
-  await look("unknown tool", () => refused(tool("nobody")));
-  await look("bad arguments", async () => (await tool("add", { a: "two", b: 3 })).isError);
+  await look("unknown tool", () => refused(tool("interop_nothing")));
+  await look("bad arguments", () => refused(tool("interop_check", { count: "two", label: "x" })));
   await look("progress", async () => {
     const seen = [];
-    const onprogress = ({ progress, total, message }) => seen.push([progress, total ?? null, message ?? null]);
-    const result = await tool("slow", { steps: STEPS }, { onprogress });
-    return [seen, result.content[0].text];
+    await tool("test_tool_with_progress", {}, { onprogress: ({ progress, total }) => seen.push([progress, total]) });
+    return seen;
   });
   await look("cancel", async () => {
     const abort = new AbortController();
-    const outcome = tool("wait", { tag: "cancel" }, { signal: abort.signal, onprogress: () => abort.abort("enough") });
-    await outcome.then(() => Promise.reject(new Error("it was answered")), () => undefined);
-    return await call("gone", { tag: "cancel" });
+    const options = { signal: abort.signal, onprogress: () => abort.abort("enough") };
+    await tool("interop_wait", { seconds: 60, tag: "cancel" }, options).then(
+      () => Promise.reject(new Error("it was answered")),
+      () => undefined,
+    );
+    while (!JSON.parse(await call("interop_cancelled")).includes("cancel"));
+    return true;
   });
   await look("read", async () => {
-    const text = (await client.readResource({ uri: "peers://greeting" })).contents[0];
-    const blob = (await client.readResource({ uri: "peers://picture" })).contents[0];
-    const item = (await client.readResource({ uri: "peers://item/7" })).contents[0];
-    return [text.text, blob.mimeType, blob.blob, item.text];
+    const read = async (uri) => (await client.readResource({ uri })).contents[0];
+    const text = (await read("test://static-text")).text;
+    const picture = await read("test://static-binary");
+    return [text, picture.mimeType, JSON.parse((await read("test://template/7/data")).text)];
   });
-  await look("unknown resource", () => refused(client.readResource({ uri: "peers://nothing" })));
-  await look("subscribe", () => sdk.subscribe(client, () => call("touch", { uri: "peers://greeting" })));
+  await look("unknown resource", () => refused(client.readResource({ uri: "test://no-such-resource" })));
+  await look("subscribe", () => sdk.subscribe(client, WATCHED, () => call("interop_touch", { uri: WATCHED })));
   await look("list changed", async () => {
-    await sdk.listChanged(client, () => call("toggle", { on: true }));
-    const names = (await client.listTools()).tools.map((each) => each.name);
-    await call("toggle", { on: false });
-    return names.includes("extra");
+    const seen = [];
+    for (const [kind, dynamic] of Object.entries(DYNAMIC)) {
+      await sdk.listChanged(client, kind, () => call("interop_toggle", { kind, on: true }));
+      const [names] = await listed(client, kind);
+      if (names.includes(dynamic)) seen.push(kind);
+      await call("interop_toggle", { kind, on: false });
+    }
+    return seen;
   });
-  await look("prompt", async () => {
-    const { messages } = await client.getPrompt({ name: "compare", arguments: { first: "Oslo", second: "Rome" } });
-    return [messages[0].role, messages[0].content.text];
+  await look("prompts", async () => {
+    const contents = async (name, args) =>
+      (await client.getPrompt({ name, arguments: args })).messages.map((each) => each.content);
+    const types = async (name, args) => (await contents(name, args)).map((each) => each.type);
+    return [
+      (await contents("test_simple_prompt"))[0].text,
+      (await contents("test_prompt_with_arguments", { arg1: "a", arg2: "b" }))[0].text,
+      await types("test_prompt_with_embedded_resource", { resourceUri: "test://example" }),
+      await types("test_prompt_with_image"),
+    ];
   });
-  await look("unknown prompt", () => refused(client.getPrompt({ name: "nobody" })));
+  await look("unknown prompt", () => refused(client.getPrompt({ name: "interop_nothing" })));
   await look("completion", async () => {
-    const ref = { type: "ref/prompt", name: "compare" };
-    return (await client.complete({ ref, argument: { name: "first", value: "O" } })).completion.values;
+    const prompt = { type: "ref/prompt", name: "test_prompt_with_arguments" };
+    const template = { type: "ref/resource", uri: "test://template/{id}/data" };
+    const context = connected[0] < "2025-06-18" ? {} : { context: { arguments: { arg1: "v" } } };
+    const values = async (params) => (await client.complete(params)).completion.values;
+    return [
+      await values({ ref: prompt, argument: { name: "arg1", value: "alp" } }),
+      await values({ ref: prompt, argument: { name: "arg2", value: "" }, ...context }),
+      await values({ ref: template, argument: { name: "id", value: "1" } }),
+    ];
   });
-  await look("logging", () => sdk.logs(client, (params) => sdk.call(client, { name: "log", arguments: {}, ...params })));
-  await look("sampling", () => call("sample"));
-  await look("elicitation", () => call("ask"));
-  await look("roots", () => call("roots"));
-  await look("large", async () => (await call("echo", { text: LARGE })) === LARGE);
-  await look("parallel", async () => {
-    const numbers = [...Array(20).keys()];
-    const same = await Promise.all(
-      numbers.map(async (each) => (await call("echo", { text: `number ${each}`, seconds: 0.2 })) === `number ${each}`),
-    );
-    return same.filter(Boolean).length;
+  await look("logging", () => sdk.logs(client, "notice", (params) => sdk.call(client, { name: "interop_log", ...params })));
+  await look("sampling", () => call("test_sampling", { prompt: "a joke" }));
+  await look("elicitation", () => call("test_elicitation", { message: "Which colour?" }));
+  await look("roots", () => call("interop_roots"));
+  await look("1 MB", async () => (await call("interop_echo", { text: LARGE })) === LARGE);
+  await look("20 at once", async () => {
+    const texts = [...Array(20).keys()].map((each) => `number ${each}`);
+    const echoed = await Promise.all(texts.map((text) => call("interop_echo", { text, delay_ms: 200 })));
+    return texts.filter((text, index) => echoed[index] === text).length;
   });
   await sdk.close(client);
   tell("end", "clean");
