@@ -41,7 +41,7 @@ async def count(beats: Annotated[int, Field(ge=1, le=1000)], ctx: Context) -> st
     while (counted := heart["beats"] - first) < beats:
         await ctx.progress(counted, beats)  # each of these leaves at once, as an event of the response
         await trio.sleep(0.1)
-    return f"{counted} beats"
+    return f"{beats} beats"
 
 
 async def main(port: int) -> None:
