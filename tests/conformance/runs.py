@@ -24,18 +24,20 @@ __all__ = ["play", "run"]
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 AT_ONCE = 3  # processes of the suite, each of which waits for one of ours most of the time
 PATIENCE = 60  # seconds for one scenario, on a busy machine
+DEADLINE = 600  # seconds for all; what has not been run by then has failed
 
 
 async def play(suite: Suite, scenarios: Collection[Scenario], folder: Path) -> Outcomes:
     """What speaks against each of these, of which all is kept in that folder."""
     places = trio.CapacityLimiter(AT_ONCE)
     visits = {each.revision: each for each in scenarios if each.side == "server"}  # one stands for all
-    async with trio.open_nursery() as nursery:
-        if visits:
-            nursery.start_soon(_visit_server, suite, list(visits.values()), folder, places)
-        for each in scenarios:
-            if each.side == "client":
-                nursery.start_soon(_start_client, suite, each, folder, places)
+    with trio.move_on_after(DEADLINE):
+        async with trio.open_nursery() as nursery:
+            if visits:
+                nursery.start_soon(_visit_server, suite, list(visits.values()), folder, places)
+            for each in scenarios:
+                if each.side == "client":
+                    nursery.start_soon(_start_client, suite, each, folder, places)
     return {each: against(each, folder) for each in scenarios}
 
 
