@@ -76,7 +76,7 @@ def test_what_a_real_client_sees(peer: str, way: str) -> None:
     check(visit, wrong)
 
 
-PLAIN = ("call", "structured", "tool error", "unknown tool", "read", "prompts", "1 MB", "20 at once", "end")
+PLAIN = ("list", "call", "structured", "tool error", "unknown tool", "read", "prompts", "1 MB", "20 at once", "end")
 
 
 def some(of: Mapping[str, Any]) -> dict[str, Any]:

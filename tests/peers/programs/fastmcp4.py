@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from fastmcp.client.transports import SSETransport, StdioTransport, StreamableHt
 from mcp.client.subscriptions import listen
 from mcp.shared.exceptions import MCPDeprecationWarning
 from report import Latest, Logs, Report, wire
-from visit import CHANGED, FILLED_IN, ROOTS, Client, Json, Visit, heard, sampled
+from visit import FILLED_IN, ROOTS, Client, Json, Visit, heard, listened, sampled
 
 warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older revisions still have
 
@@ -73,32 +73,11 @@ class FastMcp(Client):
         argument = {"name": name, "value": value}
         return (await self.sdk.complete(kind.model_validate(ref), argument, context and dict(context))).values
 
-    async def abandon(self, name: str, arguments: Json) -> None:
-        begun = anyio.Event()
-
-        async def on_progress(*_: Any) -> None:
-            begun.set()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(partial(self.sdk.call_tool, name, arguments, progress_handler=on_progress))
-            await begun.wait()
-            group.cancel_scope.cancel()
-
-    @asynccontextmanager
-    async def changes(self, of: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+    def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         session = self.sdk.session
-        if not self.modern:
-            subscribe, unsubscribe = session.subscribe_resource, session.unsubscribe_resource
-            async with heard(self.told, of, partial(subscribe, of), partial(unsubscribe, of)) as change:
-                yield change
-            return
-        wanted: Any = {f"{of}_list_changed": True} if of in CHANGED else {"resource_subscriptions": [of]}
-        async with listen(session, **wanted) as changes:
-
-            async def change() -> Any:
-                return getattr(await anext(changes), "uri", None)
-
-            yield change
+        if self.modern:
+            return listened(partial(listen, session), of)
+        return heard(self.told, of, partial(session.subscribe_resource, of), partial(session.unsubscribe_resource, of))
 
     async def logged(self) -> list[str]:
         if self.modern:

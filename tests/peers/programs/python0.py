@@ -64,9 +64,6 @@ class Python0(Client):
         result = await self.session.complete(kind.model_validate(ref), {"name": name, "value": value})
         return result.completion.values
 
-    async def abandon(self, name: str, arguments: Json) -> None:
-        raise NotImplementedError
-
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         subscribe, unsubscribe = self.session.subscribe_resource, self.session.unsubscribe_resource
         return heard(self.told, of, lambda: subscribe(AnyUrl(of)), lambda: unsubscribe(AnyUrl(of)))

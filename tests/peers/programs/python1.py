@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -71,20 +70,11 @@ class Python1(Client):
         result = await self.session.complete(kind.model_validate(ref), {"name": name, "value": value}, **more)
         return result.completion.values
 
-    async def abandon(self, name: str, arguments: Json) -> None:
-        begun = anyio.Event()
-
-        async def on_progress(*_: Any) -> None:
-            begun.set()
-
-        async with anyio.create_task_group() as group:
-            id = self.session._request_id  # this SDK has no call that cancels: one sends the notification
-            group.start_soon(partial(self.session.call_tool, name, arguments, progress_callback=on_progress))
-            await begun.wait()
-            params = types.CancelledNotificationParams(requestId=id, reason="enough")
-            notification = types.CancelledNotification(method="notifications/cancelled", params=params)
-            await self.session.send_notification(types.ClientNotification(notification))
-            group.cancel_scope.cancel()
+    async def stop(self) -> None:
+        """This SDK has no call that cancels: one sends the notification."""
+        params = types.CancelledNotificationParams(requestId=self.session._request_id - 1, reason="enough")
+        notification = types.CancelledNotification(method="notifications/cancelled", params=params)
+        await self.session.send_notification(types.ClientNotification(notification))
 
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
         subscribe, unsubscribe = self.session.subscribe_resource, self.session.unsubscribe_resource

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPDeprecationWarning
 from report import Latest, Logs, Report, wire
-from visit import CHANGED, FILLED_IN, ROOTS, Client, Json, Visit, heard, sampled
+from visit import FILLED_IN, ROOTS, Client, Json, Visit, heard, listened, sampled
 
 warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older revisions still have
 
@@ -74,31 +74,11 @@ class Python2(Client):
         result = await self.sdk.complete(kind.model_validate(ref), argument, context and dict(context))
         return result.completion.values
 
-    async def abandon(self, name: str, arguments: Json) -> None:
-        begun = anyio.Event()
-
-        async def on_progress(*_: Any) -> None:
-            begun.set()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(partial(self.sdk.call_tool, name, arguments, progress_callback=on_progress))
-            await begun.wait()
-            group.cancel_scope.cancel()
-
-    @asynccontextmanager
-    async def changes(self, of: str) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
-        if not self.modern:
-            subscribe, unsubscribe = self.sdk.subscribe_resource, self.sdk.unsubscribe_resource
-            async with heard(self.told, of, partial(subscribe, of), partial(unsubscribe, of)) as change:
-                yield change
-            return
-        wanted: Any = {f"{of}_list_changed": True} if of in CHANGED else {"resource_subscriptions": [of]}
-        async with self.sdk.listen(**wanted) as changes:
-
-            async def change() -> Any:
-                return getattr(await anext(changes), "uri", None)
-
-            yield change
+    def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
+        if self.modern:
+            return listened(self.sdk.listen, of)
+        subscribe, unsubscribe = self.sdk.subscribe_resource, self.sdk.unsubscribe_resource
+        return heard(self.told, of, partial(subscribe, of), partial(unsubscribe, of))
 
     async def logged(self) -> list[str]:
         if self.modern:

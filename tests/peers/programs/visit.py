@@ -52,6 +52,20 @@ async def heard(
     await unsubscribe()
 
 
+@asynccontextmanager
+async def listened(
+    listen: Callable[..., AbstractAsyncContextManager[Any]], of: str
+) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
+    """`Client.changes` in 2026-07-28, as the official SDK has it."""
+    wanted: Json = {f"{of}_list_changed": True} if of in CHANGED else {"resource_subscriptions": [of]}
+    async with listen(**wanted) as changes:
+
+        async def change() -> Any:
+            return getattr(await anext(changes), "uri", None)
+
+        yield change
+
+
 class Client(ABC):
     """What differs between the clients; results are as on the wire."""
 
@@ -79,9 +93,8 @@ class Client(ABC):
     @abstractmethod
     async def complete(self, ref: Json, name: str, value: str, context: Mapping[str, str] | None) -> list[str]: ...
 
-    @abstractmethod
-    async def abandon(self, name: str, arguments: Json) -> None:
-        """Begin a call, and cancel it once its first progress has come."""
+    async def stop(self) -> None:  # noqa: B027  # for most there is nothing to do
+        """Cancel the request that was sent last, where that takes more than leaving the scope of the call."""
 
     @abstractmethod
     def changes(self, of: str) -> AbstractAsyncContextManager[Callable[[], Awaitable[Any]]]:
@@ -166,7 +179,16 @@ class Visit:
         return seen
 
     async def cancel(self) -> Any:
-        await self.client.abandon("interop_wait", {"seconds": 60, "tag": "cancel"})
+        begun = anyio.Event()
+
+        async def on_progress(*_: Any) -> None:
+            begun.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.client.tool, "interop_wait", {"seconds": 60, "tag": "cancel"}, on_progress)
+            await begun.wait()
+            await self.client.stop()
+            group.cancel_scope.cancel()
         while "cancel" not in json.loads(await self.call("interop_cancelled")):
             pass
         return True
