@@ -1,4 +1,7 @@
-"""The README is true: its code runs, its demo runs, and its map names every module there is."""
+"""The README and the pages beside it are true: their code runs, and their tables name everything there is.
+
+`test_demo` runs the demo, and `test_readme_table` tries the table of what works in which revision.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,56 @@ from tests.server.wire import LATEST, Object, connected, everywhere, speaking
 from trio_mcp import ClientOptions, Context, HttpAddress, HttpOptions, Server, open_client, serve_http
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("servers", "http", "clients", "core"))]
+README, SERVERS, HTTP, CLIENTS, CORE = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
+SCREEN = 90  # lines of the README, with which somebody begins
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What the code blocks define, run one after another."""
-    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """What the code blocks define, run one after another, page after page."""
+    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 10
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
+
+
+def marked(mark: str, language: str, text: str = README) -> str:
+    """The one block of code with this remark above it."""
+    (block,) = re.findall(rf"^<!-- {mark} -->\n```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert isinstance(block, str)
+    return block
+
+
+def test_the_first_screen_has_two_commands_a_server_and_a_client() -> None:
+    screen = "\n".join(README.splitlines()[:SCREEN])
+    set_up = "python3 -m venv .venv && .venv/bin/pip install -q -e "
+    assert marked("demo", "sh", screen) == f"{set_up}. && .venv/bin/python -m trio_mcp demo\n"
+    assert marked("tests", "sh", screen) == f"{set_up}'.[test]' && .venv/bin/pytest\n"
+    assert README.count("```sh") == 2
+    assert marked("weather.py", "python", screen)
+    assert marked("client.py", "python", screen)
+
+
+def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
+    for name in ("weather.py", "client.py"):
+        (tmp_path / name).write_text(marked(name, "python"))
+    shown = subprocess.run(
+        [sys.executable, "client.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert shown.stderr == ""
+    assert shown.stdout.splitlines() == [
+        "2026-07-28 ['forecast']",
+        *(f"{day} 3 day {day + 1}" for day in range(3)),
+        "{'city': 'Oslo', 'degrees': [4.0, 5.0, 6.0]}",
+    ]
+
+
+def test_what_is_linked_is_there() -> None:
+    for page, text in zip(PAGES, TEXTS, strict=True):
+        for target in re.findall(r"\]\((?!https:)([^)]+)\)", text):
+            assert (page.parent / target).exists(), f"{page.name} links {target}"
 
 
 @everywhere
@@ -89,7 +131,7 @@ async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.Monk
 
 async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
     needs("curl", lambda: tool("curl"))
-    (line,) = re.findall(r"^<!-- curl -->\n```sh\n(.*?)\n```", README, re.MULTILINE | re.DOTALL)
+    line = marked("curl", "sh", HTTP)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(serve_http, said["server"])
         assert line.count("http://127.0.0.1:3000/mcp") == 1
@@ -120,8 +162,7 @@ async def test_a_client_uses_it(websocket: bool, said: dict[str, Any], monkeypat
 async def test_a_relay_shows_what_is_shown(
     said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"^## A server\n\n```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    (tmp_path / "weather.py").write_text(code)
+    (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
     monkeypatch.setitem(said, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
     started = Started()
     async with trio.open_nursery() as nursery:
@@ -178,24 +219,19 @@ async def tools_of(web: Web, session: str | None) -> None:
 
 
 def test_the_tables_name_every_option() -> None:
-    tables = re.findall(r"^\| Option.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    rows = [[row.split("|")[1] for row in table.splitlines()[2:-1]] for table in tables]
-    named, of_clients = ({name for row in table for name in re.findall(r"`(\w+)", row)} for table in rows)
+    named, of_clients = options_in(HTTP), options_in(CLIENTS)
     assert of_clients == ClientOptions.__annotations__.keys()
     own = {name for name in inspect.signature(serve_http).parameters if name in ("listeners", "unix", "ssl_context")}
     assert len(own) == 3
     assert named == HttpOptions.__annotations__.keys() | own
 
 
-def test_the_demo_runs() -> None:
-    (script,) = re.findall(r"^<!-- demo -->\n```sh\n.* \.venv/bin/python (\S+)\n```", README, re.MULTILINE)
-    shown = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stderr == ""
-    assert shown.stdout.count('[{"type":"text","text":"Hello, Trio!"}]') == 2
-    assert shown.stdout.count("ends with status 0") == 2
+def options_in(page: str) -> set[str]:
+    (table,) = re.findall(r"^\| Option.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    return {name for row in table.splitlines()[2:-1] for name in re.findall(r"`(\w+)", row.split("|")[1])}
 
 
 def test_the_map_names_every_module_of_the_core() -> None:
-    (table,) = re.findall(r"^\| Module.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^\| Module.*?\n(?!\|)", CORE, re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`(\w+)`", table.split("\n", 2)[2]))
     assert named == {path.stem for path in (ROOT / "trio_mcp" / "core").glob("*.py")} - {"__init__"}

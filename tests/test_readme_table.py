@@ -1,0 +1,439 @@
+"""The README's table of features is true: each cell is tried, with a server and a client, in the revision above it.
+
+What a try comes to is what the cell has to say: `yes`; a word for how it was done; `left out`, where the revision has
+no place for something, and the rest goes its way without it; `–`, where there is no such thing and whoever tries is
+told so.  `not yet` is a `–` that is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import at_home, reachable
+from tests.client.house import Forecast, build
+from tests.http.served import MemoryListener
+from tests.server.wire import REVISION_NAMES, connected
+from trio_mcp import (
+    CacheHints,
+    Client,
+    Context,
+    Icon,
+    InputRequired,
+    ListRoots,
+    NotAnswered,
+    NotInThisRevision,
+    OpeningError,
+    PromptReference,
+    RequestError,
+    Server,
+    Tool,
+    ToolFailed,
+    Unauthorized,
+    open_client,
+    serve_http,
+)
+from trio_mcp.core.listen import resource_updated
+from trio_mcp.groups import open_nursery
+from trio_mcp.testing import MemoryPair, open_memory_pair
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+DEMO = [sys.executable, "-m", "trio_mcp.demo.server"]
+ROOM = "rooms://kitchen"
+
+Try = Callable[[str], Awaitable[str | None]]
+TRIES: dict[str, Try] = {}
+LEFT_OUT = "left out"
+# What tells that there is no such thing.
+REFUSALS = (NotInThisRevision, OpeningError, NotAnswered, RequestError, ToolFailed)
+
+
+def tries(feature: str) -> Callable[[Try], Try]:
+    def register(function: Try) -> Try:
+        TRIES[feature] = function
+        return function
+
+    return register
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Feature, revision and what is said of the two."""
+    (text,) = re.findall(r"^\| What .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line]
+    return [(row[0], revision, cell) for row in rows for revision, cell in zip(head[1:], row[1:], strict=True)]
+
+
+def test_the_table_has_every_revision_and_all_that_is_tried() -> None:
+    assert sorted({revision for _, revision, _ in table()}) == sorted(REVISION_NAMES)
+    assert list(dict.fromkeys(feature for feature, _, _ in table())) == [*TRIES]
+
+
+@pytest.fixture
+def clock(feature: str) -> MockClock:
+    """That of a child process is the real one."""
+    return MockClock(rate=1.0) if feature.startswith("stdio") else MockClock(autojump_threshold=0)
+
+
+@pytest.mark.parametrize(("feature", "revision", "cell"), table())
+async def test_a_cell_says_what_happens(feature: str, revision: str, cell: str, clock: MockClock) -> None:
+    with trio.fail_after(60):
+        assert await outcome(TRIES[feature](revision)) == cell.replace("not yet", "–")
+
+
+async def outcome(trying: Awaitable[str | None]) -> str:
+    try:
+        return await trying or "yes"
+    except Unauthorized:
+        return "–"
+    except REFUSALS as error:
+        # Who reads it is to know that it is a matter of revisions.
+        return "–" if re.search("|".join((*REVISION_NAMES, "this revision")), str(error)) else str(error)
+
+
+# A house with everything.
+
+
+def house() -> Server:
+    server = build(cache={"tools/list": CacheHints(ttl_ms=60_000)})
+
+    @server.tool(title="A door", icons=[Icon("https://house.example/door.png")])
+    async def door() -> str:
+        return "closed"
+
+    @server.tool
+    async def think_with_tools(ctx: Context) -> str:
+        return (await ctx.sample("What is new?", max_tokens=9, tools=[Tool("look", {"type": "object"})])).model
+
+    @server.tool
+    async def ask_by_hand(ctx: Context) -> str | InputRequired:
+        question = ListRoots()
+        if not ctx.answers:
+            return InputRequired({"roots": question}, state="asked before")
+        return f"{ctx.state}, {len(question.read(ctx.answers['roots']))} root"
+
+    return server
+
+
+def at(revision: str, **options: Any) -> AbstractAsyncContextManager[MemoryPair]:
+    return open_memory_pair(house(), revision=revision, **options)
+
+
+async def tool_named(name: str, client: Client) -> Tool:
+    (tool,) = [tool async for tool in client.tools() if tool.name == name]
+    return tool
+
+
+# What a server has.
+
+
+async def tools(revision: str) -> None:
+    async with at(revision) as pair:
+        assert (await tool_named("add", pair.client)).input_schema["required"] == ["a", "b"]
+        assert await pair.client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+
+
+@tries("Tools, resources, templates, prompts, completion")
+async def what_all_have(revision: str) -> None:
+    for part in (tools, resources, prompts, completion):
+        await part(revision)
+
+
+@tries("Structured results, output schemas")
+async def structured(revision: str) -> str | None:
+    async with at(revision) as pair:
+        tool = await tool_named("forecast", pair.client)
+        result = await pair.client.call_tool("forecast", {"city": "Oslo"})
+        assert await pair.client.call_tool("forecast", {"city": "Oslo"}, returns=Forecast) == Forecast(
+            "Oslo", [1, 2, 3]
+        )
+    value = {"city": "Oslo", "degrees": [1, 2, 3]}
+    (text,) = result.content
+    assert json.loads(getattr(text, "text", "")) == value
+    if result.structured_content != value:
+        assert tool.output_schema is None
+        return "as text"
+    assert tool.output_schema is not None
+    return None
+
+
+async def resources(revision: str) -> None:
+    async with at(revision) as pair:
+        assert "house://one" in [each.uri async for each in pair.client.resources()]
+        assert "rooms://{name}" in [each.uri_template async for each in pair.client.templates()]
+        (content,) = (await pair.client.read(ROOM)).contents
+        assert getattr(content, "text", "") == "the room kitchen"
+
+
+async def prompts(revision: str) -> None:
+    async with at(revision) as pair:
+        assert "review" in [each.name async for each in pair.client.prompts()]
+        (message,) = (await pair.client.prompt("review", {"code": "x"})).messages
+        assert getattr(message.content, "text", "") == "Review this python: x"
+
+
+async def completion(revision: str) -> None:
+    async with at(revision) as pair:
+        done = await pair.client.complete(PromptReference("review"), "language", "py")
+        assert list(done.values) == ["python"]
+
+
+@tries("Completion by the other arguments")
+async def completion_by_others(revision: str) -> str | None:
+    async with at(revision) as pair:
+        done = await pair.client.complete(PromptReference("review"), "language", "q", context={"code": "qb64"})
+        return None if list(done.values) == ["qb64"] else LEFT_OUT
+
+
+@tries("Titles")
+async def titles(revision: str) -> str | None:
+    async with at(revision) as pair:
+        return None if (await tool_named("door", pair.client)).title == "A door" else LEFT_OUT
+
+
+@tries("Icons")
+async def icons(revision: str) -> str | None:
+    async with at(revision) as pair:
+        return None if (await tool_named("door", pair.client)).icons else LEFT_OUT
+
+
+@tries("Hints for caches")
+async def caching(revision: str) -> str | None:
+    async with at(revision) as pair:
+        first = await pair.client.list_tools()
+        before = len(pair.transcript)
+        assert await pair.client.list_tools() == first
+        return None if len(pair.transcript) == before else LEFT_OUT
+
+
+# While a call runs.
+
+
+@tries("Progress, log messages, cancellation")
+async def while_it_runs(revision: str) -> None:
+    for part in (progress, logging, cancellation):
+        await part(revision)
+
+
+async def progress(revision: str) -> None:
+    reports: list[Any] = []
+    async with at(revision) as pair:
+        await pair.client.call_tool("count", {"to": 3}, on_progress=lambda *report: reports.append(report[:2]))
+    assert reports == [(0, 3), (1, 3), (2, 3)]
+
+
+@tries("Progress with a message")
+async def progress_message(revision: str) -> str | None:
+    messages: list[Any] = []
+    async with at(revision) as pair:
+        await pair.client.call_tool("count", {"to": 2}, on_progress=lambda *report: messages.append(report[2]))
+    return None if messages == ["number 0", "number 1"] else LEFT_OUT
+
+
+async def logging(revision: str) -> None:
+    heard: list[Any] = []
+    async with at(revision, on_log=lambda message: heard.append(message.data), log_level="debug") as pair:
+        await pair.client.call_tool("talk")
+        await pair.client.set_log_level("error")
+        await pair.client.call_tool("talk")
+    assert heard == ["a whisper", {"loud": True}]
+
+
+async def cancellation(revision: str) -> None:
+    async with at(revision) as pair:
+        with trio.move_on_after(1):
+            await pair.client.call_tool("hold", {"name": "it"})
+        await wait_all_tasks_blocked()
+        assert await pair.client.call_tool("ledger", returns=list[str]) == ["it began", "it was cancelled"]
+
+
+@tries("Changes of lists and resources, by `listen`")
+async def changes(revision: str) -> None:
+    async with at(revision) as pair, pair.client.listen(tools=True, resources=[ROOM]) as heard:
+        await pair.client.call_tool("touch", {"uri": ROOM})
+        assert await anext(heard) == resource_updated(ROOM)
+        await pair.client.call_tool("grow")
+        assert (await anext(heard)).kind.field == "toolsListChanged"
+
+
+@tries("`resources/subscribe`, by hand")
+async def subscribe(revision: str) -> None:
+    async with at(revision) as pair:
+        assert await pair.client.request("resources/subscribe", {"uri": ROOM}) == {}
+
+
+@tries("`subscriptions/listen`, by hand")
+async def listen(revision: str) -> None:
+    async with at(revision) as pair:
+        with trio.move_on_after(1):  # it has no end
+            await pair.client.request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        assert "notifications/subscriptions/acknowledged" in str(pair.transcript)
+
+
+@tries("`ping`")
+async def ping(revision: str) -> None:
+    async with at(revision) as pair:
+        await pair.client.ping()
+
+
+# What a server asks.
+
+
+@tries("Sampling, roots")
+async def what_all_ask(revision: str) -> None:
+    await sampling(revision)
+    await roots(revision)
+
+
+async def sampling(revision: str) -> None:
+    async with at(revision, sampling=lambda _: ("a little", "small")) as pair:
+        assert await pair.client.call_tool("think", returns=str) == "small: a little"
+
+
+@tries("Sampling with tools")
+async def sampling_tools(revision: str) -> None:
+    async with at(revision, sampling=lambda _: ("a little", "small"), sampling_tools=True) as pair:
+        assert await pair.client.call_tool("think_with_tools", returns=str) == "small"
+
+
+@tries("Elicitation by a form")
+async def forms(revision: str) -> None:
+    async with at(revision, elicitation=lambda _: {"size": 3}) as pair:
+        assert await pair.client.call_tool("order", returns=str) == "Size(size=3, colour='red')"
+
+
+@tries("Elicitation by a page to visit")
+async def pages(revision: str) -> None:
+    async with at(revision, elicitation_url=lambda _: True) as pair:
+        assert await pair.client.call_tool("visit", returns=str) == "Accepted"
+
+
+async def roots(revision: str) -> None:
+    async with at(revision, roots=["/srv"]) as pair:
+        assert await pair.client.call_tool("rooms", returns=list[str]) == ["file:///srv"]
+
+
+@tries("`InputRequired` from a handler")
+async def input_required(revision: str) -> None:
+    async with at(revision, roots=["/srv"]) as pair:
+        assert await pair.client.call_tool("ask_by_hand", returns=str) == "asked before, 1 root"
+
+
+@tries("Questions to the client travel as")
+async def travel(revision: str) -> str:
+    async with at(revision, roots=["/srv"]) as pair:
+        await pair.client.call_tool("rooms")
+        heard = [line.message for line in pair.transcript if line.mark == "<"]
+    requested = any(message.get("method") == "roots/list" for message in heard)
+    in_a_round = any(message.get("result", {}).get("resultType") == "input_required" for message in heard)
+    assert requested != in_a_round
+    return "requests" if requested else "rounds"
+
+
+# Transports.
+
+
+async def calls(target: Any, revision: str, **options: Any) -> None:
+    async with open_client(target, revision=revision, **options) as client:
+        assert client.revision == revision
+        result = await client.call_tool("find", {"name": "Vega"}) if target == DEMO else await client.call_tool("talk")
+        assert not result.is_error
+
+
+@tries("Batches")
+async def batches(revision: str) -> str | None:
+    async with connected(house(), revision) as wire:
+        batch = [wire.request("tools/list"), wire.request("prompts/list")]
+        if revision == "2025-03-26":
+            await wire.send(batch)
+            for request in batch:
+                assert (await wire.response(request["id"]))["result"]
+            return None
+        wire.post_bytes(json.dumps(batch).encode() + b"\n")
+        await wire.call("tools/list")
+        (refused,) = wire.unaddressed
+        raise RequestError(refused["error"]["code"], refused["error"]["message"])
+
+
+@tries("stdio, WebSocket")
+async def whole_links(revision: str) -> None:
+    await calls(DEMO, revision)
+    async with at_home("websocket", house()) as url:
+        await calls(url, revision)
+
+
+@tries("HTTP+SSE")
+async def http_sse(revision: str) -> None:
+    async with at_home("http+sse", house()) as url:
+        await calls(url, revision)
+
+
+@tries("Streamable HTTP")
+async def streamable(revision: str) -> str:
+    said = b""
+
+    def tap(direction: str, data: bytes) -> None:
+        nonlocal said
+        said += data.lower()
+
+    async with at_home("http", house()) as url:
+        await calls(url, revision, tap=tap)
+    return "sessions" if b"\r\nmcp-session-id:" in said else "stateless"
+
+
+@tries("Streamable HTTP, `sessions=False`")
+async def stateless(revision: str) -> None:
+    async with at_home("http", house(), sessions=False) as url:
+        await calls(url, revision)
+
+
+@tries("Streams that broke are resumed")
+async def resumption(revision: str) -> None:
+    server, listener, cut = house(), MemoryListener(), trio.Event()
+
+    @server.tool
+    async def long(ctx: Context) -> str:
+        await ctx.progress(1, 2)
+        await cut.wait()
+        return "all of it"
+
+    async def cut_it() -> None:
+        for stream in listener.theirs:
+            await stream.aclose()
+        cut.set()
+
+    async with open_nursery() as nursery:
+        await nursery.start(partial(serve_http, server, listeners=[listener], allowed_hosts=["127.0.0.1"]))
+        with reachable(listener.connect):
+            async with open_client("http://127.0.0.1:3000/mcp", revision=revision) as client:
+                result = await client.call_tool("long", returns=str, on_progress=lambda *_: nursery.start_soon(cut_it))
+        assert result == "all of it"
+        nursery.cancel_scope.cancel()
+
+
+# What is not here yet.
+
+
+@tries("Tasks")
+async def tasks(revision: str) -> None:
+    async with at(revision) as pair:
+        await pair.client.request("tasks/get", {"taskId": "1"})
+
+
+@tries("OAuth")
+async def oauth(revision: str) -> None:
+    async def nobody(request: object) -> None:
+        return None
+
+    transport = "http+sse" if revision == "2024-11-05" else "http"
+    async with at_home(transport, house(), authenticate=nobody) as url:
+        await calls(url, revision)
