@@ -80,6 +80,13 @@ PEERS = {
         Peer("typescript-1.12.3", ("@modelcontextprotocol/sdk@1.12.3",), "typescript1.mjs", LEGACY),
         Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", LEGACY),
         Peer("typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", MODERN),
+        # A proxy, from stdio to HTTP; these are who is behind it.
+        Peer(
+            "mcp-remote-0.15.1",
+            ("mcp-remote@0.15.1", "@modelcontextprotocol/sdk@1.32.2", "@modelcontextprotocol/client@2.4.0"),
+            "remote.mjs",
+            ("session", "modern", "sse"),
+        ),
         # It is visited only.
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
     )

@@ -50,8 +50,6 @@ class Visit:
     seen: Mapping[str, Any]
     status: int
     errors: str = attrs.field(repr=False)
-    left: Mapping[str, int]
-    """What was still going on in the server."""
     server_status: int
     server_errors: str = attrs.field(repr=False)
 
@@ -108,7 +106,9 @@ def visited(
         done = _run([*command, target, way, *behaviours])
         served.process.send_signal(signal.SIGTERM)
         left, server_errors = served.process.communicate(timeout=PATIENCE)
-    return _visit(done, json.loads(left or "{}"), served.process.returncode, server_errors)
+    visit = _visit(done, served.process.returncode, server_errors)
+    kept = [f"{number} {what}" for what, number in json.loads(left or "{}").items() if number]
+    return _but(visit, f"the server was left with {', '.join(kept)}") if kept else visit
 
 
 def _visited_by_pipe(command: Sequence[str], way: str, behaviours: Sequence[str], page_size: int | None) -> Visit:
@@ -116,21 +116,22 @@ def _visited_by_pipe(command: Sequence[str], way: str, behaviours: Sequence[str]
     with tempfile.TemporaryDirectory() as folder:
         ended = Path(folder) / "ended"
         done = _run([*command, json.dumps(stdio_server(page_size, ended)), way, *behaviours])
-        visit = _visit(done, {}, 0, "")
+        visit = _visit(done, 0, "")
         status = ended.read_text() if ended.exists() else "nobody knows what"
-    if status != "0" and "end" in visit.seen:  # the client has seen to that
-        return attrs.evolve(
-            visit, seen={**visit.seen, "end": f"{visit.seen['end']}, but the server ended with {status}"}
-        )
-    return visit
+    return _but(visit, f"the server ended with {status}") if status != "0" else visit
+
+
+def _but(visit: Visit, how: str) -> Visit:
+    """The same, with how the server fared, if the client thinks that it has come to its end."""
+    if "end" not in visit.seen:
+        return visit
+    return attrs.evolve(visit, seen={**visit.seen, "end": f"{visit.seen['end']}, but {how}"})
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def _visit(
-    done: subprocess.CompletedProcess[str], left: Mapping[str, int], server_status: int, server_errors: str
-) -> Visit:
+def _visit(done: subprocess.CompletedProcess[str], server_status: int, server_errors: str) -> Visit:
     seen = {each["behaviour"]: each["seen"] for each in map(json.loads, done.stdout.splitlines())}
-    return Visit(seen, done.returncode, done.stderr, left, server_status, server_errors)
+    return Visit(seen, done.returncode, done.stderr, server_status, server_errors)

@@ -11,9 +11,11 @@ export function tell(behaviour, seen) {
   process.stdout.write(JSON.stringify({ behaviour, seen }) + "\n");
 }
 
-export function reporter(wanted) {
+// Looks at the behaviours that are named; at all, if none is; but never at one that is named with a minus before it.
+export function reporter(named) {
+  const wanted = named.filter((each) => !each.startsWith("-"));
   return async (behaviour, at) => {
-    if (wanted.length && !wanted.includes(behaviour)) return;
+    if (named.includes(`-${behaviour}`) || (wanted.length && !wanted.includes(behaviour))) return;
     let timer;
     const late = new Promise((_, reject) => {
       timer = setTimeout(() => reject(new Error("it took too long")), PATIENCE);
