@@ -59,6 +59,8 @@ REFUSALS = (NotInThisRevision, OpeningError, NotAnswered, RequestError, ToolFail
 
 
 def tries(feature: str) -> Callable[[Try], Try]:
+    """What follows does what this row is about; it may return a word for the cell, which is `yes` otherwise."""
+
     def register(function: Try) -> Try:
         TRIES[feature] = function
         return function

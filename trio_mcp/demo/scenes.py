@@ -105,4 +105,4 @@ async def every_revision(nursery: trio.Nursery, print: Print) -> None:
         url = address.url if revision.http else address.sse_url
         async with open_client(url, revision=name) as client:
             star = await client.call_tool("find", SIRIUS, returns=Star)
-            print(f"{client.revision} at {url}: {star.light_years}")
+            print(f"{client.revision} at {url}: {star.name}")

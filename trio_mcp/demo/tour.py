@@ -77,7 +77,7 @@ async def tour(screen: Screen) -> None:
     await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
     await _every_revision(screen)
     screen.title("That was all")
-    screen.note("This command gives the server to a host of yours: python -m trio_mcp.demo.server")
+    screen.note("A host of yours starts the same server by: python -m trio_mcp.demo.server")
     screen.note("The README begins with a server and a client to paste.")
 
 
