@@ -1,0 +1,263 @@
+"""Our client at `server-everything`, which has all that the protocol had in 2025-11-25, on each of its transports."""
+
+from __future__ import annotations
+
+import gzip
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.peers.installed import PROGRAMS, SHELF, needs
+from tests.peers.listening import listening
+from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, visiting
+from trio_mcp import (
+    BlobResourceContents,
+    Change,
+    EmbeddedResource,
+    FormRequest,
+    ImageContent,
+    Kind,
+    PageRequest,
+    PromptReference,
+    RequestError,
+    ResourceLink,
+    SamplingRequest,
+    TextContent,
+    TextResourceContents,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
+
+PATHS = {"stdio": "", "streamableHttp": "/mcp", "sse": "/sse"}  # as the program is told
+
+# What the server asks of us.
+
+
+def sample(request: SamplingRequest) -> tuple[str, str]:
+    [message] = request.params.messages
+    assert isinstance(message.content, TextContent)
+    return "a parrot", f"{message.content.text}, {request.params.max_tokens} at most"
+
+
+def fill_in(form: FormRequest) -> dict[str, Any]:
+    return {"name": "Ada", "check": True, "titledMultipleSelectEnum": ["fish-1", "fish-3"]}
+
+
+def visit_page(page: PageRequest) -> bool:
+    return page.host == "example.com"
+
+
+# What we ask.
+
+
+@dataclass
+class Weather:
+    temperature: int
+    conditions: str
+    humidity: int
+
+
+async def weather(visit: Visit) -> Weather:
+    return await visit.client.call_tool("get-structured-content", {"location": "Chicago"}, returns=Weather)
+
+
+async def progress(visit: Visit) -> list[Any]:
+    reports: list[Any] = []
+    await visit.client.call_tool(
+        "trigger-long-running-operation",
+        {"duration": 0.1, "steps": 4},
+        on_progress=lambda done, total, _: reports.append((done, total)),
+    )
+    return reports
+
+
+async def cancel(visit: Visit) -> str | int:
+    with trio.CancelScope() as scope:
+        await visit.client.call_tool(
+            "trigger-long-running-operation", {"duration": 1, "steps": 20}, on_progress=lambda *_: scope.cancel()
+        )
+    assert scope.cancelled_caught
+    return await calls("echo", message="go on")(visit)  # while it still reports progress on the other
+
+
+async def annotated(visit: Visit) -> list[Any]:
+    result = await visit.client.call_tool("get-annotated-message", {"messageType": "success", "includeImage": True})
+    return [(type(each), each.annotations.priority, each.annotations.audience) for each in result.content]  # type: ignore[union-attr]
+
+
+async def image(visit: Visit) -> bytes:
+    found = (await visit.client.call_tool("get-tiny-image")).content[1]
+    assert isinstance(found, ImageContent)
+    return found.data[:4]
+
+
+async def linked(visit: Visit) -> list[Any]:
+    result = await visit.client.call_tool("get-resource-links", {"count": 2})
+    links = [each for each in result.content if isinstance(each, ResourceLink)]
+    return [type((await visit.client.read(link.uri)).contents[0]) for link in links]
+
+
+async def embedded(visit: Visit) -> str:
+    result = await visit.client.call_tool("get-resource-reference", {"resourceType": "Text", "resourceId": 7})
+    [found] = [each for each in result.content if isinstance(each, EmbeddedResource)]
+    assert isinstance(found.resource, TextResourceContents)
+    return f"{found.resource.uri} {found.resource.text}"
+
+
+async def zipped(visit: Visit) -> list[Any]:
+    poem = b"roses are red\n" * 1000
+    data = "data:text/plain;base64," + b64encode(poem).decode()
+    async with visit.client.listen(resources=True) as changes:
+        [link] = (await visit.client.call_tool("gzip-file-as-resource", {"name": "poem.gz", "data": data})).content
+        heard = await anext(changes)
+    assert isinstance(link, ResourceLink)
+    [found] = (await visit.client.read(link.uri)).contents
+    assert isinstance(found, BlobResourceContents)
+    return [heard, link.mime_type, gzip.decompress(found.blob) == poem]
+
+
+async def document(visit: Visit) -> str:
+    [found] = (await visit.client.read("demo://resource/static/document/features.md")).contents
+    assert isinstance(found, TextResourceContents)
+    return found.text
+
+
+async def completed(visit: Visit) -> list[Any]:
+    prompt = PromptReference("completable-prompt")
+    found = [
+        await visit.client.complete(prompt, "department", "S"),
+        await visit.client.complete(prompt, "name", "", context={"department": "Sales"}),
+    ]
+    return [each.values for each in found]
+
+
+async def prompted(visit: Visit) -> list[str]:
+    asked = [
+        ("simple-prompt", {}),
+        ("args-prompt", {"city": "Oslo"}),
+        ("completable-prompt", {"department": "Sales", "name": "Eve"}),
+    ]
+    results = [await visit.client.prompt(name, arguments) for name, arguments in asked]
+    return [each.messages[0].content.text for each in results]  # type: ignore[union-attr]
+
+
+async def subscribed(visit: Visit) -> Change:
+    async with visit.client.listen(resources=["demo://resource/dynamic/text/1"]) as changes:
+        await visit.client.call_tool("toggle-subscriber-updates")
+        try:
+            return await anext(changes)
+        finally:
+            await visit.client.call_tool("toggle-subscriber-updates")  # or it would go on for ever
+
+
+async def logged(visit: Visit) -> list[str]:
+    """It logs each subscription at the level info."""
+    client = visit.client
+    for number, level in enumerate(("info", "error", "info"), 100):
+        await client.set_log_level(level)  # type: ignore[arg-type]
+        async with client.listen(resources=[f"demo://resource/dynamic/text/{number}"]):
+            pass
+    heard: list[str] = []
+    async for message in visit.logs:
+        heard += [uri for uri in ("text/100", "text/101", "text/102") if uri in message and "Subscribe " in message]
+        if heard[-1:] == ["text/102"]:
+            break
+    return list(dict.fromkeys(heard))
+
+
+async def page_first(visit: Visit) -> list[Any]:
+    arguments = {"url": "https://example.com/in", "message": "Sign in", "errorPath": True}
+    with pytest.raises(RequestError) as refused:
+        await visit.client.call_tool("trigger-url-elicitation", arguments)
+    return [refused.value.code, await calls("trigger-url-elicitation", **arguments)(visit)]
+
+
+NAMES = [
+    *("echo", "get-annotated-message", "get-env", "get-resource-links", "get-resource-reference", "get-roots-list"),
+    *("get-structured-content", "get-sum", "get-tiny-image", "gzip-file-as-resource", "simulate-research-query"),
+    *("toggle-simulated-logging", "toggle-subscriber-updates", "trigger-elicitation-request"),
+    *("trigger-long-running-operation", "trigger-sampling-request", "trigger-url-elicitation"),
+]
+TABLE: Table = {
+    "tools": (lists("tools"), NAMES),
+    "prompts": (lists("prompts"), ["args-prompt", "completable-prompt", "resource-prompt", "simple-prompt"]),
+    "templates": (lists("templates"), ["Dynamic Blob Resource", "Dynamic Text Resource"]),
+    "echo": (calls("echo", message="réd\u2028roses"), "Echo: réd\u2028roses"),
+    "environment": (calls("get-env"), Says('"PEERS": "of a test"')),
+    "structured": (weather, Weather(36, "Light rain / drizzle", 82)),
+    "progress": (progress, [(1, 4), (2, 4), (3, 4), (4, 4)]),
+    "cancel": (cancel, "Echo: go on"),
+    "sampling": (
+        calls("trigger-sampling-request", prompt="a joke", maxTokens=9),
+        Says('"a parrot"', "context: a joke, 9 at most"),
+    ),
+    "elicitation": (
+        calls("trigger-elicitation-request"),
+        Says("Name: Ada", "Agreed to terms: true", "Favorite Integer: 42", '"fish-3"'),
+    ),
+    "page": (calls("trigger-url-elicitation", url="https://example.com/", message="Look"), Says("accept")),
+    "page first": (page_first, [-32042, Says("accept")]),
+    "roots": (calls("get-roots-list"), Says("Current MCP Roots (1 total)", "URI: file:///srv/a")),
+    "annotated": (annotated, [(TextContent, 0.7, ["user"]), (ImageContent, 0.5, ["user"])]),
+    "image": (image, b"\x89PNG"),
+    "linked": (linked, [BlobResourceContents, TextResourceContents]),
+    "embedded": (embedded, Says("demo://resource/dynamic/text/7 Resource 7")),
+    "zipped": (zipped, [Change(Kind.RESOURCES), "application/gzip", True]),
+    "document": (document, Says("# Everything Server")),
+    "prompted": (
+        prompted,
+        [
+            "This is a simple prompt without arguments.",
+            "What's weather in Oslo?",
+            "Please promote Eve to the head of the Sales team.",
+        ],
+    ),
+    "completed": (completed, [["Sales", "Support"], ["David", "Eve", "Frank"]]),
+    "subscribed": (subscribed, Change(Kind.RESOURCE, "demo://resource/dynamic/text/1")),
+    "logged": (logged, ["text/100", "text/102"]),
+    "bad arguments": (calls("get-sum", a="two", b=3), Says("failed:", "Input validation error")),
+    "unknown tool": (calls("no-such-tool"), -32602),
+    "unknown prompt": (code_of(lambda client: client.prompt("no-such-prompt")), -32602),
+    "unknown resource": (code_of(lambda client: client.read("demo://no-such")), -32002),
+}
+GAPS: Gaps = {
+    "unknown tool": (Says("failed:", "no-such-tool not found"), "its kit makes a result of it, with isError"),
+    "unknown resource": (-32602, "its kit has the code of 2026-07-28"),
+}
+
+
+@asynccontextmanager
+async def served(way: str, environment: dict[str, str]) -> AsyncIterator[Any]:
+    """A target: the command, or the URL of a process that ends with the block."""
+    node, program = needs("server-everything", SHELF["server-everything"].command)
+    if way == "stdio":
+        yield [node, program, way]
+        return
+    command = [node, "--import", (PROGRAMS / "tells_port.mjs").as_uri(), program, way]
+    async with listening(command, {**environment, "PORT": "0"}) as origin:
+        yield origin + PATHS[way]
+
+
+@pytest.mark.parametrize("way", PATHS)
+async def test_what_a_client_sees_of_everything(
+    way: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = {"PEERS": "of a test"}
+    options = {"env": environment} if way == "stdio" else {}
+    async with (
+        served(way, environment) as target,
+        visiting(
+            target, tmp_path, sampling=sample, elicitation=fill_in, elicitation_url=visit_page, roots=["/srv/a"],
+            **options,
+        ) as visit,
+    ):  # fmt: skip
+        assert visit.client.revision == "2025-11-25"
+        await check(visit, TABLE, GAPS)
+    assert [each.getMessage() for each in caplog.records] == []
+    assert capfd.readouterr() == ("", "")
