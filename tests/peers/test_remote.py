@@ -1,0 +1,138 @@
+"""Our own client and our own server, with mcp-remote between them, which speaks stdio to one and HTTP to the other.
+
+What the official clients see through it is in `test_peers`.  Here the two ends share a process, so that what the proxy
+asks of the server can be looked at: how it makes a server of 2026-07-28 fit for a client that knows no such thing, and
+how it does not cancel there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.fixtures.everything_server import make_server
+from tests.peers.installed import PEERS, needs, node, npm
+from trio_mcp import Client, FormRequest, SamplingRequest, open_client, serve_http
+from trio_mcp.core.listen import resource_updated
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of them installs the proxy
+
+PROXY = "node_modules/mcp-remote/dist/proxy.js"
+PATIENCE = 60.0  # seconds for all of one visit, on a busy machine
+WATCHED = "test://watched-resource"
+
+
+class Wire:
+    """What the server was sent."""
+
+    def __init__(self) -> None:
+        self._sent = bytearray()
+        self._more = trio.Event()
+
+    def tap(self, direction: str, data: bytes) -> None:
+        if direction == "in":
+            self._sent += data
+            self._more.set()
+            self._more = trio.Event()
+
+    def headers(self, name: str) -> set[str]:
+        """The values of this header in all requests so far."""
+        return {each.decode() for each in re.findall(rb"(?im)^%s: (.*?)\r$" % name.encode(), self._sent)}
+
+    async def shows(self, name: str, value: str) -> None:
+        while value not in self.headers(name):
+            await self._more.wait()
+
+
+@asynccontextmanager
+async def through_the_proxy(folder: Path, *words: str, **options: Any) -> AsyncIterator[tuple[Client, Wire]]:
+    peer = PEERS["mcp-remote-0.15.1"]
+    proxy = needs(peer.name, lambda: npm(peer.name, peer.packages)) / PROXY
+    wire = Wire()
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_http, make_server(), tap=wire.tap, sse_path="/sse", message_path="/messages")
+            address = await nursery.start(serve)
+            url = address.sse_url if "sse-only" in words else address.url
+            command = [node(), str(proxy), url, "--silent", "--transport", *words]
+            async with open_client(command, env={"MCP_REMOTE_CONFIG_DIR": str(folder)}, **options) as client:
+                yield client, wire
+            nursery.cancel_scope.cancel()
+
+
+def fill_in(form: FormRequest) -> Mapping[str, Any]:
+    return {"response": "blue"}
+
+
+def say(request: SamplingRequest) -> tuple[str, str]:
+    return "a joke", "no-model"
+
+
+async def cancelled_call(client: Client) -> None:
+    """Of `interop_wait`, as soon as it waits."""
+    scope = trio.CancelScope()
+    with scope:
+        arguments = {"seconds": 60, "tag": "left"}
+        await client.call_tool("interop_wait", arguments, on_progress=lambda *_: scope.cancel())
+    assert scope.cancelled_caught
+
+
+async def touch_again_and_again(client: Client) -> None:
+    while True:
+        await client.call_tool("interop_touch", {"uri": WATCHED})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "revision"), [("http-only", "2026-07-28"), ("http-only", "2025-11-25"), ("sse-only", "2025-11-25")]
+)
+async def test_our_client_is_asked_and_answered_through_the_proxy(strategy: str, revision: str, tmp_path: Path) -> None:
+    options = {"revision": revision, "elicitation": fill_in, "sampling": say, "roots": ["/srv/a"]}
+    async with through_the_proxy(tmp_path, strategy, **options) as (client, _):
+        assert client.revision == revision
+        assert await client.call_tool("interop_echo", {"text": "東京\u2028\x01"}, returns=str) == "東京\u2028\x01"
+        told = await client.call_tool("test_elicitation", {"message": "Which?"}, returns=str)
+        assert told == 'action=accept content={"response": "blue"}'
+        assert await client.call_tool("test_sampling", {"prompt": "?"}, returns=str) == "LLM response: a joke"
+        assert await client.call_tool("interop_roots", returns=str) == "file:///srv/a"
+        if revision == "2025-11-25":
+            await cancelled_call(client)
+            while await client.call_tool("interop_cancelled", returns=str) != '["left"]':
+                pass
+        assert client.deviations == ()
+
+
+async def test_a_modern_call_that_is_cancelled_goes_on_behind_the_proxy(tmp_path: Path) -> None:
+    # It leaves the stream of the call open, and posts a notification, which this revision does not have over HTTP: ids
+    # of different clients may be the same.
+    async with through_the_proxy(tmp_path, "http-only", revision="2026-07-28") as (client, wire):
+        await cancelled_call(client)
+        await wire.shows("mcp-method", "notifications/cancelled")
+        assert await client.call_tool("interop_cancelled", returns=str) == "[]"
+
+
+async def test_a_legacy_client_has_a_modern_server_by_a_proxy_that_knows_both(tmp_path: Path) -> None:
+    logs: list[Any] = []
+    options = {"elicitation": fill_in, "sampling": say, "roots": ["/srv/a"], "log_level": "notice"}
+    async with through_the_proxy(
+        tmp_path, "http-only", "--protocol", "auto", revision="2025-11-25", on_log=logs.append, **options
+    ) as (client, wire):
+        assert client.instructions == "interop fixture"
+        told = await client.call_tool("test_elicitation", {"message": "Which?"}, returns=str)
+        assert told == 'action=accept content={"response": "blue"}'
+        assert await client.call_tool("test_sampling", {"prompt": "?"}, returns=str) == "LLM response: a joke"
+        assert await client.call_tool("interop_roots", returns=str) == "file:///srv/a"
+        assert await client.call_tool("interop_log", returns=str) == "logged"
+        assert [each.level for each in logs] == ["notice", "warning", "error"]
+        async with client.listen(resources=[WATCHED]) as changes, trio.open_nursery() as nursery:
+            nursery.start_soon(touch_again_and_again, client)  # the proxy says that it listens before it does
+            assert await anext(changes) == resource_updated(WATCHED)
+            nursery.cancel_scope.cancel()
+        assert wire.headers("mcp-protocol-version") == {"2026-07-28"}
+        assert wire.headers("mcp-session-id") == set()
