@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.peers.installed import PROGRAMS
 from tests.peers.interop import NOTHING, Gap, Side, merged, shortcomings, write_file
 
 TABLE = {"call": True, "read": "text"}
@@ -93,3 +98,19 @@ def test_the_same_visits_give_the_same_file_and_none_leave_it_alone(tmp_path: Pa
     assert merged(once, [ours]) == once
     write_file([side()], tmp_path / "file")
     assert not (tmp_path / "file").exists()
+
+
+def witnessed(tmp_path: Path, script: str, do: Callable[[subprocess.Popen[str]], None]) -> str:
+    file = tmp_path / "ended"
+    command = [sys.executable, str(PROGRAMS / "witness.py"), str(file), "/bin/sh", "-c", f"echo here; {script}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        do(process)
+        process.communicate()
+    return file.read_text()
+
+
+def test_a_witness_tells_how_a_server_on_stdio_has_ended(tmp_path: Path) -> None:
+    assert witnessed(tmp_path, "cat; exit 3", lambda process: None) == "3"
+    assert witnessed(tmp_path, "exec cat", subprocess.Popen.terminate) == str(-signal.SIGTERM)
