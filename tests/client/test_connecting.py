@@ -244,12 +244,17 @@ async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: Mock
         assert server.heard == ["initialize", "notifications/initialized", "GET", "tools/call", "answer", "DELETE"]
 
 
-@pytest.mark.parametrize(("options", "seconds"), [({"roots": []}, STANDING), ({}, 0)])
+@pytest.mark.parametrize(
+    ("options", "refuses", "seconds"), [({"roots": []}, False, STANDING), ({"roots": []}, True, 0), ({}, False, 0)]
+)
 async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobody_up_for_long(
-    options: Any, seconds: float, autojump_clock: MockClock
+    options: Any, refuses: bool, seconds: float, autojump_clock: MockClock
 ) -> None:
     async def play(asked: Asked, out: Out) -> None:
-        await out.hold() if asked.what == "GET" else await out.json(asked.answer({"tools": []}))
+        if asked.what != "GET":
+            await out.json(asked.answer({"tools": []}))
+        else:
+            await (out.reply(405) if refuses else out.hold())
 
     async with script(legacy(play)) as server:
         start = trio.current_time()
