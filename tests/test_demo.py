@@ -120,7 +120,7 @@ def test_in_a_terminal_it_is_in_colour_with_a_bar_that_grows_and_ctrl_c_ends_it(
 
 
 class Terminal(io.StringIO):
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
 
     def isatty(self) -> bool:
         return True

@@ -163,8 +163,8 @@ async def test_a_relay_shows_what_is_shown(
     said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
-    monkeypatch.setitem(said, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
     started = Started()
+    monkeypatch.setitem(said, "serve_http", lambda relay, *_: serve_http(relay, port=0, task_status=started))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(said["show"], [sys.executable, str(tmp_path / "weather.py")])
         async with open_client((await started.address()).url) as client:

@@ -34,9 +34,11 @@ from trio_mcp import (
     NotAnswered,
     NotInThisRevision,
     OpeningError,
+    PromptMessage,
     PromptReference,
     RequestError,
     Server,
+    TextContent,
     Tool,
     ToolFailed,
     Unauthorized,
@@ -180,7 +182,8 @@ async def prompts(revision: str) -> None:
     async with at(revision) as pair:
         assert "review" in [each.name async for each in pair.client.prompts()]
         (message,) = (await pair.client.prompt("review", {"code": "x"})).messages
-        assert getattr(message.content, "text", "") == "Review this python: x"
+        assert isinstance(message, PromptMessage)
+        assert message.content == TextContent("Review this python: x")
 
 
 async def completion(revision: str) -> None:
