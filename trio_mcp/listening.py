@@ -21,7 +21,7 @@ behind.  Only what takes time, asking again after a while, is done by the task t
 | What ends a subscription | What becomes of its block |
 |---|---|
 | the server, in good order | the iterator ends |
-| the server refuses it | `RequestError` |
+| the server refuses it | `RequestError`; `NothingToHear` if it knows no such request |
 | the stream broke, the session lives | it is asked for again, after a while; in the end that raises |
 | HTTP 401 or 403 | `Unauthorized`, at once |
 | the session is lost | it is asked for on the next one; if there is to be none, that raises |
@@ -38,7 +38,7 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated, worn_out
-from trio_mcp.core.errors import LocalProtocolError, McpError, SessionClosed, shown
+from trio_mcp.core.errors import METHOD_NOT_FOUND, LocalProtocolError, McpError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.listen import (
     ACKNOWLEDGED,
@@ -346,6 +346,9 @@ class Listening:
             changes._subscription = None  # its id may be another's in the next session
             if subscription.state is SubscriptionState.ENDED:
                 changes._close()
+            elif isinstance(outcome, Refused) and outcome.error.code == METHOD_NOT_FOUND:
+                # Servers whose lists never change do not serve it at all: they tell of nothing.
+                self._nothing(changes, failure_of(outcome, failure))
             elif subscription.state is SubscriptionState.REFUSED:
                 changes._close(failure_of(outcome, failure))
             else:
@@ -415,10 +418,16 @@ class Listening:
         self._settle()
         self._check(changes)
 
-    def _nothing(self, changes: Changes) -> None:
+    def _nothing(self, changes: Changes, cause: Failure | None = None) -> None:
         self._drop(changes)
         missing = changes.missing = tuple(changes._asked)
-        changes._close(lambda: NothingToHear(missing))
+
+        def failure() -> McpError:
+            error = NothingToHear(missing)
+            error.__cause__ = None if cause is None else cause()
+            return error
+
+        changes._close(failure)
 
     def _check(self, changes: Changes) -> None:
         """Open a block of the legacy era that is owed nothing any more."""

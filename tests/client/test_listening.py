@@ -574,6 +574,17 @@ async def test_a_server_that_answers_nonsense_before_agreeing_is_given_up_in_the
 
 
 @modern
+async def test_a_server_without_the_request_tells_of_nothing(revision: str, autojump_clock: MockClock) -> None:
+    async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
+        await peer.refuse(await peer.take(LISTEN), -32601, "Method not found")
+        error = await block.failed(NothingToHear)
+        assert isinstance(error, NothingToHear)
+        assert error.missing == (TOOLS_CHANGED,)
+        assert isinstance(error.__cause__, RequestError)
+        assert await peer.silent()
+
+
+@modern
 async def test_a_refusal_after_a_gap_is_raised_by_the_iterator(revision: str, autojump_clock: MockClock) -> None:
     async with played(revision) as (listening, link, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = (await agree(peer, revision))[0]
