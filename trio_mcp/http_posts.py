@@ -14,9 +14,9 @@ What a reply means is decided in `core.http_client`; here it is done:
 | RefreshTools, Challenged, Failed | the request fails with an error of its own |
 
 A request that cannot be answered any more fails at once, alone, and with the cause chained; while the session is being
-opened it takes the link with it.  What else cannot be told the server (a notification, an answer) is a mistake that is
-reported.  So nothing here needs a timeout: a connection that ends is seen, and how long a server that is there may
-think is for the scope of whoever asked.
+opened it takes the link with it.  What else cannot be told the server (a notification; an answer, also when it is sent
+a second time on another connection) is a mistake that is reported.  So nothing here needs a timeout: a connection that
+ends is seen, and how long a server that is there may think is for the scope of whoever asked.
 
 Messages overtake each other, but for one rule: until the server has taken ``notifications/initialized`` nothing goes
 that may not precede it, because servers judge in order of arrival.
@@ -259,8 +259,15 @@ class Posts:
         """Send it, wherever that leads, and say what came back; a stream has been read by `listen` then."""
         moves = 0
         body = b"" if exchange.message is None else self._encoded(exchange.message)
+        again = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
         while True:
-            status, verdict = await self._attempt(exchange, body, listen, after)
+            try:
+                status, verdict = await self._attempt(exchange, body, listen, after)
+            except ReplyBroken:
+                if not again:
+                    raise
+                again = False
+                continue
             if isinstance(verdict, Redirected):
                 moves += 1
                 if moves > _MOVES:
