@@ -80,6 +80,12 @@ PEERS = {
         Peer("typescript-1.12.3", ("@modelcontextprotocol/sdk@1.12.3",), "typescript1.mjs", LEGACY),
         Peer("typescript-1.32.2", ("@modelcontextprotocol/sdk@1.32.2",), "typescript1.mjs", LEGACY),
         Peer("typescript-2.4.0", ("@modelcontextprotocol/client@2.4.0",), "typescript2.mjs", MODERN),
+        Peer(
+            "inspector-2.12.0",
+            ("@modelcontextprotocol/inspector@2.12.0",),
+            "inspector.mjs",
+            ("stdio", "session", "modern", "sse"),
+        ),
         # A proxy, from stdio to HTTP; these are who is behind it.
         Peer(
             "mcp-remote-0.15.1",
