@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, reachable, visiting
-from tests.client.http_script import URL, Asked, Out, modern, script
+from tests.client.http_script import URL, Asked, Out, legacy, modern, script
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
@@ -238,6 +238,38 @@ async def test_whatever_happens_after_any_byte_each_call_has_one_outcome(
     assert heard == ["a result"] * 3
     assert seen - {"left"} <= {"not opened", "a result", "an error"}
     assert {"not opened", "a result"} <= seen
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+async def test_an_answer_whose_connection_broke_is_sent_once_more(cuts: int, autojump_clock: MockClock) -> None:
+    told = trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call":
+            await out.begin()
+            sample = {"messages": [], "maxTokens": 1}
+            await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
+            await told.wait()
+            await out.event(asked.answer({"content": []}))
+            await out.end()
+        elif asked.what == "GET":  # which keeps that connection busy, so that the answer needs a new one
+            await out.begin()
+            await out.hold()
+        elif asked.what == "answer" and server.heard.count("answer") <= cuts:
+            out.cut()
+        else:
+            await out.reply(202)
+            told.set()
+
+    async with nothing_left(), script(legacy(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL, revision=D, sampling=lambda asked: ("x", "m")) as client:
+                await wait_all_tasks_blocked()  # until it listens
+                with trio.move_on_after(BOUND) as waiting:
+                    await client.call_tool("t")
+                assert waiting.cancelled_caught is (cuts == 2)  # the server waits in vain
+                assert server.heard.count("answer") == 2
+                assert len(client.deviations) == (cuts == 2), client.deviations
 
 
 # Cancelling at every step, and ends at every step.
