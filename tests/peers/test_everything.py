@@ -27,6 +27,7 @@ from trio_mcp import (
     PromptReference,
     RequestError,
     ResourceLink,
+    SamplingMessage,
     SamplingRequest,
     TextContent,
     TextResourceContents,
@@ -41,6 +42,7 @@ PATHS = {"stdio": "", "streamableHttp": "/mcp", "sse": "/sse"}  # as the program
 
 def sample(request: SamplingRequest) -> tuple[str, str]:
     [message] = request.params.messages
+    assert isinstance(message, SamplingMessage)
     assert isinstance(message.content, TextContent)
     return "a parrot", f"{message.content.text}, {request.params.max_tokens} at most"
 
@@ -77,7 +79,7 @@ async def progress(visit: Visit) -> list[Any]:
     return reports
 
 
-async def cancel(visit: Visit) -> str | int:
+async def cancel(visit: Visit) -> Any:
     with trio.CancelScope() as scope:
         await visit.client.call_tool(
             "trigger-long-running-operation", {"duration": 1, "steps": 20}, on_progress=lambda *_: scope.cancel()
@@ -259,5 +261,6 @@ async def test_what_a_client_sees_of_everything(
     ):  # fmt: skip
         assert visit.client.revision == "2025-11-25"
         await check(visit, TABLE, GAPS)
+    assert b"Traceback" not in b"".join(visit.errors)
     assert [each.getMessage() for each in caplog.records] == []
     assert capfd.readouterr() == ("", "")

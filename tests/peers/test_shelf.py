@@ -327,5 +327,6 @@ async def test_what_a_client_does_with_a_server_that_people_use(
     async with visiting([*command, *arguments], place, **options) as visit:
         assert visit.client.revision == revision
         await check(visit, table, gaps)
+    assert b"Traceback" not in b"".join(visit.errors)
     assert [each.getMessage() for each in caplog.records] == []
     assert capfd.readouterr() == ("", "")
