@@ -42,6 +42,8 @@ class Peer:
     packages: Sequence[str]
     program: str
     ways: Sequence[str]
+    origin: str = ""
+    """Where it is a page in a browser: where that comes from, which a server has to allow."""
 
     def command(self) -> list[str]:
         """What runs its program, installed if it was not yet.  Raises `NotHere`."""
@@ -52,9 +54,11 @@ class Peer:
             copy = folder / each.name
             if not copy.exists() or copy.read_bytes() != each.read_bytes():
                 shutil.copyfile(each, copy)
-        return [node(), str(folder / self.program)]
+        command = [node(), str(folder / self.program)]
+        return ["env", f"ORIGIN={self.origin}", f"CHROMIUM={tool('chromium')}", *command] if self.origin else command
 
 
+PLAYWRIGHT = "playwright-core@1.65.1"  # drives browsers
 LEGACY = ("stdio", "session", "sse", "ws")
 MODERN = ("stdio", "stdio-modern", "session", "modern", "sse")
 
@@ -85,6 +89,13 @@ PEERS = {
             ("@modelcontextprotocol/inspector@2.12.0",),
             "inspector.mjs",
             ("stdio", "session", "modern", "sse"),
+        ),
+        Peer(
+            "chromium-typescript-2.4.0",
+            ("@modelcontextprotocol/client@2.4.0", "esbuild@0.28.2", PLAYWRIGHT),
+            "browser.mjs",
+            ("session", "modern", "sse"),
+            origin="http://page.localhost:8000",
         ),
         # A proxy, from stdio to HTTP; these are who is behind it.
         Peer(

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from tests.peers.installed import CACHE, PROGRAMS, needs, node, npm, tool
+from tests.peers.installed import CACHE, PEERS, PLAYWRIGHT, PROGRAMS, needs, node, npm, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the Inspector
 
 ROOT = Path(__file__).parents[2]
-INSPECTOR = ("@modelcontextprotocol/inspector@2.12.0",)
+INSPECTOR = PEERS["inspector-2.12.0"]
 LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 PATIENCE = 90.0  # seconds for all that is done in the page, on a busy machine
 
@@ -59,7 +59,7 @@ def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str,
     """The command of the Inspector with this server in its list, and the environment that keeps it to itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:  # it wants to be told a port
         port = free.getsockname()[1]
-    installed = needs("the Inspector", lambda: npm("inspector", INSPECTOR))
+    installed = needs(INSPECTOR.name, lambda: npm(INSPECTOR.name, INSPECTOR.packages))
     command = [node(), str(installed / LAUNCHER), "--web", "--transport", "http", "--server-url", server]
     environment = {
         "HOME": str(folder),
@@ -76,8 +76,8 @@ def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str,
 
 def browse(page: str, chromium: str, screenshot: Path) -> dict[str, Any]:
     """What the program saw in that page."""
-    folder = needs("the browser's driver", lambda: npm("playwright", ("playwright-core@1.65.1",)))
-    for each in ("inspector_page.mjs", "report.mjs"):  # a module finds its packages from where it lies
+    folder = needs("the browser's driver", lambda: npm("playwright", (PLAYWRIGHT,)))
+    for each in ("inspector_page.mjs", "quiet.mjs", "report.mjs"):  # a module finds its packages from where it lies
         shutil.copyfile(PROGRAMS / each, folder / each)
     command = [node(), str(folder / "inspector_page.mjs"), page, chromium, str(screenshot)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

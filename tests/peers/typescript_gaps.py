@@ -54,6 +54,8 @@ GAPS: dict[Pair, dict[str, Gap]] = {
     ("typescript-2.4.0", "sse"): {"unknown resource": OWN},
     **{("inspector-2.12.0", way): COMMAND_LINE for way in ("stdio", "modern", "sse")},
     ("inspector-2.12.0", "session"): {**COMMAND_LINE, "end": SESSIONS},
+    ("chromium-typescript-2.4.0", "session"): {"unknown resource": OWN},
+    ("chromium-typescript-2.4.0", "sse"): {"unknown resource": OWN},
     ("mcp-remote-0.15.1", "session"): {"end": TWO_SESSIONS},
     ("mcp-remote-0.15.1", "modern"): {"cancel": HALF_MODERN, "end": TWO_SESSIONS},
 }

@@ -95,6 +95,8 @@ def visited(
     command = needs(peer, PEERS[peer].command)
     if way.startswith("stdio"):
         return _visited_by_pipe(command, way, behaviours, page_size)
+    if PEERS[peer].origin:
+        options = {"allowed_origins": [PEERS[peer].origin], **options}
     if way == "sse":
         options |= {"sse_path": "/sse", "message_path": "/messages"}
     with served_by_process(page_size=page_size, **options) as served, contextlib.ExitStack() as stack:

@@ -2,20 +2,13 @@
 // The page of the Inspector is opened in a browser that has no other address to go to, and used as a person would.
 
 import { chromium } from "playwright-core";
+import { QUIET } from "./quiet.mjs";
 import { tell } from "./report.mjs";
 
 const [address, executablePath, path] = process.argv.slice(2);
 const BEATS = 20; // a tenth of a second each
-const QUIET = [
-  "--disable-gpu",
-  "--disable-quic",
-  "--no-first-run",
-  "--disable-background-networking",
-  "--disable-component-update",
-  "--disable-sync",
-];
 
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", ...QUIET] });
+const browser = await chromium.launch({ executablePath, args: QUIET });
 const page = await browser.newPage({ viewport: { width: 1400, height: 900 } });
 const home = new URL(address).origin;
 const asked = new Set();

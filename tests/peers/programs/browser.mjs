@@ -1,0 +1,50 @@
+// What a page in a browser sees of a server that it asks by itself: browser.mjs URL session|modern|sse [behaviour ...]
+// typescript2.mjs is made one script, with what it has of node replaced, and runs in an empty page.  ORIGIN is where that
+// page comes from: the browser asks nobody for it, so it can be any address.  CHROMIUM is the browser's program.
+
+import { build } from "esbuild";
+import { chromium } from "playwright-core";
+import { QUIET } from "./quiet.mjs";
+
+const { ORIGIN, CHROMIUM } = process.env;
+
+// A page has no child processes.
+const pipeless = {
+  name: "pipeless",
+  setup(build) {
+    build.onResolve({ filter: /\/stdio$/ }, ({ path }) => ({ path, namespace: "pipeless" }));
+    build.onLoad({ filter: /.*/, namespace: "pipeless" }, () => ({ contents: "export const StdioClientTransport = null;" }));
+  },
+};
+const { outputFiles } = await build({
+  entryPoints: [new URL("typescript2.mjs", import.meta.url).pathname],
+  bundle: true,
+  format: "esm",
+  write: false,
+  logLevel: "error",
+  plugins: [pipeless],
+});
+
+const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET });
+// The user has to allow each page to ask servers of this machine.
+const context = await browser.newContext({ permissions: ["local-network-access"] });
+const page = await context.newPage();
+await page.route(`${ORIGIN}/`, (route) => route.fulfill({ contentType: "text/html", body: "<!doctype html>" }));
+await page.goto(ORIGIN);
+
+let finish;
+const finished = new Promise((resolve) => (finish = resolve));
+page.on("pageerror", (error) => {
+  process.stderr.write(`${error}\n`);
+  finish(1);
+});
+await page.exposeFunction("tell", (line) => {
+  process.stdout.write(line);
+  if (JSON.parse(line).behaviour === "end") finish(0);
+});
+await page.evaluate((argv) => {
+  globalThis.process = { argv, stdout: { write: (line) => globalThis.tell(line) } };
+}, process.argv);
+await page.addScriptTag({ type: "module", content: outputFiles[0].text });
+process.exitCode = await finished;
+await browser.close();

@@ -1,0 +1,19 @@
+"""A page in a browser at our server, without anything between them, where the server has not allowed it.
+
+Where it has, the page is one of the real clients of `test_peers`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.peers.visits import visited
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs what the page is made of
+
+
+@pytest.mark.parametrize("way", ["session", "modern", "sse"])
+@pytest.mark.parametrize("allowed", [[], ["http://localhost:8000"]])
+def test_a_page_that_is_not_allowed_sees_nothing(way: str, allowed: list[str]) -> None:
+    visit = visited("chromium-typescript-2.4.0", way, allowed_origins=allowed)
+    assert (visit.seen, visit.status, visit.server_status, visit.server_errors) == ({}, 1, 0, "")
