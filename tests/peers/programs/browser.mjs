@@ -38,6 +38,7 @@ page.on("pageerror", (error) => {
   process.stderr.write(`${error}\n`);
   finish(1);
 });
+page.on("console", (each) => each.type() === "error" && process.stderr.write(`${each.text()}\n`));
 await page.exposeFunction("tell", (line) => {
   process.stdout.write(line);
   if (JSON.parse(line).behaviour === "end") finish(0);

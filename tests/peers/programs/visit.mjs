@@ -42,6 +42,8 @@ export async function visit(client, sdk, connected, wanted) {
   const tool = (name, args = {}, options = {}) => sdk.call(client, { name, arguments: args }, options);
   const call = async (name, args) => (await tool(name, args)).content[0].text;
 
+  // Such as an answer that nobody waits for; that it broke off a stream by itself is no complaint.
+  client.onerror = (error) => /AbortError/.test(error) || console.error(`${error}`);
   tell("connect", connected);
   await look("list", async () => {
     const lists = {};
