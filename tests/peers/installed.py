@@ -59,6 +59,8 @@ class Peer:
 
 
 PLAYWRIGHT = "playwright-core@1.65.1"  # drives browsers
+PAGE = ("esbuild@0.28.2", PLAYWRIGHT)
+ORIGIN = "http://page.localhost:8000"
 LEGACY = ("stdio", "session", "sse", "ws")
 MODERN = ("stdio", "stdio-modern", "session", "modern", "sse")
 
@@ -91,11 +93,18 @@ PEERS = {
             ("stdio", "session", "modern", "sse"),
         ),
         Peer(
+            "chromium-typescript-1.32.2",
+            ("@modelcontextprotocol/sdk@1.32.2", *PAGE),
+            "browser.mjs",
+            ("session", "sse", "ws"),
+            ORIGIN,
+        ),
+        Peer(
             "chromium-typescript-2.4.0",
-            ("@modelcontextprotocol/client@2.4.0", "esbuild@0.28.2", PLAYWRIGHT),
+            ("@modelcontextprotocol/client@2.4.0", *PAGE),
             "browser.mjs",
             ("session", "modern", "sse"),
-            origin="http://page.localhost:8000",
+            ORIGIN,
         ),
         # A proxy, from stdio to HTTP; these are who is behind it.
         Peer(

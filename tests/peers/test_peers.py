@@ -31,11 +31,8 @@ HANDSHAKE = {
     "typescript-1.12.3": "2025-03-26",
 }
 ONE_PAGE = {"python-1.0.0"}  # who cannot turn them
-AROUND = {
-    "inspector-2.12.0",
-    "chromium-typescript-2.4.0",
-    "mcp-remote-0.15.1",
-}  # clients that are visited by themselves, too
+# Around clients that are visited by themselves, too.
+AROUND = {"inspector-2.12.0", "chromium-typescript-1.32.2", "chromium-typescript-2.4.0", "mcp-remote-0.15.1"}
 NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
 
 OUR_SERVER.holds(VISITS, BEHAVIOURS, LEFT_OUT)

@@ -1,23 +1,26 @@
-// What a page in a browser sees of a server that it asks by itself: browser.mjs URL session|modern|sse [behaviour ...]
-// typescript2.mjs is made one script, with what it has of node replaced, and runs in an empty page.  ORIGIN is where that
-// page comes from: the browser asks nobody for it, so it can be any address.  CHROMIUM is the browser's program.
+// What a page in a browser sees of a server that it asks by itself: browser.mjs URL session|modern|sse|ws [behaviour ...]
+// The program for the SDK that is installed is made one script, with what it has of node replaced, and runs in an empty
+// page.  ORIGIN is where that comes from: the browser asks nobody for it, so it can be any address.  CHROMIUM is the
+// browser's program.
 
+import { existsSync } from "node:fs";
 import { build } from "esbuild";
 import { chromium } from "playwright-core";
 import { QUIET } from "./quiet.mjs";
 
 const { ORIGIN, CHROMIUM } = process.env;
+const beside = (path) => new URL(path, import.meta.url).pathname;
 
 // A page has no child processes.
 const pipeless = {
   name: "pipeless",
   setup(build) {
-    build.onResolve({ filter: /\/stdio$/ }, ({ path }) => ({ path, namespace: "pipeless" }));
+    build.onResolve({ filter: /\/stdio(\.js)?$/ }, ({ path }) => ({ path, namespace: "pipeless" }));
     build.onLoad({ filter: /.*/, namespace: "pipeless" }, () => ({ contents: "export const StdioClientTransport = null;" }));
   },
 };
 const { outputFiles } = await build({
-  entryPoints: [new URL("typescript2.mjs", import.meta.url).pathname],
+  entryPoints: [beside(existsSync(beside("node_modules/@modelcontextprotocol/client")) ? "typescript2.mjs" : "typescript1.mjs")],
   bundle: true,
   format: "esm",
   write: false,

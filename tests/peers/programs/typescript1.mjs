@@ -9,17 +9,24 @@ import { answers, visit } from "./visit.mjs";
 const [target, way, ...wanted] = process.argv.slice(2);
 
 async function transportTo() {
-  const module = (name) => import(`@modelcontextprotocol/sdk/client/${name}.js`);
   if (way === "stdio") {
+    const { StdioClientTransport } = await import("@modelcontextprotocol/sdk/client/stdio.js");
     const [command, ...args] = JSON.parse(target);
-    return new (await module("stdio")).StdioClientTransport({ command, args });
+    return new StdioClientTransport({ command, args });
   }
   const url = new URL(target);
-  if (way === "ws") return new (await module("websocket")).WebSocketClientTransport(url);
-  if (way === "session") return new (await module("streamableHttp")).StreamableHTTPClientTransport(url);
+  if (way === "ws") {
+    const { WebSocketClientTransport } = await import("@modelcontextprotocol/sdk/client/websocket.js");
+    return new WebSocketClientTransport(url);
+  }
+  if (way === "session") {
+    const { StreamableHTTPClientTransport } = await import("@modelcontextprotocol/sdk/client/streamableHttp.js");
+    return new StreamableHTTPClientTransport(url);
+  }
   const { EventSource, default: first } = await import("eventsource");
   globalThis.EventSource ??= EventSource ?? first;
-  return new (await module("sse")).SSEClientTransport(url);
+  const { SSEClientTransport } = await import("@modelcontextprotocol/sdk/client/sse.js");
+  return new SSEClientTransport(url);
 }
 
 const told = new Latest();
