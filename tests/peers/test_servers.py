@@ -1,185 +1,157 @@
-"""Our client at servers by the official Python SDK, old and new, and by FastMCP, on every transport that they have.
+"""Our client at servers that offer the same as our own with one of everything, each built with an SDK of others, old or
+new, and visited on every transport that it has.
 
-One table says what each behaviour looks like.  Where a server falls short, `GAPS` says how and why; a gap that has gone
-must leave the table.
+What each behaviour looks like in each revision is in `behaviours`; where a server falls short, it is in `server_gaps`.
+What was seen goes into `INTEROP.md`.  That `looking` finds all there is, our own server shows first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
-from tests.peers.installed import PEERS, PROGRAMS, needs, python_of
+from tests.fixtures.everything_server import make_server
+from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
+from tests.peers.installed import PEERS, PROGRAMS, Peer, needs
+from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, shortcomings
 from tests.peers.listening import listening
-from trio_mcp import Client, open_client
+from tests.peers.looking import TOO_LATE, visiting
+from tests.peers.server_gaps import GAPS, LISTED
+from tests.peers.visits import stdio_server
+from trio_mcp import HttpOptions, serve_http
+from trio_mcp.core.revisions import REVISIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
 
-PATIENCE = 60.0  # seconds for all of one visit, on a busy machine
-PATHS = {"streamable-http": "/mcp", "http": "/mcp", "sse": "/sse"}  # as the programs are told
-A, D, E = "2024-11-05", "2025-11-25", "2026-07-28"
+PATIENCE = 90.0  # seconds for all of one visit, on a busy machine
+PATHS = {"session": "/mcp", "modern": "/mcp", "sse": "/sse", "ws": "/ws"}
+NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
+A, B, C, D, E = REVISIONS
 
-# What is served, by which program and way, and which revision is found; pinned to it where it is not the newest.
-VISITS = [
-    ("python-1.0.0", "server0.py", "stdio", A, {"probe": 0.5}),  # to which it says nothing
-    *[("python-1.12.4", "server1.py", way, "2025-06-18", {}) for way in ("stdio", "streamable-http", "sse")],
-    *[("python-1.30.0", "server1.py", way, D, {}) for way in ("stdio", "streamable-http", "sse")],
-    *[("python-2.3.0", "server2.py", way, E, {}) for way in ("stdio", "streamable-http")],
-    *[("python-2.3.0", "server2.py", way, D, {"revision": D}) for way in ("stdio", "streamable-http", "sse")],
-    *[("fastmcp-4.1.2", "server_fastmcp4.py", way, E, {}) for way in ("stdio", "http")],
-    *[("fastmcp-4.1.2", "server_fastmcp4.py", way, D, {"revision": D}) for way in ("stdio", "http", "sse")],
-]
 
-TABLE: dict[str, Any] = {
-    "tools": ["add", "fail", "half", "ledger", "pid", "roots", "wait"],
-    "prompts": ["greet"],
-    "resources": [],
-    "templates": ["peers://item/{name}"],
-    "call": 5,
-    "optional": [2, None],
-    "progress": [(1, 2)],
-    "log": ["hello"],
-    "failure": True,
-    "read": "item 7",
-    "prompt": "Hello, Ada!",
-    "roots": "file:///srv/a",
-    "cancel": ["began", "cancelled"],
-    "deviations": [],
+@attrs.frozen
+class Kind:
+    """A server: what is installed and runs it, its ways to be reached, and the newest revision with a handshake that it
+    has."""
+
+    peer: Peer
+    ways: Sequence[str]
+    handshake: str = D
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    """Of our client, for this one."""
+    also: Mapping[str, Any] = attrs.field(factory=dict)
+    """What is looked at besides the behaviours that all have."""
+
+    @property
+    def both_eras(self) -> bool:
+        return any(way.endswith("modern") for way in self.ways)
+
+
+def python(name: str, program: str, ways: Sequence[str], *more: Any, **others: Any) -> Kind:
+    return Kind(attrs.evolve(PEERS[name], program=program), ways, *more, **others)
+
+
+OPTIONAL = {"optional": [2, None]}
+OLD_WAYS = ("stdio", "session", "sse", "ws")
+BOTH_WAYS = ("stdio", "stdio-modern", "session", "modern", "sse")
+KINDS = {
+    "python-1.30.0": python("python-1.30.0", "server1.py", OLD_WAYS, also=OPTIONAL),
+    "python-2.3.0": python("python-2.3.0", "server2.py", BOTH_WAYS, also=OPTIONAL),
 }
-# (peer, revision): what is seen instead of the table, and why.
-LIST_ONLY = "it has a list of its own, and no templates"
-NO_PROGRESS = "it does not show its tools the token of a request"
-NO_CANCEL = "it cancels nothing, and takes no other request meanwhile"
-NOTHING = object()
-SILENT = "it declares no log messages there, and none are asked for"
-WITH_MORE = "it has room for more than the text"
-GAPS: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
-    ("python-2.3.0", E): {"log": (NOTHING, SILENT)},
-    ("python-1.0.0", A): {
-        "tools": (["add", "fail", "half", "pid", "roots"], NO_CANCEL),
-        "resources": (["peers://item/7"], LIST_ONLY),
-        "templates": (NOTHING, LIST_ONLY),
-        "cancel": (NOTHING, NO_CANCEL),
-        "progress": ([], NO_PROGRESS),
-    },
-    **{("fastmcp-4.1.2", revision): {"log": ([{"msg": "hello", "extra": None}], WITH_MORE)} for revision in (D, E)},
-}
+VISITS: list[Pair] = [(name, way) for name, kind in KINDS.items() for way in kind.ways]
+
+OUR_CLIENT.holds(VISITS, BEHAVIOURS)
+
+
+def revision_of(pair: Pair) -> str:
+    return E if pair[1].endswith("modern") else KINDS[pair[0]].handshake
+
+
+def table_of(pair: Pair) -> dict[str, Any]:
+    return {**seen_in(revision_of(pair)), "list": LISTED, **KINDS[pair[0]].also, "deviations": []}
+
+
+def gaps_of(pair: Pair) -> dict[str, Gap]:
+    ours = {} if "tasks" in ABSENT.get(revision_of(pair), ()) else NOT_BUILT
+    return {**ours, **GAPS.get(pair, {})}
 
 
 @contextlib.asynccontextmanager
-async def served(peer: str, program: str, way: str) -> AsyncIterator[Any]:
-    """A target: the command, or the URL of a process that ends with the block."""
-    python = needs(peer, lambda: python_of(peer, PEERS[peer].packages))
-    command = [str(python), str(PROGRAMS / program), way]
-    if way == "stdio":
-        yield command
+async def served(pair: Pair, ended: Path) -> AsyncIterator[Any]:
+    """A target: the command, which leaves its exit status in that file, or the URL of a process that ends with the
+    block and must not before."""
+    name, way = pair
+    command = needs(name, KINDS[name].peer.command)
+    if way.startswith("stdio"):
+        yield [sys.executable, str(PROGRAMS / "witness.py"), str(ended), *command, "stdio"]
         return
-    async with listening(command) as origin:
-        yield origin + PATHS[way]
+    async with listening([*command, "session" if way == "modern" else way]) as origin:
+        yield (origin.replace("http", "ws", 1) if way == "ws" else origin) + PATHS[way]
 
 
-async def look(client: Client, logs: trio.MemoryReceiveChannel[Any], names: Any) -> dict[str, Any]:
-    """All of these behaviours."""
-    reports: list[Any] = []
-
-    async def call() -> int:
-        return await client.call_tool(
-            "add", {"a": 2, "b": 3}, returns=int, on_progress=lambda *report: reports.append(report[:2])
-        )
-
-    async def log() -> list[Any]:
-        return [await logs.receive()]  # it may come after the result, on a stream of its own
-
-    async def progress() -> list[Any]:
-        return reports
-
-    async def prompt() -> str:
-        return (await client.prompt("greet", {"name": "Ada"})).messages[0].content.text  # type: ignore[union-attr]
-
-    looks: dict[str, Any] = {
-        "tools": lambda: _sorted(client.tools(), "name"),
-        "prompts": lambda: _sorted(client.prompts(), "name"),
-        "resources": lambda: _sorted(client.resources(), "uri"),
-        "templates": lambda: _sorted(client.templates(), "uri_template"),
-        "call": call,
-        "optional": lambda: _each(client, "half", [{"number": 4}, {"number": 3}], int | None),
-        "progress": progress,
-        "log": log,
-        "failure": lambda: _failure(client),
-        "read": lambda: _read(client),
-        "prompt": prompt,
-        "roots": lambda: client.call_tool("roots", returns=str),
-        "cancel": lambda: _cancel(client),
-        "deviations": lambda: _deviations(client),
-    }
-    return {name: await looks[name]() for name in TABLE if name in names}
+async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
+    """All that is seen of this server, and how it fares when the client has gone."""
+    kind, ended, on_stdio = KINDS[pair[0]], folder / "ended", pair[1].startswith("stdio")
+    options: dict[str, Any] = {**kind.options, **({"stderr": None} if on_stdio else {})}
+    if kind.both_eras and not pair[1].endswith("modern"):  # else it is found out
+        options["revision"] = kind.handshake
+    hasty = [name for name, gap in gaps_of(pair).items() if gap.seen == TOO_LATE]
+    with trio.fail_after(PATIENCE):
+        async with served(pair, ended) as target:
+            async with visiting(target, **options) as visitor:
+                seen = await visitor.look(table_of(pair), hasty)
+                seen["deviations"] = list(visitor.client.deviations)
+            status = "0"
+            if on_stdio:
+                status = ended.read_text() if ended.exists() else "nobody knows what"
+    return {**seen, "end": "clean" if status == "0" else f"clean, but the server ended with {status}"}
 
 
-async def _sorted(listed: Any, name: str) -> list[str]:
-    return sorted([getattr(each, name) async for each in listed])
+@pytest.mark.parametrize(("name", "way"), VISITS)
+async def test_what_our_client_sees_of_a_real_server(name: str, way: str, tmp_path: Path) -> None:
+    pair = (name, way)
+    seen = await seen_at(pair, tmp_path)
+    absent = ABSENT.get(revision_of(pair), ())
+    wrong = OUR_CLIENT.record(pair, seen, table_of(pair), gaps_of(pair), absent)
+    assert not wrong, "\n".join(f"{name}: {how}" for name, how in wrong.items())
 
 
-async def _each(client: Client, name: str, calls: list[dict[str, Any]], kind: Any) -> list[Any]:
-    return [await client.call_tool(name, arguments, returns=kind) for arguments in calls]
+def test_each_visit_of_ours_has_its_row_in_the_file() -> None:
+    _, _, ours = FILE.read_text(encoding="utf-8").partition(f"## {OUR_CLIENT.title}")
+    assert OUR_CLIENT.unseen(ours) == []
 
 
-async def _failure(client: Client) -> bool:
-    result = await client.call_tool("fail")
-    return bool(result.is_error) and "on purpose" in result.content[0].text  # type: ignore[union-attr]
+# The looking by itself, at our own server.
 
 
-async def _read(client: Client) -> str:
-    return (await client.read("peers://item/7")).contents[0].text  # type: ignore[union-attr]
-
-
-async def _cancel(client: Client) -> list[str]:
-    async def wait() -> None:
-        with scope:
-            await client.call_tool("wait")
-
-    scope = trio.CancelScope()
+@contextlib.asynccontextmanager
+async def our_own(way: str, folder: Path) -> AsyncIterator[Any]:
+    if way == "stdio":
+        yield stdio_server(PAGE_SIZE, folder / "ended")
+        assert (folder / "ended").read_text() == "0"
+        return
+    paths: HttpOptions = {"sse_path": "/sse", "message_path": "/messages", "websocket_path": "/ws"}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
-        while not await client.call_tool("ledger", returns=list[str]):
-            pass
-        scope.cancel()
-    assert scope.cancelled_caught
-    while len(ledger := await client.call_tool("ledger", returns=list[str])) < 2:
-        pass
-    return ledger
-
-
-async def _deviations(client: Client) -> list[str]:
-    return list(client.deviations)
+        address = await nursery.start(partial(serve_http, make_server(PAGE_SIZE), **paths))
+        yield {"sse": address.sse_url, "ws": address.websocket_url}.get(way, address.url)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
-    ("peer", "program", "way", "revision", "options"),
-    VISITS,
-    ids=[f"{peer} {way} {revision}" for peer, _, way, revision, _ in VISITS],
+    ("way", "revision"),
+    [(way, revision) for way in OLD_WAYS for revision in REVISIONS if (way, revision) != ("sse", E)],
 )
-async def test_what_a_client_sees_of_a_real_server(
-    peer: str, program: str, way: str, revision: str, options: Any
-) -> None:
-    gaps = {name: seen for name, (seen, _) in GAPS.get((peer, revision), {}).items()}
-    wanted = {name: seen for name, seen in {**TABLE, **gaps}.items() if seen is not NOTHING}
-    said, logs = trio.open_memory_channel[Any](10)
-    async with served(peer, program, way) as target:
-        with trio.fail_after(PATIENCE):
-            async with open_client(
-                target, roots=["/srv/a"], log_level="info", on_log=lambda each: said.send_nowait(each.data), **options
-            ) as client:
-                assert client.revision == revision
-                seen = await look(client, logs, wanted)
-                assert {name: what for name, what in seen.items() if what != wanted[name]} == {}
-                pid = await client.call_tool("pid", returns=int)
-        if way == "stdio":
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        else:  # which goes on for others
-            os.kill(pid, 0)
+async def test_our_client_sees_everything_at_our_own_server(way: str, revision: str, tmp_path: Path) -> None:
+    table = seen_in(revision)
+    async with our_own(way, tmp_path) as target, visiting(target, revision=revision) as visitor:
+        seen = await visitor.look(table)
+        assert visitor.client.deviations == ()
+    assert shortcomings({**seen, "end": "clean"}, {**table, "tasks": NOTHING}, {}) == {}

@@ -1,23 +1,77 @@
-"""A server by the official Python SDK 2.x: ``server2.py stdio|streamable-http|sse``."""
+"""The server with one of everything by the official Python SDK 2.x: ``server2.py stdio|session|sse``.
 
-import os
+It is an `MCPServer`; for the handshake of older revisions, to which that says less than it can do, there is the server
+beneath it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
 import sys
-from typing import Any, Optional
+from functools import partial
+from typing import Annotated, Any, Literal, Optional
 
 import anyio
-from mcp.server.mcpserver import Context, MCPServer
+import mcp_types as types
+import uvicorn
+from mcp.server.lowlevel import NotificationOptions
+from mcp.server.mcpserver import (
+    Context,
+    Elicit,
+    ElicitationResult,
+    ListRoots,
+    MCPServer,
+    Resolve,
+    Sample,
+    UserMessage,
+)
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import InputRequiredResult, ListRootsRequest
+from mcp.server.mcpserver.prompts import Prompt
+from mcp.server.mcpserver.resources import TextResource
+from pydantic import BaseModel, Field
 
-server = MCPServer("peer")
-ledger: list[str] = []
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
+LEVELS = ("debug", "info", "notice", "warning", "error")
+DYNAMIC = "test://interop-dynamic"
+
+server = MCPServer("peer", instructions="interop fixture", log_level="ERROR")
+beneath = server._lowlevel_server
+# Else it says that no list ever changes.
+beneath.create_initialization_options = partial(  # type: ignore[method-assign]
+    beneath.create_initialization_options,
+    NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True),
+)
+left: list[str] = []  # the tags of waits that were cancelled
+wanted = {"level": "debug"}
+
+
+# Tools.
+
+
+class Sum(BaseModel):
+    sum: float
+    label: str
+
+
+class Reply(BaseModel):
+    response: str
 
 
 @server.tool()
-async def add(a: int, b: int, ctx: Context) -> int:
-    await ctx.report_progress(1, 2)
-    await ctx.info("hello")
-    return a + b
+def test_simple_text() -> str:
+    return "This is a simple text response for testing."
+
+
+@server.tool()
+async def interop_echo(text: str, delay_ms: int = 0) -> str:
+    await anyio.sleep(delay_ms / 1000)
+    return text
+
+
+@server.tool()
+def interop_structured(a: int, b: int) -> Sum:
+    return Sum(sum=a + b, label=f"{a}+{b}")
 
 
 @server.tool()
@@ -26,54 +80,184 @@ def half(number: int) -> Optional[int]:  # noqa: UP045  # as they are written
 
 
 @server.tool()
-def fail() -> str:
-    raise ToolError("on purpose")
-
-
-@server.tool(structured_output=False)
-async def roots(ctx: Context) -> Any:
-    if ctx.protocol_version != "2026-07-28":
-        found = await ctx.session.list_roots()
-    elif ctx.input_responses is None:
-        return InputRequiredResult(input_requests={"roots": ListRootsRequest()})
-    else:
-        found = ctx.input_responses["roots"]
-    return " ".join(str(each.uri) for each in found.roots)
+def test_error_handling() -> str:
+    raise ToolError("This tool intentionally returns an error for testing")
 
 
 @server.tool()
-async def wait() -> str:
-    ledger.append("began")
+def interop_check(count: Annotated[int, Field(ge=1, le=10)], label: str) -> str:
+    return f"{label}x{count}"
+
+
+@server.tool()
+async def test_tool_with_progress(ctx: Context) -> str:
+    for done in (0, 50, 100):
+        await ctx.report_progress(done, 100)
+        await anyio.sleep(0.02)
+    return "Progress was reported."
+
+
+@server.tool()
+async def interop_wait(seconds: float, tag: str, ctx: Context) -> str:
+    await ctx.report_progress(0, seconds)
     try:
-        await anyio.sleep(60)
+        await anyio.sleep(seconds)
     except anyio.get_cancelled_exc_class():
-        ledger.append("cancelled")
+        left.append(tag)
         raise
-    return "waited"
-
-
-@server.tool(name="ledger")
-def read_ledger() -> list[str]:
-    return ledger
+    return f"waited {tag}"
 
 
 @server.tool()
-def pid() -> int:
-    return os.getpid()
+def interop_cancelled() -> str:
+    return json.dumps(left)
 
 
-@server.resource("peers://item/{name}")
-def item(name: str) -> str:
-    return f"item {name}"
+@server.tool()
+async def interop_log(ctx: Context) -> str:
+    for level in LEVELS[LEVELS.index(wanted["level"]) :]:
+        await ctx.log(level, {"level": level}, logger_name="interop")
+    return "logged"
+
+
+@server.tool()
+async def interop_touch(uri: str, ctx: Context) -> str:
+    await ctx.session.send_resource_updated(uri)
+    await ctx.notify_resource_updated(uri)
+    return "touched"
+
+
+def interop_dynamic() -> str:
+    return "there"
+
+
+@server.tool()
+async def interop_toggle(kind: Literal["tools", "resources", "prompts"], on: bool, ctx: Context) -> str:
+    if kind == "tools":
+        server.add_tool(interop_dynamic) if on else server.remove_tool("interop_dynamic")
+        await ctx.session.send_tool_list_changed()
+        await ctx.notify_tools_changed()
+    elif kind == "resources":
+        there = TextResource(uri=DYNAMIC, name="interop-dynamic", text="there")
+        server.add_resource(there) if on else server._resource_manager._resources.pop(DYNAMIC)
+        await ctx.session.send_resource_list_changed()
+        await ctx.notify_resources_changed()
+    else:
+        server.add_prompt(Prompt.from_function(interop_dynamic)) if on else server.remove_prompt("interop_dynamic")
+        await ctx.session.send_prompt_list_changed()
+        await ctx.notify_prompts_changed()
+    return "on" if on else "off"
+
+
+async def ask_model(prompt: str) -> Sample:
+    said = types.TextContent(text=prompt)
+    return Sample([types.SamplingMessage(role="user", content=said)], max_tokens=100)
+
+
+@server.tool()
+async def test_sampling(prompt: str, answer: Annotated[types.CreateMessageResult, Resolve(ask_model)]) -> str:
+    return f"LLM response: {answer.content.text}"
+
+
+async def ask_user(message: str) -> Elicit[Reply]:
+    return Elicit(message, Reply)
+
+
+@server.tool()
+async def test_elicitation(message: str, answer: Annotated[ElicitationResult[Reply], Resolve(ask_user)]) -> str:
+    return f"action={answer.action} {answer.data.model_dump_json()}"
+
+
+async def ask_roots() -> ListRoots:
+    return ListRoots()
+
+
+@server.tool()
+async def interop_roots(found: Annotated[types.ListRootsResult, Resolve(ask_roots)]) -> str:
+    return ",".join(str(root.uri) for root in found.roots)
+
+
+# Resources.
+
+
+@server.resource("test://static-text", mime_type="text/plain")
+def static_text() -> str:
+    return "This is the content of the static text resource."
+
+
+@server.resource("test://static-binary", mime_type="image/png")
+def static_binary() -> bytes:
+    return PNG
+
+
+@server.resource("test://watched-resource", mime_type="text/plain")
+def watched() -> str:
+    return "This is the content of the watched resource."
+
+
+@server.resource("test://template/{id}/data", mime_type="application/json")
+def template(id: str) -> str:
+    return json.dumps({"id": id, "templateTest": True, "data": f"Data for ID: {id}"})
+
+
+# Prompts.
 
 
 @server.prompt()
-def greet(name: str) -> str:
-    return f"Hello, {name}!"
+def test_simple_prompt() -> str:
+    return "This is a simple prompt for testing."
+
+
+@server.prompt()
+def test_prompt_with_arguments(arg1: str, arg2: str) -> str:
+    return f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'"
+
+
+@server.prompt()
+def test_prompt_with_embedded_resource(resourceUri: str) -> Any:
+    resource = types.TextResourceContents(uri=resourceUri, mime_type="text/plain", text="It is embedded.")
+    return [UserMessage(types.EmbeddedResource(resource=resource)), UserMessage("Please process it.")]
+
+
+@server.prompt()
+def test_prompt_with_image() -> Any:
+    image = types.ImageContent(data=base64.b64encode(PNG).decode(), mime_type="image/png")
+    return [UserMessage(image), UserMessage("Please analyze it.")]
+
+
+@server.completion()
+async def complete(ref: Any, argument: Any, context: Any) -> types.Completion:
+    known = ["1", "12", "2"]
+    if argument.name == "arg1":
+        known = ["alpha", "alphabet", "beta", "gamma"]
+    elif argument.name == "arg2":
+        known = [f"{context.arguments['arg1']}-2"] if context else []
+    return types.Completion(values=[each for each in known if each.startswith(argument.value)])
+
+
+# What the server beneath is told directly.
+
+
+async def set_level(ctx: Any, params: types.SetLevelRequestParams) -> types.EmptyResult:
+    wanted["level"] = params.level
+    return types.EmptyResult()
+
+
+async def subscribe(ctx: Any, params: Any) -> types.EmptyResult:
+    return types.EmptyResult()
+
+
+beneath.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+beneath.add_request_handler("resources/subscribe", types.SubscribeRequestParams, subscribe)
+beneath.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, subscribe)
+
+
+def main(way: str) -> None:
+    if way == "stdio":
+        server.run()
+    else:
+        uvicorn.run(server.sse_app() if way == "sse" else server.streamable_http_app(), port=0)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "stdio":
-        server.run()
-    else:
-        server.run(sys.argv[1], port=0)
+    main(sys.argv[1])

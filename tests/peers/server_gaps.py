@@ -1,0 +1,39 @@
+"""What our client sees at servers of others otherwise than the table says, and why; see `interop`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.peers.behaviours import LISTS, Holding
+from tests.peers.interop import Gap, Pair
+
+__all__ = ["GAPS", "LISTED"]
+
+# What each server lists; schemas are made from functions or classes by many, who could not have written all there is.
+TOOLS = Holding("test_simple_text", "test_error_handling", "interop_echo", "interop_structured", "interop_toggle")
+LISTED = {**LISTS, "tools": TOOLS}
+
+Server = partial(Gap, whose="the server's")
+
+ONE_PIECE = Server({**LISTED, "paged": []}, "its kit gives its lists in one piece")
+AS_RESULT = Server("isError", "its kit makes a result of it")
+NO_CODE = Server(0, "its kit answers what its functions raise with the code 0")
+NEWER = Server(-32602, "its kit has the code of 2026-07-28 in all revisions")
+INTERNAL = Server(-32603, "its kit takes it for a fault of the server")
+NO_UPDATES = Server("NothingToHear", "its kit says that nobody can subscribe, whoever is told otherwise")
+
+PYTHON_1 = {
+    "list": ONE_PIECE,
+    "unknown tool": AS_RESULT,
+    "unknown resource": NO_CODE,
+    "subscribe": NO_UPDATES,
+    "unknown prompt": NO_CODE,
+}
+PYTHON_2 = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown resource": NEWER, "unknown prompt": NO_CODE}
+PYTHON_2_MODERN = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown prompt": INTERNAL}
+
+GAPS: dict[Pair, dict[str, Gap]] = {
+    **{("python-1.30.0", way): PYTHON_1 for way in ("stdio", "session", "sse", "ws")},
+    **{("python-2.3.0", way): PYTHON_2 for way in ("stdio", "session", "sse")},
+    **{("python-2.3.0", way): PYTHON_2_MODERN for way in ("stdio-modern", "modern")},
+}
