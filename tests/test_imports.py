@@ -23,6 +23,7 @@ SERVER_MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem 
 # From the top down; each may import what stands above it.  What shares a line knows nothing of its neighbours.
 ORDER = """
 errors records
+principals
 jsonrpc
 revisions
 terms meta content
@@ -41,6 +42,7 @@ cache
 sse
 headers
 http
+resource_server
 http_client
 replay
 templates
@@ -78,6 +80,7 @@ stdio
 silence rates
 lanes
 http_sessions http_options
+gate
 endpoint
 http_wire
 http_connection
@@ -290,7 +293,7 @@ def test_a_server_on_stdio_loads_few_modules() -> None:
 
 
 HTTP = {
-    "asgi", "endpoint", "http_connection", "http_options", "http_server", "http_sessions", "http_wire", "lanes",
+    "asgi", "endpoint", "gate", "http_connection", "http_options", "http_server", "http_sessions", "http_wire", "lanes",
     "rates", "silence", "websocket", "websocket_server",
 }  # fmt: skip
 

@@ -77,7 +77,9 @@ if TYPE_CHECKING:
         ToolChoice,
     )
     from trio_mcp.core.opening import Negotiation
+    from trio_mcp.core.principals import Principal
     from trio_mcp.core.replay import EventLog
+    from trio_mcp.core.resource_server import CannotVerify
     from trio_mcp.core.schema import Field
     from trio_mcp.core.validation import InvalidSchema
     from trio_mcp.dispatch import CallNext, Middleware
@@ -110,22 +112,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accepted", "Along", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext",
-    "CallToolResult", "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion", "ConnectionFailed",
-    "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog",
-    "Field", "FollowedCall", "FormRequest", "GetPromptResult", "GivenRoots", "HttpAddress", "HttpOptions",
-    "HttpRequest", "Icon", "ImageContent", "InputNotGiven", "InputRequired", "Inquiry", "InvalidSchema", "Json",
-    "JsonObject", "Kind", "Limits", "ListPromptsResult", "ListResourceTemplatesResult", "ListResourcesResult",
-    "ListRoots", "ListToolsResult", "LocalProtocolError", "LogLevel", "LoggingMessageParams", "Malformed", "McpError",
-    "Middleware", "ModelHint", "ModelPreferences", "Negotiation", "NotAnswered", "NotDeclared", "NotInThisRevision",
-    "NothingToHear", "OnElicitation", "OnElicitationUrl", "OnProgress", "OnSampling", "OpeningError", "PageRequest",
-    "PathRefused", "Progress", "Prompt", "PromptArgument", "PromptMessage", "PromptReference", "ReadResourceResult",
-    "RemoteProtocolError", "ReplyBroken", "ReplyTooLong", "Request", "RequestError", "Resource", "ResourceLink",
-    "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample", "SamplingMessage",
-    "SamplingRequest", "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics", "Target",
-    "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError", "ToolFailed",
-    "ToolResultContent", "ToolUseContent", "Unauthorized", "Unknown", "UpgradeRefused", "UrlElicitationRequired",
-    "audio", "below", "connect_client", "file", "file_path", "image", "open_client", "open_relay", "serve_http",
-    "serve_http_stream", "serve_stdio", "serve_stream",
+    "CallToolResult", "CannotVerify", "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion",
+    "ConnectionFailed", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
+    "EmbeddedResource", "EventLog", "Field", "FollowedCall", "FormRequest", "GetPromptResult", "GivenRoots",
+    "HttpAddress", "HttpOptions", "HttpRequest", "Icon", "ImageContent", "InputNotGiven", "InputRequired", "Inquiry",
+    "InvalidSchema", "Json", "JsonObject", "Kind", "Limits", "ListPromptsResult", "ListResourceTemplatesResult",
+    "ListResourcesResult", "ListRoots", "ListToolsResult", "LocalProtocolError", "LogLevel", "LoggingMessageParams",
+    "Malformed", "McpError", "Middleware", "ModelHint", "ModelPreferences", "Negotiation", "NotAnswered", "NotDeclared",
+    "NotInThisRevision", "NothingToHear", "OnElicitation", "OnElicitationUrl", "OnProgress", "OnSampling",
+    "OpeningError", "PageRequest", "PathRefused", "Principal", "Progress", "Prompt", "PromptArgument", "PromptMessage",
+    "PromptReference", "ReadResourceResult", "RemoteProtocolError", "ReplyBroken", "ReplyTooLong", "Request",
+    "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root",
+    "Roots", "Sample", "SamplingMessage", "SamplingRequest", "Server", "ServerExited", "SessionClosed", "SessionLost",
+    "Statistics", "Target", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError",
+    "ToolFailed", "ToolResultContent", "ToolUseContent", "Unauthorized", "Unknown", "UpgradeRefused",
+    "UrlElicitationRequired", "audio", "below", "connect_client", "file", "file_path", "image", "open_client",
+    "open_relay", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
@@ -152,7 +154,9 @@ _HOMES = {
     "PromptMessage PromptReference ReadResourceResult ResourceReference "
     "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.opening": "Negotiation",
+    "trio_mcp.core.principals": "Principal",
     "trio_mcp.core.replay": "EventLog",
+    "trio_mcp.core.resource_server": "CannotVerify",
     "trio_mcp.core.schema": "Field",
     "trio_mcp.core.validation": "InvalidSchema",
     "trio_mcp.dispatch": "CallNext Middleware",

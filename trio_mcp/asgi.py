@@ -37,6 +37,7 @@ from trio_mcp.core.http import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal
+from trio_mcp.gate import seconds_left
 from trio_mcp.groups import open_nursery, sole
 from trio_mcp.outbox import CLOSING
 from trio_mcp.process import check_trio
@@ -186,9 +187,10 @@ class AsgiApp:
             await _refuse_websocket(scope, send, verdict)
             return
         stream, frames = _WebSocket(receive, send, served.limits), _Messages(served.limits)
-        with suppress(trio.BrokenResourceError):
+        # Every message of a WebSocket is one in the name of its token.
+        with suppress(trio.BrokenResourceError), trio.move_on_after(seconds_left(verdict.caller)):
             await stream.accept(scope)
-            await converse(served.run, stream, frames, headers=request.headers, principal=verdict.principal)
+            await converse(served.run, stream, frames, headers=verdict.headers, principal=verdict.caller)
 
 
 @attrs.frozen(eq=False)
@@ -203,7 +205,7 @@ class _Served:
         return self.run.limits
 
     async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | Admitted]:
-        target = _target(scope, self.endpoint.policy.places)
+        target = _target(scope, self.endpoint.places)
         request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
         if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has another way to say it
             request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])

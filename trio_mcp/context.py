@@ -19,6 +19,7 @@ import trio
 
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Json, JsonObject, Request
+from trio_mcp.core.principals import Principal
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import ServerSession
 from trio_mcp.core.terms import NOTHING, Terms
@@ -143,8 +144,15 @@ class Context:
 
     @property
     def principal(self) -> Any:
-        """Who is behind the request, as authentication found; None where there is none."""
-        return self.terms.principal
+        """Who is behind the request, by name, as authentication found; None where there is none."""
+        who = self.terms.principal
+        return who.name if isinstance(who, Principal) else who
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """What the access token of the request is good for; empty where the server is not protected."""
+        who = self.terms.principal
+        return who.scopes if isinstance(who, Principal) else frozenset()
 
     @property
     def headers(self) -> Mapping[str, str]:

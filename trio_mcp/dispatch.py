@@ -35,6 +35,7 @@ from trio_mcp.context import ClientError, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    INVALID_REQUEST,
     MISSING_CLIENT_CAPABILITY,
     URL_ELICITATION_REQUIRED,
     LocalProtocolError,
@@ -45,9 +46,10 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.jsonrpc import JsonObject, Request
+from trio_mcp.core.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.entries import Entry
+from trio_mcp.entries import Entry, ToolEntry
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Described
     from trio_mcp.core.headers import Mirror
+    from trio_mcp.core.resource_server import Protection
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
@@ -92,6 +95,7 @@ class Features(Protocol):
     catalog: Catalog
     middleware: Sequence[Middleware]
     filter: Filter | None
+    protection: Protection | None
     page_size: int | None
     cache: Mapping[str, CacheHints]
 
@@ -115,6 +119,11 @@ class Dispatcher:
         self._parking = parking
         self._publisher = publisher
         self._threads = threads
+
+    @property
+    def protection(self) -> Protection | None:
+        """That of the server which runs; those that are mounted in it are reached through it only."""
+        return self._features.protection
 
     async def __call__(self, ctx: Context) -> JsonObject:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
@@ -176,7 +185,7 @@ class Dispatcher:
 
     async def _list(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         cursor = request.params.get("cursor")
-        allowed = functools.partial(self._allows, at, ctx) if self._filters else None
+        allowed = functools.partial(self._allows, at, ctx.principal) if self._filters else None
         revision, method = ctx.terms.revision, request.method
         page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
         hints = at.cache.get(method)
@@ -186,20 +195,55 @@ class Dispatcher:
     def _filters(self) -> bool:
         return any(each.filter is not None for each in (self._features, *self._parts.values()))
 
-    def _allows(self, at: Features, ctx: Context, entry: Entry) -> bool:
+    def _allows(self, at: Features, principal: Any, entry: Entry) -> bool:
         """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
-        if at.filter is not None and at.filter(ctx.principal, entry.model) is not True:
+        if at.filter is not None and at.filter(principal, entry.model) is not True:
             return False  # also for anything that is no answer
-        return not entry.owners or self._allows(self._parts[entry.owners[0]], ctx, entry.inner)
+        return not entry.owners or self._allows(self._parts[entry.owners[0]], principal, entry.inner)
+
+    # Scopes.  Lists show tools also to those who lack them: who does not see a tool will never ask for its scope.
+
+    @property
+    def scopes(self) -> Sequence[str]:
+        """Those of every request."""
+        return self._needed(())
+
+    def scopes_for(self, request: Request, principal: Any) -> Sequence[str]:
+        """All scopes that whoever asks needs for this request, by HTTP."""
+        name = request.params.get("name") if request.method == "tools/call" else None
+        entry = self._features.catalog.tool(name) if isinstance(name, str) else None
+        if entry is not None and entry.scopes and not self._allows(self._features, principal, entry):
+            entry = None  # or its scopes would tell that it is there
+        return self._needed(() if entry is None else entry.scopes)
+
+    def _needed(self, scopes: Sequence[str]) -> Sequence[str]:
+        protection = self._features.protection
+        return scopes if protection is None else tuple(dict.fromkeys((*protection.scopes, *scopes)))
+
+    def _check_scopes(self, ctx: Context, entry: ToolEntry) -> None:
+        """Where HTTP itself could not refuse, as on a WebSocket (auth-80).
+
+        Scopes are an affair of HTTP: on a stream, which has no headers, whoever is at its other end has them all.  But
+        by HTTP nobody has any where the server is not protected.
+        """
+        who = ctx.terms.principal
+        if not entry.scopes or not (isinstance(who, Principal) or ctx.headers):
+            return
+        needed = self._needed(entry.scopes)
+        if not covers(who, needed):
+            told = " ".join(needed)
+            data = {"error": "insufficient_scope", "scope": told}
+            raise RequestError(INVALID_REQUEST, f"the access token lacks a scope; this request needs {told}", data)
 
     # Calls.
 
     async def _call_tool(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
         entry, revision = at.catalog.tool(name), ctx.terms.revision
-        if entry is None or not self._allows(at, ctx, entry):
+        if entry is None or not self._allows(at, ctx.principal, entry):
             # tool-31: no tool, so no tool result.
             raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
+        self._check_scopes(ctx, entry)
         if entry.owners:
             return await self._under(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
         try:
@@ -213,7 +257,7 @@ class Dispatcher:
     async def _get_prompt(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
         entry, revision = at.catalog.prompt(name), ctx.terms.revision
-        if entry is None or not self._allows(at, ctx, entry):  # prm-08
+        if entry is None or not self._allows(at, ctx.principal, entry):  # prm-08
             raise RequestError(INVALID_PARAMS, f"there is no prompt {shown(name)}; prompts/list names those there are")
         if entry.owners:
             return await self._under(entry, Dispatcher._get_prompt, ctx, _renamed(request, entry))
@@ -228,7 +272,7 @@ class Dispatcher:
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
         found = at.catalog.resource(uri)
-        if found is None or not self._allows(at, ctx, found[0]):
+        if found is None or not self._allows(at, ctx.principal, found[0]):
             raise ResourceNotFound(uri)
         entry, variables = found
         if entry.owners:
@@ -281,7 +325,7 @@ class Dispatcher:
     async def _complete(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         kind, name, argument, value, arguments = _completion_params(request.params)
         # cmpl-04: access to suggestions is that to what they are for.
-        found = at.catalog.completer(kind, name, argument, functools.partial(self._allows, at, ctx))
+        found = at.catalog.completer(kind, name, argument, functools.partial(self._allows, at, ctx.principal))
         if found is None:
             return completion_result([])
         if found.owners:
@@ -318,7 +362,7 @@ class Dispatcher:
         if not self._filters:
             return True
         found = self._features.catalog.resource(uri)
-        return found is not None and self._allows(self._features, ctx, found[0])
+        return found is not None and self._allows(self._features, ctx.principal, found[0])
 
     _METHODS: ClassVar[Mapping[str, Serve]] = {
         **dict.fromkeys(LISTS, _list),

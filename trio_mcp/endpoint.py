@@ -24,15 +24,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeAlias, Unpack
 
 import attrs
 import trio
 
 from trio_mcp.conversation import UNFINISHED, Conversation
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
-from trio_mcp.core.headers import Fields, reply_headers
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
+from trio_mcp.core.headers import Fields, Headers, reply_headers
 from trio_mcp.core.http import (
     Deliver,
     EndSession,
@@ -51,7 +51,8 @@ from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
 from trio_mcp.core.replay import MemoryEventLog, NotReplayable, Replay
 from trio_mcp.core.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.state import Link
-from trio_mcp.core.terms import Terms, stable_name
+from trio_mcp.core.terms import Terms
+from trio_mcp.gate import Caller, Gate, name_of
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
@@ -78,8 +79,10 @@ class Admitted:
     """A request whose head was good: its body may be read, and `serve` be called."""
 
     head: Screened
-    principal: str | None
+    caller: Caller
     peer: str | None
+    headers: Headers
+    """Those that handlers get to see."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -87,10 +90,13 @@ class _Case:
     """One request, and what answers it."""
 
     request: HttpRequest
-    principal: str | None
-    peer: str | None
+    admitted: Admitted
     response: Response
     prefix: str
+
+    @property
+    def principal(self) -> str | None:
+        return name_of(self.admitted.caller)
 
 
 async def send_reply(response: Response, reply: Reply) -> None:
@@ -135,7 +141,9 @@ class Endpoint:
         self.public_url = public_url_of(options)
         """Without a slash at its end; None if none was given."""
         self.keep_alive = keep_alive_of(options)
-        self._authenticate = options.get("authenticate")
+        self._gate = Gate(options, run.dispatcher.protection, self.policy.path)
+        self.places = frozenset(self.policy.places) | self._gate.places
+        """The paths at which something is, without a slash at their ends."""
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
@@ -171,31 +179,22 @@ class Endpoint:
         return admitted
 
     async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | Admitted:
+        if (document := self._gate.document(request)) is not None:
+            return document
         head = screen(self.policy, request, prefix)
         if isinstance(head, Reply):
             return head
         if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
-        principal = await self._authenticated(request, peer, head.cors)
-        return principal if isinstance(principal, Reply) else Admitted(head, principal, peer)
-
-    async def _authenticated(self, request: HttpRequest, peer: str | None, cors: Fields) -> Reply | str | None:
-        """Who asks, None where nobody is asked; or why the request is not served."""
-        authenticate = self._authenticate
-        try:
-            principal = None if authenticate is None else await _identified(authenticate, request)
-        except Exception:  # noqa: BLE001  # an author's function may raise anything, and that costs this request only
-            _log.exception("authenticate has failed")
-            return refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-        if wait := self._rates.wait(f"address {peer}" if principal is None else f"principal {principal}"):
+        caller = await self._gate.caller(request, head.cors)
+        if wait := self._rates.wait(_counted(caller, peer)):
             why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
-            return busy(429, why, cors, math.ceil(wait))
-        if authenticate is not None and principal is None:
-            why = "who asks is not known; send credentials in the Authorization header"
-            if "Authorization" in request.headers:
-                why = "these credentials are not accepted; the Authorization header has to have others"
-            return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
-        return principal
+            return busy(429, why, head.cors, math.ceil(wait))
+        if isinstance(caller, Reply):
+            return caller
+        if head.websocket and (refused := self._gate.forbidden(caller, self._run.dispatcher.scopes, head.cors)):
+            return refused
+        return Admitted(head, caller, peer, self._gate.passed_on(request.headers))
 
     # The body.
 
@@ -206,13 +205,13 @@ class Endpoint:
         returned is to be called when the client has gone before the response has ended.  Raises `BrokenResourceError`
         if it has gone already.
         """
-        case = _Case(request, admitted.principal, admitted.peer, response, prefix)
+        case = _Case(request, admitted, response, prefix)
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=case.principal,
             screened=admitted.head, prefix=prefix,
         )  # fmt: skip
-        refused = verdict if isinstance(verdict, Reply) else self._refused(verdict)
+        refused = verdict if isinstance(verdict, Reply) else self._forbidden(verdict, case) or self._refused(verdict)
         if refused is not None:
             return await _refuse(refused, case)
         if isinstance(verdict, Serve):
@@ -228,6 +227,16 @@ class Endpoint:
             self._sessions.end(verdict.session, "the client has ended the session")
         await send_reply(response, verdict.reply)
         return _nothing
+
+    def _forbidden(self, verdict: _Good, case: _Case) -> Reply | None:
+        """Why this principal may not have it.  A batch is refused as a whole, so that one step up is enough for it."""
+        dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
+        needed = dict.fromkeys(dispatcher.scopes)
+        for each in message.items if isinstance(message, Batch) else (message,):
+            if isinstance(each, Request):
+                needed.update(dict.fromkeys(dispatcher.scopes_for(each, case.principal)))
+        id = message.id if isinstance(message, Request) else None
+        return self._gate.forbidden(case.admitted.caller, tuple(needed), verdict.cors, id)
 
     def _refused(self, verdict: _Good) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
@@ -284,7 +293,7 @@ class Endpoint:
 
     def _hear(self, conversation: Conversation, message: Message, case: _Case, lane: Lane | None) -> None:
         conversation.hear(
-            message, trio.current_time(), wire=lane, principal=case.principal, headers=case.request.headers
+            message, trio.current_time(), wire=lane, principal=case.admitted.caller, headers=case.admitted.headers
         )
 
     async def _open_stream(self, verdict: OpenStream, case: _Case) -> Gone:
@@ -371,15 +380,8 @@ class Endpoint:
             lane.close()
 
 
-async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
-    answer = authenticate(request)
-    if not isinstance(answer, Awaitable):
-        raise LocalProtocolError(f"authenticate is an async def; this one returned {type(answer).__name__}")
-    return stable_name(await answer)
-
-
 async def _refuse(reply: Reply, case: _Case) -> Gone:
-    tell_refusal(reply, case.request, case.peer)
+    tell_refusal(reply, case.request, case.admitted.peer)
     await send_reply(case.response, reply)
     return _nothing
 
@@ -425,6 +427,12 @@ def _ids(message: Message) -> tuple[Id, ...]:
 def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
     """What is said where a request cannot be taken on now, and may be later."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
+
+
+def _counted(caller: Reply | Caller, peer: str | None) -> str:
+    """Whose requests are counted together: where nobody knows who it is, those from one address."""
+    name = None if isinstance(caller, Reply) else name_of(caller)
+    return f"address {peer}" if name is None else f"principal {name}"
 
 
 def _nothing() -> None:

@@ -134,9 +134,10 @@ def check_tool_name(name: str) -> None:
 
 
 class ToolEntry(_NamedEntry):
-    """`output`: what the results are checked against, if anything.  `mirrors`: the arguments repeated in headers."""
+    """`output`: what the results are checked against, if anything.  `mirrors`: the arguments repeated in headers.
+    `scopes`: what an access token must be good for to call it by HTTP."""
 
-    __slots__ = ("_arguments", "mirrors", "output")
+    __slots__ = ("_arguments", "mirrors", "output", "scopes")
     kind = "tools"
     what = "tool"
 
@@ -150,12 +151,14 @@ class ToolEntry(_NamedEntry):
         arguments: Arguments,
         output: Output | None,
         mirrors: Sequence[Mirror] = (),
+        scopes: Sequence[str] = (),
     ) -> None:
         check_tool_name(name)
         super().__init__(name, handler, make, replay=replay)
         self._arguments = arguments
         self.output = output
         self.mirrors = mirrors
+        self.scopes = scopes
 
     def prepare(self, ctx: Any, arguments: JsonObject) -> Callable[[], Any]:
         """The call.  Raises BadArguments.  tool-06: the handler never sees what its schema does not allow."""

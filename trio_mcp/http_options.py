@@ -27,7 +27,8 @@ class HttpOptions(TypedDict, total=False):
     """Where WebSockets are, "/ws" by default; None: nowhere."""
     allowed_hosts: Sequence[str]
     """The names under which the server may be asked, as protection against DNS rebinding: those of loopback by default,
-    and that of `public_url`.  A name without a port stands for all ports; "*" allows any."""
+    and those of `public_url` and of the resource of a protected server.  A name without a port stands for all ports;
+    "*" allows any."""
     allowed_origins: Sequence[str]
     """The origins of pages that may ask, such as "https://app.example.com": those of loopback by default.  The same
     list drives CORS."""
@@ -63,6 +64,9 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     public = public_url_of(options)
     if public is not None and not isinstance(hosts, str):
         hosts = (*hosts, public.partition("://")[2].partition("/")[0])
+    protection = run.dispatcher.protection
+    if protection is not None and protection.host is not None and not isinstance(hosts, str):
+        hosts = (*hosts, protection.host)
     given = {name: value for name, value in options.items() if name in _OF_THE_POLICY}
     return HttpPolicy(
         **given,  # type: ignore[arg-type]  # each is what its annotation says

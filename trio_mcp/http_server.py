@@ -110,7 +110,7 @@ async def serve_http(
                 bound = await _tcp_listeners(host, port)
             accepting = bound
             try:
-                _check_exposure(bound, options)
+                _check_exposure(bound, options, server)
                 if ssl_context is not None:
                     accepting = [_secure(each, ssl_context) for each in bound]
                 address = _address(web.endpoint, accepting, None if listeners is not None else host)
@@ -388,8 +388,9 @@ def _peer(stream: trio.abc.Stream) -> str | None:
     return None
 
 
-def _check_exposure(bound: Sequence[Listener], options: HttpOptions) -> None:
-    if "allowed_hosts" in options or "public_url" in options:
+def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Server) -> None:
+    named = server.protection is not None and server.protection.host is not None
+    if named or "allowed_hosts" in options or "public_url" in options:
         return
     for listener in bound:
         name = _name(listener)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.arguments import Arguments, arguments_of, text_arguments
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.principals import scopes_of
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
 from trio_mcp.handlers import name_of, raw, typed
@@ -56,6 +57,7 @@ def tool_of(
     annotations: ToolAnnotations | None = None,
     icons: Sequence[Icon] | None = None,
     meta: Meta | None = None,
+    scopes: Collection[str] = (),
     structured: bool = True,
     thread: bool = True,
     abandon: bool = True,
@@ -83,11 +85,20 @@ def tool_of(
     promised = None if output is None else output.schema
     make = _later("Tool", name, arguments.schema, output_schema=promised, **details)
     mirrors = _mirrors(name, arguments.schema)
-    return ToolEntry(name, handler, make, replay=replay, arguments=arguments, output=output, mirrors=mirrors)
+    return ToolEntry(
+        name, handler, make,
+        replay=replay, arguments=arguments, output=output, mirrors=mirrors, scopes=_scopes(name, scopes),
+    )  # fmt: skip
 
 
 def raw_tool(
-    tool: Tool, function: _Function, *, thread: bool = True, abandon: bool = True, replay: bool = False
+    tool: Tool,
+    function: _Function,
+    *,
+    scopes: Collection[str] = (),
+    thread: bool = True,
+    abandon: bool = True,
+    replay: bool = False,
 ) -> ToolEntry:
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
     from trio_mcp.core.models import Tool
@@ -107,7 +118,12 @@ def raw_tool(
     return ToolEntry(
         tool.name, handler, lambda: tool,
         replay=replay, arguments=arguments, output=output, mirrors=_mirrors(tool.name, arguments.schema),
+        scopes=_scopes(tool.name, scopes),
     )  # fmt: skip
+
+
+def _scopes(name: str, scopes: Collection[str]) -> tuple[str, ...]:
+    return scopes_of(f"the scopes of the tool {name!r}", scopes) if scopes else ()
 
 
 def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:

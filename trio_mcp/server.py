@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
+    from trio_mcp.core.resource_server import Protection, Verify
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
 
@@ -105,6 +106,7 @@ class Server:
         self.lifespan = lifespan
         self.middleware: Sequence[Middleware] = tuple(middleware)
         self.filter = filter
+        self.protection: Protection | None = None
         self.page_size = page_size
         self.cache: Mapping[str, CacheHints] = dict(cache or {})
         self._info = info_of(name, version, title, description, website_url, icons)
@@ -139,6 +141,7 @@ class Server:
         annotations: ToolAnnotations | None = None,
         icons: Sequence[Icon] | None = None,
         meta: Mapping[str, Any] | None = None,
+        scopes: Collection[str] = (),
         structured: bool = True,
         thread: bool = True,
         abandon: bool = True,
@@ -153,7 +156,8 @@ class Server:
         is left behind to finish by itself, unless `abandon=False`: then the call ends when the thread does; either may
         ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.  With
         `replay=True` a call whose handler is lost with its process is run again from the start with the answers that
-        the client gave.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
+        the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
+        `protect`.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
         """
         return self._decorate(registration.tool_of, function, options)
 
@@ -162,12 +166,14 @@ class Server:
         tool: Tool,
         handler: Callable[..., Any],
         *,
+        scopes: Collection[str] = (),
         thread: bool = True,
         abandon: bool = True,
         replay: bool = False,
     ) -> None:
         """Add a tool with a schema of its own; `handler(ctx, arguments)` gets arguments that satisfy it."""
-        self.catalog.add(registration.raw_tool(tool, handler, thread=thread, abandon=abandon, replay=replay))
+        options: dict[str, Any] = {"scopes": scopes, "thread": thread, "abandon": abandon, "replay": replay}
+        self.catalog.add(registration.raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
         self.catalog.remove_tool(name)
@@ -312,6 +318,34 @@ class Server:
             raise LocalProtocolError("a running server cannot enter the lifespan of another; mount it before it runs")
         self.catalog.mount(other.catalog, prefix)
         self._mounted.append(other)
+
+    def protect(
+        self,
+        *,
+        verify: Verify,
+        authorization_servers: Collection[str],
+        resource: str | None = None,
+        scopes: Collection[str] = (),
+        implies: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """Demand an access token for every request by HTTP, WebSockets included; other streams are not concerned.
+
+        `verify(token)`, which may be an `async def`, says who holds it, by a `Principal`, or None if it is not
+        accepted: it has expired, say, or was issued for another server, which only `verify` can know.  When it cannot
+        tell now it raises `CannotVerify`.  `trio_mcp.jwks` has one for JWTs.
+
+        `resource` is the URL of the endpoint as clients know it, "https://example.com/mcp"; without it `public_url` of
+        `serve_http` says so.  `authorization_servers` are the issuers of its tokens: clients find them in the metadata
+        of the resource (RFC 9728), which is served beside the endpoint.  `scopes` are needed for every request, those
+        of a tool for its calls; `implies` says which scopes stand for others: ``{"notes:write": ["notes:read"]}``.
+
+        Raises `LocalProtocolError` for what cannot be, for plain http beyond loopback, and while the server runs.
+        """
+        from trio_mcp.core.resource_server import Protection
+
+        if self._runs:
+            raise LocalProtocolError("a running server cannot be protected any more; protect it before it runs")
+        self.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
     # Changes.
 

@@ -16,12 +16,13 @@ from trio_mcp.core.revisions import Role
 from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import tell_refusal
+from trio_mcp.gate import seconds_left
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.running import Run
 from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
 
 if TYPE_CHECKING:
-    from trio_mcp.endpoint import Endpoint
+    from trio_mcp.endpoint import Admitted, Endpoint
 
 __all__ = ["serve_upgrade"]
 
@@ -52,7 +53,7 @@ async def serve_upgrade(
     frames = WebSocketFrames(Role.SERVER, run.limits)
     link = _Link(stream, frames, trailing)
     try:
-        verdict, principal = await _judge(endpoint, request, peer)
+        verdict, admitted = await _judge(endpoint, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
         if tap is not None:
             tap("out", data)
@@ -70,10 +71,13 @@ async def serve_upgrade(
             await stream.aclose()
         return
     heartbeat = endpoint.keep_alive
-    await converse(run, link, frames, tap=tap, headers=request.headers, principal=principal, heartbeat=heartbeat)
+    assert admitted is not None
+    headers, principal = admitted.headers, admitted.caller
+    with trio.move_on_after(seconds_left(principal)):  # every message is one in the name of its token
+        await converse(run, link, frames, tap=tap, headers=headers, principal=principal, heartbeat=heartbeat)
 
 
-async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, str | None]:
+async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, Admitted | None]:
     # A browser opens a WebSocket to anywhere without asking first: only the Origin tells, so it is looked at before
     # anything else (http-03).
     admitted = await endpoint.admit(request, peer)
@@ -82,7 +86,7 @@ async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> 
     verdict = judge_upgrade(request)
     if isinstance(verdict, Reply):
         tell_refusal(verdict, request, peer)
-    return verdict, admitted.principal
+    return verdict, admitted
 
 
 def _refusal(reply: Reply) -> bytes:

@@ -73,6 +73,12 @@ def test_values_are_not_shown() -> None:
     assert repr(Headers([("Authorization", "Bearer hunter2"), ("Host", "h")])) == "<Headers authorization, host>"
 
 
+def test_headers_can_be_passed_on_without_one() -> None:
+    headers = Headers([("Authorization", "Bearer hunter2"), ("Host", "h")])
+    assert dict(headers.without("AUTHORIZATION")) == {"host": "h"}
+    assert dict(headers.without("Cookie")) == dict(headers)
+
+
 # Accept and Content-Type.
 
 

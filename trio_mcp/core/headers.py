@@ -89,6 +89,11 @@ class Headers(Mapping[str, str]):
     def __repr__(self) -> str:
         return f"<Headers {', '.join(self._values)}>"
 
+    def without(self, name: str) -> Headers:
+        """All but this field."""
+        name = name.lower()
+        return Headers({each: value for each, value in self._values.items() if each != name})
+
 
 def _text(raw: str | bytes) -> str:
     return raw if isinstance(raw, str) else raw.decode("latin-1")

@@ -27,7 +27,8 @@ class Terms:
     """`capabilities` and `identity` are the other side's, as they came from the wire.
 
     The identity is for display and logs: nothing may depend on it (meta-14).  `principal` and `headers` are those of
-    the request at hand, never those of the one that opened the session.
+    the request at hand, never those of the one that opened the session.  A principal is a stable name, or, where the
+    server is protected, a `Principal`.
     """
 
     revision: Revision

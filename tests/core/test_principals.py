@@ -1,0 +1,55 @@
+"""Who holds an access token, and which scopes there can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.requirements import req
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.principals import Principal, covers, scopes_of
+
+
+def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:
+    principal = Principal("ada", ["read"], 7.0, {"email": "ada@example.com"})
+    assert repr(principal) == "Principal(name='ada', scopes=frozenset({'read'}), expires=7.0)"
+    assert principal == Principal("ada", {"read"}, 7.0, {"email": "ada@example.com"})
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_a_principal_has_a_name(name: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="stable name"):
+        Principal(name)
+
+
+@pytest.mark.parametrize("scopes", ["read write", [7]])
+def test_the_scopes_of_a_principal_are_no_text(scopes: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="list of names"):
+        Principal("ada", scopes)
+
+
+@pytest.mark.parametrize(
+    ("who", "needed", "good"),
+    [
+        (None, [], True),
+        (None, ["read"], False),
+        ("ada", ["read"], False),
+        (Principal("ada"), [], True),
+        (Principal("ada", ["read"]), ["read"], True),
+        (Principal("ada", ["read"]), ["read", "write"], False),
+    ],
+)
+def test_whoever_has_all_scopes_is_served(who: object, needed: list[str], good: bool) -> None:
+    assert covers(who, needed) is good
+
+
+def test_declared_scopes_are_kept_in_order_and_once() -> None:
+    assert scopes_of("scopes", ["b", "a", "b"]) == ("b", "a")
+
+
+@req("auth-110")
+@pytest.mark.parametrize("scopes", ["read", ["a b"], [""], ['"'], ["\\"], ["é"], [7], ["read", "offline_access"]])
+def test_some_scopes_cannot_be_declared(scopes: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"the scopes (have|are)"):
+        scopes_of("the scopes", scopes)
