@@ -21,6 +21,7 @@ NO_CODE = Server(0, "its kit answers what its functions raise with the code 0")
 NEWER = Server(-32602, "its kit has the code of 2026-07-28 in all revisions")
 INTERNAL = Server(-32603, "its kit takes it for a fault of the server")
 NO_UPDATES = Server("NothingToHear", "its kit says that nobody can subscribe, whoever is told otherwise")
+NO_INSTRUCTIONS = Server(["2024-11-05", None], "its kit has no place for instructions")
 
 PYTHON_1 = {
     "list": ONE_PIECE,
@@ -36,4 +37,5 @@ GAPS: dict[Pair, dict[str, Gap]] = {
     **{("python-1.30.0", way): PYTHON_1 for way in ("stdio", "session", "sse", "ws")},
     **{("python-2.3.0", way): PYTHON_2 for way in ("stdio", "session", "sse")},
     **{("python-2.3.0", way): PYTHON_2_MODERN for way in ("stdio-modern", "modern")},
+    **{("typescript-1.0.4", way): {"connect": NO_INSTRUCTIONS} for way in ("stdio", "sse")},
 }

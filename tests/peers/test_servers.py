@@ -55,16 +55,20 @@ class Kind:
         return any(way.endswith("modern") for way in self.ways)
 
 
-def python(name: str, program: str, ways: Sequence[str], *more: Any, **others: Any) -> Kind:
-    return Kind(attrs.evolve(PEERS[name], program=program), ways, *more, **others)
+def beside(client: str, program: str, ways: Sequence[str], *more: Any, **others: Any) -> Kind:
+    """The one by the SDK of this client, where it is installed."""
+    return Kind(attrs.evolve(PEERS[client], program=program), ways, *more, **others)
 
 
 OPTIONAL = {"optional": [2, None]}
 OLD_WAYS = ("stdio", "session", "sse", "ws")
 BOTH_WAYS = ("stdio", "stdio-modern", "session", "modern", "sse")
 KINDS = {
-    "python-1.30.0": python("python-1.30.0", "server1.py", OLD_WAYS, also=OPTIONAL),
-    "python-2.3.0": python("python-2.3.0", "server2.py", BOTH_WAYS, also=OPTIONAL),
+    "python-1.30.0": beside("python-1.30.0", "server1.py", OLD_WAYS, also=OPTIONAL),
+    "python-2.3.0": beside("python-2.3.0", "server2.py", BOTH_WAYS, also=OPTIONAL),
+    "typescript-1.0.4": beside("typescript-1.0.4", "server1.mjs", ("stdio", "sse"), A),
+    "typescript-1.12.3": beside("typescript-1.12.3", "server1.mjs", ("stdio", "session", "sse"), B),
+    "typescript-1.32.2": beside("typescript-1.32.2", "server1.mjs", ("stdio", "session", "sse")),
 }
 VISITS: list[Pair] = [(name, way) for name, kind in KINDS.items() for way in kind.ways]
 
@@ -76,7 +80,9 @@ def revision_of(pair: Pair) -> str:
 
 
 def table_of(pair: Pair) -> dict[str, Any]:
-    return {**seen_in(revision_of(pair)), "list": LISTED, **KINDS[pair[0]].also, "deviations": []}
+    """What its revision has; no server is asked for what is absent there."""
+    table = {**seen_in(revision_of(pair)), "list": LISTED, **KINDS[pair[0]].also, "deviations": []}
+    return {name: seen for name, seen in table.items() if name not in ABSENT.get(revision_of(pair), ())}
 
 
 def gaps_of(pair: Pair) -> dict[str, Gap]:

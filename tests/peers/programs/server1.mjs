@@ -1,0 +1,248 @@
+// The server with one of everything by the official TypeScript SDK 1.x: server1.mjs stdio|session|sse
+// It is a `Server`, as in the first releases, and thus has a handler for each request.  Those releases do not know
+// streamable HTTP, nor on which stream of a call to send what belongs to it.
+
+import { randomUUID } from "node:crypto";
+import { Server } from "@modelcontextprotocol/sdk/server/index.js";
+import * as types from "@modelcontextprotocol/sdk/types.js";
+import * as offered from "./offered.mjs";
+
+const PAGE = 2;
+const shown = { tools: false, resources: false, prompts: false };
+
+function schema(types = {}) {
+  const properties = Object.fromEntries(Object.entries(types).map(([name, type]) => [name, { type }]));
+  return { type: "object", properties, required: Object.keys(types) };
+}
+
+// Each with the types of its arguments, and what it does on a connection.
+const TOOLS = {
+  test_simple_text: [{}, () => offered.said("This is a simple text response for testing.")],
+  interop_echo: [
+    { text: "string", delay_ms: "integer" },
+    async ({ text, delay_ms }) => {
+      await offered.pause(delay_ms);
+      return offered.said(text);
+    },
+  ],
+  interop_structured: [
+    { a: "number", b: "number" },
+    (args) => ({ ...offered.said(JSON.stringify(offered.sum(args))), structuredContent: offered.sum(args) }),
+    schema({ sum: "number", label: "string" }),
+  ],
+  test_error_handling: [
+    {},
+    () => ({ ...offered.said("This tool intentionally returns an error for testing"), isError: true }),
+  ],
+  interop_check: [
+    { count: "integer", label: "string" },
+    ({ count, label }) => {
+      if (Number.isInteger(count)) return offered.said(`${label}x${count}`);
+      // Each revision has it in its own way.
+      if (types.LATEST_PROTOCOL_VERSION >= "2025-11-25") return { ...offered.said("no count"), isError: true };
+      throw new types.McpError(types.ErrorCode.InvalidParams, "no count");
+    },
+  ],
+  test_tool_with_progress: [
+    {},
+    async (_, { progress }) => {
+      for (const done of [0, 50, 100]) {
+        await progress(done, 100);
+        await offered.pause(20);
+      }
+      return offered.said("Progress was reported.");
+    },
+  ],
+  interop_wait: [
+    { seconds: "number", tag: "string" },
+    async (args, { progress, signal }) => {
+      const waited = offered.wait(args, signal);
+      await progress(0, args.seconds);
+      return waited;
+    },
+  ],
+  interop_cancelled: [{}, () => offered.said(JSON.stringify(offered.left))],
+  interop_log: [
+    {},
+    async (_, { tell, connection }) => {
+      for (const level of offered.LEVELS.slice(offered.LEVELS.indexOf(connection.level))) {
+        await tell("notifications/message", { level, logger: "interop", data: { level } });
+      }
+      return offered.said("logged");
+    },
+  ],
+  interop_touch: [
+    { uri: "string" },
+    async ({ uri }, { server, connection }) => {
+      if (connection.subscribed.has(uri)) await server.sendResourceUpdated({ uri });
+      return offered.said("touched");
+    },
+  ],
+  interop_toggle: [
+    { kind: "string", on: "boolean" },
+    async ({ kind, on }, { server }) => {
+      shown[kind] = on;
+      await server.notification({ method: `notifications/${kind}/list_changed` });
+      return offered.said(on ? "on" : "off");
+    },
+  ],
+  test_sampling: [
+    { prompt: "string" },
+    async ({ prompt }, { ask }) => {
+      const params = { messages: [offered.user(offered.text(prompt))], maxTokens: 100 };
+      const { content } = await ask("sampling/createMessage", params, types.CreateMessageResultSchema);
+      return offered.said(`LLM response: ${content.text}`);
+    },
+  ],
+  test_elicitation: [
+    { message: "string" },
+    async ({ message }, { ask }) => {
+      const params = { message, requestedSchema: offered.REPLY };
+      return offered.told(await ask("elicitation/create", params, types.ElicitResultSchema));
+    },
+  ],
+  interop_roots: [
+    {},
+    async (_, { ask }) => {
+      const { roots } = await ask("roots/list", {}, types.ListRootsResultSchema);
+      return offered.said(roots.map(({ uri }) => uri).join(","));
+    },
+  ],
+};
+
+function page(kind, all, cursor) {
+  const start = Number(cursor ?? 0);
+  const end = start + PAGE;
+  return { [kind]: all.slice(start, end), ...(end < all.length && { nextCursor: `${end}` }) };
+}
+
+function tools() {
+  const named = Object.entries(TOOLS).map(([name, [args, , outputSchema]]) => ({
+    name,
+    inputSchema: schema(args),
+    ...(outputSchema && { outputSchema }),
+  }));
+  return shown.tools ? [...named, { name: "interop_dynamic", inputSchema: schema() }] : named;
+}
+
+function resources() {
+  const all = { ...offered.RESOURCES, ...(shown.resources && { "test://interop-dynamic": offered.DYNAMIC }) };
+  return Object.entries(all).map(([uri, { mimeType }]) => ({ uri, name: uri.slice(7), mimeType }));
+}
+
+function prompts() {
+  const named = Object.entries(offered.PROMPTS).map(([name, [args]]) => ({
+    name,
+    arguments: args.map((each) => ({ name: each, required: true })),
+  }));
+  return shown.prompts ? [...named, { name: "interop_dynamic" }] : named;
+}
+
+function contents(uri) {
+  const id = /^test:\/\/template\/(.*)\/data$/.exec(uri)?.[1];
+  const found = id ? offered.item(id) : offered.RESOURCES[uri];
+  if (!found) throw new types.McpError(-32002, `there is no ${uri}`);
+  return { contents: [{ uri, ...found }] };
+}
+
+function prompt({ name, arguments: args }) {
+  if (!(name in offered.PROMPTS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
+  return { messages: offered.PROMPTS[name][1](args) };
+}
+
+// A server has one connection.
+function made() {
+  const lists = { listChanged: true };
+  const capabilities = {
+    tools: lists,
+    resources: { ...lists, subscribe: true },
+    prompts: lists,
+    logging: {},
+    completions: {},
+  };
+  const server = new Server({ name: "peer", version: "1" }, { capabilities, instructions: "interop fixture" });
+  const connection = { level: "debug", subscribed: new Set() };
+
+  function call({ params: { name, arguments: args, _meta } }, extra) {
+    if (!(name in TOOLS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
+    const send = extra.sendNotification ?? ((notification) => server.notification(notification));
+    const request = extra.sendRequest ?? ((asked, result) => server.request(asked, result));
+    const tell = (method, params) => send({ method, params });
+    const progressToken = _meta?.progressToken;
+    return TOOLS[name][1](args ?? {}, {
+      server,
+      connection,
+      signal: extra.signal,
+      tell,
+      progress: (progress, total) => tell("notifications/progress", { progressToken, progress, total }),
+      ask: (method, params, result) => request({ method, params }, result),
+    });
+  }
+
+  const templates = [{ uriTemplate: offered.TEMPLATE, name: "item", mimeType: "application/json" }];
+  server.setRequestHandler(types.ListToolsRequestSchema, ({ params }) => page("tools", tools(), params?.cursor));
+  server.setRequestHandler(types.CallToolRequestSchema, call);
+  server.setRequestHandler(types.ListResourcesRequestSchema, ({ params }) =>
+    page("resources", resources(), params?.cursor),
+  );
+  server.setRequestHandler(types.ListResourceTemplatesRequestSchema, () => ({ resourceTemplates: templates }));
+  server.setRequestHandler(types.ReadResourceRequestSchema, ({ params }) => contents(params.uri));
+  server.setRequestHandler(types.SubscribeRequestSchema, ({ params }) => {
+    connection.subscribed.add(params.uri);
+    return {};
+  });
+  server.setRequestHandler(types.UnsubscribeRequestSchema, ({ params }) => {
+    connection.subscribed.delete(params.uri);
+    return {};
+  });
+  server.setRequestHandler(types.ListPromptsRequestSchema, ({ params }) => page("prompts", prompts(), params?.cursor));
+  server.setRequestHandler(types.GetPromptRequestSchema, ({ params }) => prompt(params));
+  server.setRequestHandler(types.CompleteRequestSchema, ({ params: { argument, context } }) => ({
+    completion: { values: offered.completed(argument.name, argument.value, context) },
+  }));
+  server.setRequestHandler(types.SetLevelRequestSchema, ({ params }) => {
+    connection.level = params.level;
+    return {};
+  });
+  return server;
+}
+
+async function bySession() {
+  const { StreamableHTTPServerTransport } = await import("@modelcontextprotocol/sdk/server/streamableHttp.js");
+  const sessions = new Map();
+  offered.listen(async (request, response) => {
+    let transport = sessions.get(request.headers["mcp-session-id"]);
+    if (!transport) {
+      transport = new StreamableHTTPServerTransport({
+        sessionIdGenerator: randomUUID,
+        onsessioninitialized: (id) => sessions.set(id, transport),
+      });
+      await made().connect(transport);
+    }
+    await transport.handleRequest(request, response);
+  });
+}
+
+async function bySse() {
+  const { SSEServerTransport } = await import("@modelcontextprotocol/sdk/server/sse.js");
+  const sessions = new Map();
+  offered.listen(async (request, response, url) => {
+    const opened = sessions.get(url.searchParams.get("sessionId"));
+    if (opened) {
+      await opened.handlePostMessage(request, response);
+    } else if (request.method !== "GET") {
+      response.writeHead(404).end();
+    } else {
+      const transport = new SSEServerTransport("/messages", response);
+      sessions.set(transport.sessionId, transport);
+      await made().connect(transport);
+    }
+  });
+}
+
+async function byPipe() {
+  const { StdioServerTransport } = await import("@modelcontextprotocol/sdk/server/stdio.js");
+  await made().connect(new StdioServerTransport());
+}
+
+await { stdio: byPipe, session: bySession, sse: bySse }[process.argv[2]]();
