@@ -246,3 +246,16 @@ def needs(what: str, get: Any) -> Any:
         if os.environ.get("CI"):
             pytest.fail(f"CI must have it: {what}: {reason}")
         pytest.skip(f"{what}: {reason}")
+
+
+def install_all() -> None:
+    """All that tests visit, ahead of the tests, which then have nothing to wait for."""
+    for peer in (*PEERS.values(), *SHELF.values()):
+        try:
+            peer.command()
+        except NotHere as reason:
+            sys.stdout.write(f"{peer.name}: {reason}\n")
+
+
+if __name__ == "__main__":
+    install_all()
