@@ -49,6 +49,14 @@ templates
 validation
 schema
 icons
+auth_errors auth_places auth_challenge
+auth_proofs
+auth_documents
+auth_clients
+auth_records
+auth_deeds auth_grants
+auth_search
+auth_flow
 auth
 """.strip().splitlines()
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}

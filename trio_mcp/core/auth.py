@@ -1,0 +1,294 @@
+"""The client's side of authorization: which token goes with a request, and what to do when there is none.
+
+One `Authorizer` belongs to one MCP server and holds its tokens.  Each HTTP request to the server is an `Errand`: it
+says which headers to send, is told when the server refused them, and is tried again so often and no oftener.  What it
+takes to get a token is a `Flow`, and there is one at a time: the first errand in need is told to `Begin` it, all
+others to `Wait` for it, and its outcome is the outcome of all.  A flow that was abandoned has no outcome; then one of
+those who waited begins a new one.  Nothing is locked meanwhile, and who needs no token does not wait.
+
+Drive a flow by `start` and `receive`, do each deed, and `abandon` it however that ends::
+
+    deeds = authorizer.start(flow, now)
+    while not flow.over:
+        heard = ...  # what came of the deeds
+        deeds = authorizer.receive(flow, heard, now)
+
+`now` is Unix time, for tokens outlive processes.  Whoever restarts with the `Record` that was last persisted goes on
+where the last process ended: a token that has come to its end is renewed at the endpoint that is known, and nobody is
+asked anything.
+
+The token goes to this server alone: to URLs of its origin, in the Authorization header, and nowhere else (auth-18,
+auth-48).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+from trio_mcp.core.auth_challenge import DPOP, Demand, read_demand
+from trio_mcp.core.auth_clients import Application, IdentityAssertion
+from trio_mcp.core.auth_deeds import Deed, Done, Failed, Heard, Persist
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
+from trio_mcp.core.auth_flow import Flow, Setting
+from trio_mcp.core.auth_places import Rules, origin_of, url_fault
+from trio_mcp.core.auth_proofs import Entropy, Nonces, dpop_proof
+from trio_mcp.core.auth_records import Record, Tokens
+from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.headers import Fields, Headers, RawFields
+from trio_mcp.core.records import record
+
+__all__ = ["Authorized", "Authorizer", "Begin", "Errand", "Verdict", "Wait"]
+
+
+@record
+class Authorized:
+    """Send the request with these headers, which are none before the server has asked for any."""
+
+    headers: Fields = attrs.field(default=(), repr=False)
+
+
+@record
+class Begin:
+    """Start this flow and drive it to its end, then ask the errand again."""
+
+    flow: Flow
+
+
+@record
+class Wait:
+    """Somebody drives this flow already: when it is over, ask the errand again."""
+
+    flow: Flow
+
+
+Verdict: TypeAlias = Authorized | Begin | Wait | Failed
+
+# Operations whose refusals are remembered; beyond, the oldest is forgotten and may ask the user once more.
+_OPERATIONS = 256
+
+
+class Authorizer:
+    """The tokens of the MCP server at `server_url`.
+
+    `entropy` gives so many random bytes.  `record` is what was last persisted for this server, if anything was.  Raises
+    `LocalProtocolError` for a URL that tokens may not be sent to, and for a record of another server.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        application: Application,
+        *,
+        entropy: Entropy,
+        record: Record | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self.rules = rules or Rules()
+        if (fault := url_fault(server_url, self.rules)) is not None:
+            raise LocalProtocolError(f"tokens are not sent to {shown(server_url.partition('?')[0])}, which {fault}")
+        if record is not None and record.server_url != server_url:
+            raise LocalProtocolError(f"the record is of another server than {origin_of(server_url)}")
+        grant = application.grant
+        if isinstance(grant, IdentityAssertion) and (fault := url_fault(grant.token_endpoint, self.rules)) is not None:
+            raise LocalProtocolError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
+        self.server_url = server_url
+        self.record = record or Record(server_url)
+        self.flow: Flow | None = None
+        self.generation = 0
+        """Counts the tokens that there have been, so that the refusal of an old one is told from that of the newest."""
+        self._nonces = Nonces()
+        self._setting = Setting(server_url, application, entropy, self.rules, self._nonces)
+        self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
+
+    def errand(self, method: str, url: str | None = None, operation: str = "") -> Errand:
+        """A request that is to be made; `operation` names what it does, such as ``tools/call add``."""
+        url = url or self.server_url
+        if origin_of(url) != origin_of(self.server_url):
+            raise LocalProtocolError("the token of an MCP server is not sent to another origin")
+        return Errand(self, method, url, operation)
+
+    @property
+    def tokens(self) -> Tokens | None:
+        return None if self.record.authorization is None else self.record.authorization.tokens
+
+    def replied(self, headers: RawFields) -> None:
+        """The MCP server sent these headers, with whatever status: they may bring the next DPoP nonce."""
+        self._note_nonce(Headers(headers))
+
+    # Flows.
+
+    def start(self, flow: Flow, now: float) -> tuple[Deed, ...]:
+        return self._take(flow, flow.start(now))
+
+    def receive(self, flow: Flow, heard: Heard, now: float) -> tuple[Deed, ...]:
+        """What to do next for this flow; nothing if it is over.  Raises for what does not answer its last deed."""
+        return self._take(flow, flow.receive(heard, now))
+
+    def abandon(self, flow: Flow) -> None:
+        """Nobody drives this flow any more.  Call it whenever that is so; to a flow that is over it does nothing."""
+        flow.abandon()
+        if self.flow is flow:
+            self.flow = None
+
+    def _take(self, flow: Flow, deeds: tuple[Deed, ...]) -> tuple[Deed, ...]:
+        for deed in deeds:
+            if isinstance(deed, Persist):
+                self.record = deed.record
+        if flow.over and self.flow is flow:
+            self.flow = None
+            self.generation += flow.obtained
+        return deeds
+
+    # For errands.
+
+    def _flow_for(self, demand: Demand | None) -> Begin | Wait:
+        if self.flow is not None:
+            return Wait(self.flow)
+        self.flow = Flow(self._setting, self.record, demand)
+        return Begin(self.flow)
+
+    def _note_nonce(self, headers: Headers) -> bool:
+        return self._nonces.note(self.server_url, headers)
+
+    def _has_expired(self, now: float) -> bool:
+        """Whether the token is at its end, and there may be a way to the next without asking the server first."""
+        tokens = self.tokens
+        if tokens is None or tokens.expires_at is None or now < tokens.expires_at - self.rules.margin:
+            return False
+        return tokens.refresh is not None or self._setting.application.needs_no_user
+
+    def _headers(self, method: str, url: str, now: float) -> Fields:
+        tokens = self.tokens
+        if tokens is None:
+            return ()
+        authorization = ("Authorization", f"{tokens.kind} {tokens.access}")  # auth-16
+        key = self._setting.application.dpop
+        if tokens.kind != DPOP or key is None:
+            return (authorization,)
+        nonce, entropy = self._nonces.of(self.server_url), self._setting.entropy
+        proof = dpop_proof(key, method, url, now, entropy, nonce=nonce, token=tokens.access)
+        return (authorization, ("DPoP", proof))
+
+    def _distrust(self) -> None:
+        """A new token was refused at once, so the next one comes by another way than the last."""
+        self.record = self.record.without_refresh()
+
+    def _may_step_up(self, operation: str, scopes: tuple[str, ...]) -> bool:
+        """auth-83: counted for each operation and what it lacks."""
+        lacking = (operation, frozenset(scopes))
+        count = self._stepped_up.pop(lacking, 0)
+        self._stepped_up[lacking] = count + 1
+        if len(self._stepped_up) > _OPERATIONS:
+            del self._stepped_up[next(iter(self._stepped_up))]
+        return count < self.rules.step_ups
+
+
+class Errand:
+    """One HTTP request's way to an answer.  `go` says how to send it, `refused` what follows from a 401 or 403."""
+
+    def __init__(self, authorizer: Authorizer, method: str, url: str, operation: str) -> None:
+        self._authorizer = authorizer
+        self._method = method
+        self._url = url
+        self._operation = operation
+        self._flow: Flow | None = None  # whose end it waits for
+        self._needy = False
+        self._demand: Demand | None = None
+        self._sent: int | None = None  # the generation of the token that the request was last sent with
+        self._waiting_since = 0  # likewise, of the one that is not good enough
+        self._renewed = False  # because the token had expired
+        self._replaced = False  # because the server had refused it
+        self._renonced = False
+        self._step_ups = 0
+
+    def go(self, now: float) -> Verdict:
+        """How to send the request, or what must come first.  Ask again when that is over."""
+        if self._flow is not None:
+            if not self._flow.over:
+                return Wait(self._flow)
+            outcome, self._flow = self._flow.outcome, None
+            if isinstance(outcome, Failed):
+                return outcome
+            if isinstance(outcome, Done):
+                # Another's flow may have ended with nothing gained, for it knew of no demand.
+                newer = self._authorizer.generation != self._waiting_since
+                self._needy = self._demand is not None and not newer
+        if not self._needy and not self._renewed and self._authorizer._has_expired(now):
+            self._needy = self._renewed = True
+            self._demand = None
+        if self._needy:
+            verdict = self._authorizer._flow_for(self._demand)
+            self._flow = verdict.flow
+            return verdict
+        self._sent = self._authorizer.generation
+        return Authorized(self._authorizer._headers(self._method, self._url, now))
+
+    def refused(self, status: int, headers: RawFields, now: float) -> Verdict:
+        """The server answered 401 or 403.  A verdict other than `Failed` is a reason to send the request again."""
+        if self._sent is None:
+            raise LocalProtocolError("a request that was not sent cannot be refused")
+        sent, self._sent = self._sent, None
+        fields = Headers(headers)
+        demand = read_demand(status, fields.get("WWW-Authenticate"))
+        fresh_nonce = self._authorizer._note_nonce(fields)
+        if demand is None:
+            return _failed(
+                Blame.SERVER,
+                f"the MCP server answered {status} and wants neither Bearer nor DPoP",
+                "it, or a proxy before it, must be told in another way who asks",
+            )
+        if demand.error == "use_dpop_nonce":
+            if not fresh_nonce or self._renonced:
+                return _failed(
+                    Blame.SERVER,
+                    "the MCP server wants another DPoP nonce than the one that it has given, or gives none",
+                    "its operator must mend it",
+                )
+            self._renonced = True
+            return self.go(now)
+        return self._judge_401(demand, sent, now) if status == 401 else self._judge_403(demand, sent, now)
+
+    def _judge_401(self, demand: Demand, sent: int, now: float) -> Verdict:
+        if self._replaced:
+            self._authorizer._distrust()
+            return _failed(
+                Blame.SERVER,
+                "the MCP server refused the token that its authorization server has just given",
+                "the two must agree on what a good token is",
+            )
+        self._replaced = True
+        return self._need(demand, sent, now)
+
+    def _judge_403(self, demand: Demand, sent: int, now: float) -> Verdict:
+        authorizer = self._authorizer
+        if demand.error != "insufficient_scope" or not demand.scopes:
+            return _failed(
+                Blame.SERVER,
+                "the MCP server forbids this request and names no scope that would allow it",
+                "its operator can say who may make it",
+            )
+        held = authorizer.record.authorization
+        newer = sent != authorizer.generation
+        lacks = held is None or not {*demand.scopes} <= {*held.asked}
+        self._step_ups += 1
+        again = self._step_ups <= authorizer.rules.step_ups
+        if again and (newer or (lacks and authorizer._may_step_up(self._operation, demand.scopes))):
+            return self._need(demand, sent, now)
+        return _failed(
+            Blame.USER,
+            f"this request needs the scopes {shown(' '.join(demand.scopes))}, which were asked for and not given",
+            "whoever may grant them must do so",
+        )
+
+    def _need(self, demand: Demand, sent: int, now: float) -> Verdict:
+        # The refusal of an old token says nothing of the newest, which another errand has got in the meantime.
+        self._needy = sent == self._authorizer.generation
+        self._demand = demand
+        self._waiting_since = sent
+        return self.go(now)
+
+
+def _failed(blame: Blame, why: str, advice: str) -> Failed:
+    return Failed(AuthorizationFailed(blame, why, advice))

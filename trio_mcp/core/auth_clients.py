@@ -1,0 +1,327 @@
+"""Who we are to an authorization server: the application, its registrations, and how it authenticates.
+
+Credentials belong to the issuer that they are for (auth-90, auth-95), and every function here that uses them is given
+only those of one issuer.  The order in which a client id is looked for is that of auth-69: one that the application
+brings, then the URL of its metadata document, then one that was registered, or is now.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+from urllib.parse import quote_plus
+
+import attrs
+
+from trio_mcp.core.auth_documents import ServerDocument
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
+from trio_mcp.core.auth_places import client_id_fault, is_loopback, redirect_fault
+from trio_mcp.core.auth_proofs import Entropy, Key, client_assertion
+from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.headers import Fields
+from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.records import record
+
+__all__ = [
+    "Application", "AuthorizationCode", "Client", "ClientCredentials", "Grant", "IdentityAssertion", "Method",
+    "WorkloadIdentity", "authenticated", "choose_method", "client_document", "find_client", "find_own_client",
+    "given_client", "is_printable", "read_registration", "registration", "registration_refused",
+]  # fmt: skip
+
+_ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+
+
+class Method(enum.Enum):
+    """How a client authenticates at the token endpoint."""
+
+    NONE = "none"
+    BASIC = "client_secret_basic"
+    POST = "client_secret_post"
+    KEY = "private_key_jwt"
+
+
+@record
+class Client:
+    """A client id at one issuer, and what proves that it is ours.
+
+    One that the application brings may leave `issuer` out, if it was not told: it then belongs to the first issuer that
+    it is used at, for ever.  `method` is None where the server's metadata is to decide.
+    """
+
+    client_id: str
+    issuer: str | None = None
+    secret: str | None = attrs.field(default=None, repr=False)
+    method: Method | None = None
+    redirect_uris: tuple[str, ...] = ()  # what it was registered with, by us
+    secret_expires_at: float | None = None
+
+
+# What is presented for a token.
+
+
+@record
+class AuthorizationCode:
+    """A user allows it, in a browser."""
+
+
+@record
+class ClientCredentials:
+    """The application acts for itself, with credentials it has."""
+
+
+@record
+class IdentityAssertion:
+    """An enterprise's identity provider vouches for its user: RFC 8693 there, then RFC 7523.
+
+    `client` is who we are at the provider.  The assertion (an ID token, or SAML) is asked of the application each time.
+    """
+
+    token_endpoint: str
+    client: Client
+    subject_token_type: str = "urn:ietf:params:oauth:token-type:id_token"
+
+
+@record
+class WorkloadIdentity:
+    """The platform that a program runs on vouches for it, by a JWT that is asked of the application each time."""
+
+
+Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | WorkloadIdentity
+
+
+@record
+class Application:
+    """The program that wants tokens, and what it has.
+
+    `clients` are registrations made beforehand; `document_url` is where the application publishes what
+    `client_document` makes; `key` signs client assertions, `dpop` proofs.  `scopes` are asked for where the server's
+    challenge names none, instead of all it supports.  `prefers` are issuers in order, should a server name several.
+    `offline`: refresh tokens are wanted.
+    """
+
+    name: str
+    uri: str | None = None
+    grant: Grant = AuthorizationCode()
+    clients: tuple[Client, ...] = ()
+    document_url: str | None = None
+    key: Key | None = None
+    dpop: Key | None = None
+    scopes: tuple[str, ...] | None = None
+    prefers: tuple[str, ...] = ()
+    offline: bool = True
+
+    @property
+    def needs_no_user(self) -> bool:
+        return not isinstance(self.grant, AuthorizationCode)
+
+    def __attrs_post_init__(self) -> None:
+        if self.document_url is not None and (fault := client_id_fault(self.document_url)):
+            raise LocalProtocolError(f"the document_url {shown(self.document_url)} {fault}")
+        if self.dpop is not None and not self.dpop.jwk:
+            raise LocalProtocolError("the dpop Key needs its public jwk, which goes into every proof")
+
+
+def client_document(
+    application: Application, redirect_uris: Sequence[str], jwks_uri: str | None = None
+) -> dict[str, Json]:
+    """auth-72: what is to be published at `application.document_url`."""
+    if application.document_url is None:
+        raise LocalProtocolError("a client metadata document needs the document_url that it is published at")
+    method = Method.NONE if jwks_uri is None else Method.KEY
+    return {
+        "client_id": application.document_url,
+        **_described(application, tuple(redirect_uris), method, None),
+        **({} if jwks_uri is None else {"jwks_uri": jwks_uri}),
+    }
+
+
+def _described(
+    application: Application, redirect_uris: tuple[str, ...], method: Method, grants: tuple[str, ...] | None
+) -> dict[str, Json]:
+    for each in redirect_uris:
+        if fault := redirect_fault(each):
+            raise LocalProtocolError(f"the redirect URI {shown(each)} {fault}; it must be https, or on loopback")
+    refreshes = application.offline and (grants is None or "refresh_token" in grants)  # auth-107
+    return {
+        "client_name": application.name,
+        **({} if application.uri is None else {"client_uri": application.uri}),
+        "redirect_uris": list(redirect_uris),
+        "grant_types": ["authorization_code", *(["refresh_token"] if refreshes else [])],
+        "response_types": ["code"],
+        "token_endpoint_auth_method": method.value,
+        # auth-92, auth-93: what listens on loopback is native, whatever it is made of.
+        "application_type": "native" if all(is_loopback(each) for each in redirect_uris) else "web",
+    }
+
+
+# Which client id to use.
+
+
+def given_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> Client | None:
+    """What the application brings for this issuer.
+
+    `bound_to` says at which issuer a client id without one was first used.  auth-97: where all that it brings is for
+    other issuers, that is an error, and no reason to register.
+    """
+    for each in application.clients:
+        if (each.issuer or bound_to.get(each.client_id, issuer)) == issuer:
+            return attrs.evolve(each, issuer=issuer)
+    if application.clients:
+        others = ", ".join(shown(each.issuer or bound_to[each.client_id]) for each in application.clients)
+        raise AuthorizationFailed(
+            Blame.APPLICATION,
+            f"the application is registered at {others}, and the MCP server now uses {shown(issuer)}",
+            "credentials are not shown to another issuer, so it must be registered there too",
+        )
+    return None
+
+
+def find_client(
+    application: Application, server: ServerDocument, given: Client | None, known: Client | None, redirect_uri: str
+) -> Client | None:
+    """The client to be for a user at this server; None where it must be registered first.
+
+    `known` is what was registered at this issuer before, and is good for the redirect URIs it was registered with.
+    """
+    if given is not None:
+        return given
+    if (published := _published(application, server)) is not None:
+        return published
+    if known is not None and redirect_uri in known.redirect_uris:
+        return known
+    if server.registration_endpoint is None:
+        raise _no_client(server.issuer)
+    return None
+
+
+def _published(application: Application, server: ServerDocument) -> Client | None:
+    """auth-77: the URL of the metadata document is a client id where the server says that it reads such."""
+    if application.document_url is None or not server.takes_documents:
+        return None
+    signs = application.key is not None and Method.KEY.value in (server.methods or ())
+    return Client(application.document_url, server.issuer, method=Method.KEY if signs else Method.NONE)
+
+
+def find_own_client(application: Application, server: ServerDocument, given: Client | None) -> Client:
+    """The client to be where no user is asked: nobody registers one on the way."""
+    client = given or _published(application, server)
+    if client is None:
+        raise _no_client(server.issuer)
+    return client
+
+
+def _no_client(issuer: str) -> AuthorizationFailed:
+    return AuthorizationFailed(
+        Blame.APPLICATION,
+        f"the application has no client id at {shown(issuer)}, where it cannot get one by itself",
+        "register it there by hand, and give it the client id",
+    )
+
+
+# Registering (RFC 7591).
+
+_ASKED_FOR = (Method.NONE, Method.BASIC, Method.POST)
+
+
+def registration(application: Application, server: ServerDocument, redirect_uri: str) -> dict[str, Json]:
+    """The body of a registration request."""
+    taken = server.methods
+    method = next((each for each in _ASKED_FOR if taken is None or each.value in taken), Method.NONE)
+    return _described(application, (redirect_uri,), method, server.grants)
+
+
+def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> Client:
+    """What a server answered to a registration request; None stands for no object at all."""
+    client_id = None if said is None else said.get("client_id")
+    if said is None or not is_printable(client_id):
+        raise AuthorizationFailed(
+            Blame.AUTHORIZATION_SERVER,
+            f"{shown(issuer)} took the registration and gave no client id",
+            "its operator must mend it",
+        )
+    secret, method, until = (
+        said.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
+    )
+    return Client(
+        str(client_id),
+        issuer,
+        secret if is_printable(secret) else None,
+        _method(method),
+        (redirect_uri,),
+        float(until) if isinstance(until, int | float) and until > 0 else None,
+    )
+
+
+def is_printable(value: Json) -> bool:
+    """Whether this is a text as RFC 6749 has them in ids, secrets and tokens."""
+    return isinstance(value, str) and re.fullmatch(r"[ -~]{1,32768}", value) is not None
+
+
+def _method(name: Json) -> Method | None:
+    return next((each for each in Method if each.value == name), None)
+
+
+def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | None) -> AuthorizationFailed:
+    """auth-94, auth-116: most are refused for their redirect URI, which is said."""
+    error = said.get("error") if said else None
+    words = said.get("error_description") if said else None
+    reason = censored(" ".join(str(each) for each in (error, words) if each) or f"status {status}", ())
+    if error == "invalid_redirect_uri":
+        advice = "it takes no redirect URIs such as the application's, which must use another or be registered by hand"
+    else:
+        advice = "register the application there by hand, and give it the client id"
+    return AuthorizationFailed(
+        Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} refused to register the application: {reason}", advice
+    )
+
+
+# Authenticating at the token endpoint.
+
+
+def choose_method(client: Client, key: Key | None, taken: tuple[str, ...] | None) -> Method:
+    """The way both sides can: what the registration says, else the best of what the metadata lists (`taken`)."""
+    able = [
+        *([Method.KEY] if key is not None else []),
+        *([Method.BASIC, Method.POST] if client.secret is not None else []),
+        Method.NONE,
+    ]
+    if client.method is not None and client.method in able:
+        return client.method
+    if taken is None:
+        return Method.NONE if client.secret is None else Method.BASIC  # RFC 8414: the default
+    for each in able:
+        if each.value in taken:
+            return each
+    raise AuthorizationFailed(
+        Blame.APPLICATION,
+        f"{shown(client.issuer)} authenticates clients by {shown(', '.join(taken))}, for which the application lacks "
+        "what is needed",
+        "give it a secret or a key that is known there",
+    )
+
+
+def authenticated(
+    client: Client, key: Key | None, audience: str, now: float, entropy: Entropy
+) -> tuple[Fields, dict[str, str]]:
+    """The header fields and the parameters that say who asks.  The client has its method by now."""
+    match client.method:
+        case Method.BASIC:
+            # RFC 6749, 2.3.1: each half is form-encoded first, so that a colon in one is none.
+            pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret or '')}"
+            return (("Authorization", f"Basic {b64encode(pair.encode()).decode()}"),), {}
+        case Method.POST:
+            return (), {"client_id": client.client_id, "client_secret": client.secret or ""}
+        case Method.KEY:
+            if key is None:
+                raise AuthorizationFailed(
+                    Blame.APPLICATION,
+                    f"the client at {shown(client.issuer)} authenticates by a key, and the application has none now",
+                    "give it the key that it was registered with",
+                )
+            assertion = client_assertion(key, client.client_id, audience, now, entropy)
+            return (), {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": assertion}
+        case _:
+            return (), {"client_id": client.client_id}

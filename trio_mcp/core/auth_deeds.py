@@ -1,0 +1,139 @@
+"""What a flow asks of its driver, and what the driver tells it in return.
+
+Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied` or `Unsent`, `Listen` by
+`Listening`, `OpenBrowser` by `Returned`, `AskAssertion` by `Asserted`.  `GivenUp` answers any of them.  Bounds of time
+stand in the deed, and keeping them is the driver's: it says `Unsent` or `GivenUp` when they have passed.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+from trio_mcp.core.auth_errors import AuthorizationFailed
+from trio_mcp.core.auth_records import Record
+from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.records import record
+
+__all__ = [
+    "AskAssertion", "Asserted", "Deed", "Done", "Failed", "GivenUp", "Heard", "Ignored", "Listen", "Listening",
+    "OpenBrowser", "Persist", "Replied", "Returned", "SendRequest", "Unsent",
+]  # fmt: skip
+
+# Deeds.
+
+
+@record
+class SendRequest:
+    """Send this, without cookies or credentials of your own, and do not follow redirects.
+
+    Give up after `seconds`; of a body, hand on no more than `body_bytes` and one.
+    """
+
+    method: str
+    url: str
+    headers: Fields = attrs.field(default=(), repr=False)
+    body: bytes = attrs.field(default=b"", repr=False)
+    follow_redirects: bool = False
+    body_bytes: int = 256 * 1024
+    seconds: float = 30.0
+
+    def __repr__(self) -> str:
+        return f"<{self.method} {self.url.partition('?')[0]}>"  # some keep a key in the query of an MCP server's URL
+
+
+@record
+class Listen:
+    """Be ready for the browser's return, and say at which redirect URI."""
+
+
+@record
+class OpenBrowser:
+    """Show this page of `issuer` to the user, without a shell, and wait for the return to the redirect URI."""
+
+    url: str = attrs.field(repr=False)
+    issuer: str
+    seconds: float = 600.0
+
+
+@record
+class AskAssertion:
+    """Get a fresh assertion: a user's, of the enterprise's provider, or the platform's JWT, made for `audience`."""
+
+    audience: str
+    resource: str | None
+
+
+@record
+class Persist:
+    """Store this before you go on, in place of what was stored for this MCP server; it is secret."""
+
+    record: Record
+
+
+@record
+class Ignored:
+    """What came back was not the answer that is waited for (auth-55): go on waiting, in the same time."""
+
+    why: str
+
+
+@record
+class Done:
+    """The flow is over; ask the errand again."""
+
+
+@record
+class Failed:
+    """There is no token.  Whoever waited for this flow gets the same error."""
+
+    error: AuthorizationFailed
+
+
+Deed: TypeAlias = SendRequest | Listen | OpenBrowser | AskAssertion | Persist | Ignored | Done | Failed
+
+# Events.
+
+
+@record
+class Replied:
+    """The reply to the request, of any status."""
+
+    status: int
+    headers: Headers
+    body: bytes = attrs.field(default=b"", repr=False)
+
+
+@record
+class Unsent:
+    """There was no reply: no connection, no time left.  `why` will be shown."""
+
+    why: str
+
+
+@record
+class Listening:
+    redirect_uri: str
+
+
+@record
+class Returned:
+    """The browser came back: what followed the question mark."""
+
+    query: str = attrs.field(repr=False)
+
+
+@record
+class Asserted:
+    assertion: str = attrs.field(repr=False)
+
+
+@record
+class GivenUp:
+    """The user, or the application, will not answer.  `why` will be shown."""
+
+    why: str
+
+
+Heard: TypeAlias = Replied | Unsent | Listening | Returned | Asserted | GivenUp

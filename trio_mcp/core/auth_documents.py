@@ -1,0 +1,160 @@
+"""The documents of discovery: what a resource and an authorization server say of themselves.
+
+A document is read for what is needed of it and no further.  What is missing or has another type counts as not said,
+unless nothing works without it; then the error says whose document it is and what it lacks.  Two comparisons happen
+here, and both are refusals before anything is sent anywhere: a resource that is not the server (it could be another's,
+whose tokens we would fetch), and an issuer that is not the one whose URL was asked (auth-91).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from trio_mcp.core.auth_challenge import scopes_of
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
+from trio_mcp.core.auth_places import Rules, covers, issuer_fault, origin_of, url_fault
+from trio_mcp.core.errors import shown
+from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.records import record
+
+__all__ = ["ResourceDocument", "ServerDocument", "default_server", "read_object", "read_resource", "read_server"]
+
+_ISSUERS = 20  # of one resource that are looked at; real ones have one
+
+
+def read_object(body: bytes, limit: int) -> dict[str, Json] | None:
+    """The JSON object in a body; None where there is none, or a longer one than is read."""
+    if len(body) > limit:
+        return None
+    try:
+        value = json.loads(str(body, "utf-8"))
+    except (ValueError, RecursionError):  # not UTF-8, no JSON, or deeper than anybody writes it
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@record
+class ResourceDocument:
+    """Protected Resource Metadata (RFC 9728).  `scopes` is None where the document names none."""
+
+    resource: str
+    issuers: tuple[str, ...]
+    scopes: tuple[str, ...] | None = None
+    wants_dpop: bool = False
+
+
+def read_resource(said: Mapping[str, Json], server_url: str, rules: Rules) -> ResourceDocument:
+    """The document of the server at `server_url`.  Raises `AuthorizationFailed` where it must not be used."""
+    resource = said.get("resource")
+    if not isinstance(resource, str):
+        raise _server_fault("the resource metadata of the MCP server names no resource", "its operator must add it")
+    if not covers(resource, server_url):
+        raise _server_fault(
+            f"the resource metadata is for {shown(resource)}, which is not the MCP server at {origin_of(server_url)}",
+            "tokens for another resource are not asked for, and its operator must mend the metadata",
+        )
+    listed = said.get("authorization_servers")
+    named = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    good = [each for each in named[:_ISSUERS] if issuer_fault(each, rules) is None]
+    if not good:
+        came = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}" if named else "none"
+        raise _server_fault(
+            f"the resource metadata of the MCP server must name its authorization server, and names {came}",
+            "its operator must mend it",
+        )
+    scopes = said.get("scopes_supported")
+    return ResourceDocument(
+        resource,
+        tuple(dict.fromkeys(good)),
+        scopes_of(scopes) if isinstance(scopes, list) else None,
+        said.get("dpop_bound_access_tokens_required") is True,
+    )
+
+
+def _server_fault(why: str, advice: str) -> AuthorizationFailed:
+    return AuthorizationFailed(Blame.SERVER, why, advice)
+
+
+@record
+class ServerDocument:
+    """Authorization Server Metadata (RFC 8414) or that of an OpenID provider, as far as it matters here.
+
+    `issuer` is the one it was asked as, and what credentials are kept under; `signs_as` is what it calls itself.  They
+    differ in 2025-03-26 only, where nobody has said beforehand who the issuer is.  None is what was not said.
+    """
+
+    issuer: str
+    signs_as: str
+    token_endpoint: str
+    authorization_endpoint: str | None = None
+    registration_endpoint: str | None = None
+    scopes: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
+    grants: tuple[str, ...] | None = None
+    challenges: tuple[str, ...] | None = None
+    promises_iss: bool = False
+    takes_documents: bool = False
+    dpop_algorithms: tuple[str, ...] = ()
+    legacy: bool = False
+
+
+def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: bool = False) -> ServerDocument:
+    """The metadata of this issuer.  Raises `AuthorizationFailed` where it must not be used.
+
+    `legacy`: by the rules of 2025-03-26, where `issuer` is only the place it was found at.
+    """
+    signs_as = said.get("issuer", issuer if legacy else None)
+    if not isinstance(signs_as, str) or (signs_as != issuer and not legacy):
+        raise AuthorizationFailed(
+            Blame.AUTHORIZATION_SERVER,
+            f"the metadata of {shown(issuer)} is that of another issuer, {shown(signs_as)}",
+            "the two must be the same to the letter, and its operator or that of the MCP server must mend one",
+        )
+    token_endpoint = _endpoint(said, "token_endpoint", issuer, rules)
+    if token_endpoint is None:
+        raise AuthorizationFailed(
+            Blame.AUTHORIZATION_SERVER,
+            f"the metadata of {shown(issuer)} names no token endpoint",
+            "its operator must add it",
+        )
+    return ServerDocument(
+        issuer,
+        signs_as,
+        token_endpoint,
+        _endpoint(said, "authorization_endpoint", issuer, rules),
+        _endpoint(said, "registration_endpoint", issuer, rules),
+        scopes_of(said.get("scopes_supported")),
+        _texts(said.get("token_endpoint_auth_methods_supported")),
+        _texts(said.get("grant_types_supported")),
+        _texts(said.get("code_challenge_methods_supported")),
+        said.get("authorization_response_iss_parameter_supported") is True,
+        said.get("client_id_metadata_document_supported") is True,
+        _texts(said.get("dpop_signing_alg_values_supported")) or (),
+        legacy,
+    )
+
+
+def default_server(server_url: str) -> ServerDocument:
+    """auth-15: the endpoints of a server of 2025-03-26 that publishes nothing."""
+    base = origin_of(server_url)
+    return ServerDocument(base, base, f"{base}/token", f"{base}/authorize", f"{base}/register", legacy=True)
+
+
+def _endpoint(said: Mapping[str, Json], name: str, issuer: str, rules: Rules) -> str | None:
+    url = said.get(name)
+    if url is None:
+        return None
+    if (fault := url_fault(url, rules)) is not None:  # auth-24
+        raise AuthorizationFailed(
+            Blame.AUTHORIZATION_SERVER,
+            f"the {name} of {shown(issuer)}, {shown(url)}, {fault}",
+            "its operator must mend the metadata",
+        )
+    return str(url)
+
+
+def _texts(value: Json) -> tuple[str, ...] | None:
+    if not isinstance(value, list):
+        return None
+    return tuple(each for each in value if isinstance(each, str))

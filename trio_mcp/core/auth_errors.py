@@ -1,0 +1,47 @@
+"""Why there is no token: who is to blame, and what they can do about it.
+
+Every failure of authorization is an `AuthorizationFailed`, whose text is one sentence: what was wrong, then what helps.
+`blame` says to programs who it was.  What a server wrote may be repeated in it, cut and on one line, but never a secret
+of ours: `censored` takes out whatever the server has echoed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from trio_mcp.core.errors import McpError, shown
+
+__all__ = ["AuthorizationFailed", "Blame", "censored"]
+
+
+class Blame(enum.Enum):
+    APPLICATION = "the application"
+    USER = "the user"
+    SERVER = "the MCP server"
+    AUTHORIZATION_SERVER = "the authorization server"
+    IDENTITY_PROVIDER = "the identity provider"
+    NETWORK = "the network"
+
+
+class AuthorizationFailed(McpError):
+    """There is no token for a request, or none that is good enough.  `advice` is what the one to blame can do."""
+
+    def __init__(self, blame: Blame, why: str, advice: str) -> None:
+        super().__init__(f"{why}; {advice}")
+        self.blame = blame
+        self.why = why
+        self.advice = advice
+
+
+# What is shorter than this is found in ordinary words, and is no secret worth the name.
+_SECRET_LENGTH = 4
+
+
+def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> str:
+    """What a server said, as an error of ours may repeat it."""
+    said = text if isinstance(text, str) else repr(text)
+    for secret in secrets:
+        if secret is not None and len(secret) >= _SECRET_LENGTH:
+            said = said.replace(secret, "[secret]")
+    return shown(said, limit)

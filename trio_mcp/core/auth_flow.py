@@ -1,0 +1,659 @@
+"""One attempt at getting a token, from whatever is known at its start to the token or the reason why there is none.
+
+A flow is an object of its own: it changes nothing outside of itself, so it may be dropped at any step, and the next one
+begins as if it had never been.  What it has learned that outlives it, it says by `Persist`.
+
+`FLOW` is its life: a row for each step, a column for what is found there, and in the cell the next step.  To enter a
+step is to ask for what belongs to it, so there is one deed outstanding at any time, and one event answers it.  Every
+step can also end the flow, by an error that says who is to blame; that is the same everywhere and needs no column.
+
+Which rules hold follows from what is found, not from the agreed revision, which is not known before there is a token: a
+server with resource metadata is one of 2025-06-18 or later and held to the strictest of them; one without is one of
+2025-03-26, its own authorization server at its own origin.  A reply of 5xx is no sign of that: where a document could
+not be asked for, nothing is concluded from its absence.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from trio_mcp.core.auth_challenge import DPOP, Demand, union
+from trio_mcp.core.auth_clients import (
+    Application,
+    AuthorizationCode,
+    Client,
+    ClientCredentials,
+    IdentityAssertion,
+    Method,
+    authenticated,
+    choose_method,
+    find_client,
+    find_own_client,
+    given_client,
+    read_registration,
+    registration,
+    registration_refused,
+)
+from trio_mcp.core.auth_deeds import (
+    AskAssertion,
+    Asserted,
+    Deed,
+    Done,
+    Failed,
+    GivenUp,
+    Heard,
+    Ignored,
+    Listen,
+    Listening,
+    OpenBrowser,
+    Persist,
+    Replied,
+    Returned,
+    SendRequest,
+    Unsent,
+)
+from trio_mcp.core.auth_documents import (
+    ResourceDocument,
+    ServerDocument,
+    default_server,
+    read_object,
+    read_resource,
+    read_server,
+)
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
+from trio_mcp.core.auth_grants import (
+    JWT_BEARER,
+    OFFLINE,
+    Pending,
+    authorization_url,
+    check_pkce,
+    code_grant,
+    exchange_grant,
+    form,
+    jwt_grant,
+    own_grant,
+    pending,
+    read_assertion,
+    read_return,
+    read_tokens,
+    refresh_grant,
+    refused,
+)
+from trio_mcp.core.auth_places import (
+    Rules,
+    legacy_place,
+    origin_of,
+    redirect_fault,
+    resource_places,
+    server_places,
+    url_fault,
+)
+from trio_mcp.core.auth_proofs import Entropy, Key, Nonces, dpop_proof
+from trio_mcp.core.auth_records import Authorization, Record
+from trio_mcp.core.auth_search import Search
+from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.headers import JSON, PROTOCOL_VERSION, Fields
+from trio_mcp.core.records import record
+
+if TYPE_CHECKING:
+    from trio_mcp.core.jsonrpc import JsonObject
+
+__all__ = ["FLOW", "Flow", "Found", "Setting", "Step"]
+
+
+class Step(enum.Enum):
+    """What the flow waits for."""
+
+    START = enum.auto()
+    RESOURCE = enum.auto()  # the document of the MCP server
+    SERVER = enum.auto()  # that of the authorization server
+    LISTEN = enum.auto()  # the redirect URI
+    REGISTER = enum.auto()
+    BROWSER = enum.auto()
+    ASSERTION = enum.auto()  # from the application
+    EXCHANGE = enum.auto()  # of the assertion, at the identity provider
+    TOKEN = enum.auto()
+    REFRESH = enum.auto()
+    OVER = enum.auto()
+
+
+class Found(enum.Enum):
+    GOOD = enum.auto()  # what was asked for
+    ELSEWHERE = enum.auto()  # not here; there is another place to ask
+    NOTHING = enum.auto()  # known before that could be used
+    RENEWABLE = enum.auto()  # by a refresh token of the same issuer
+    FOR_USER = enum.auto()  # a user is to be asked
+    BY_ASSERTION = enum.auto()  # somebody vouches for us
+    BY_ITSELF = enum.auto()  # our own credentials are enough
+    KNOWN = enum.auto()  # the client has an id
+    UNKNOWN = enum.auto()
+    TO_EXCHANGE = enum.auto()  # the assertion is the user's, and the provider makes ours of it
+    NONCE = enum.auto()  # the same again, with the nonce that came
+    STALE = enum.auto()  # the refresh token is no longer good
+    SPENT = enum.auto()  # likewise, and nobody has said what the server demands
+
+
+FLOW: dict[Step, dict[Found, Step]] = {
+    Step.START: {
+        Found.NOTHING: Step.RESOURCE,
+        Found.RENEWABLE: Step.REFRESH,
+        Found.BY_ASSERTION: Step.ASSERTION,
+        Found.BY_ITSELF: Step.TOKEN,
+    },
+    # A server that refuses a token is asked first whether it still uses the same issuer; only then is one renewed.
+    Step.RESOURCE: {
+        Found.ELSEWHERE: Step.RESOURCE,
+        Found.RENEWABLE: Step.REFRESH,
+        Found.GOOD: Step.SERVER,
+    },
+    Step.SERVER: {
+        Found.ELSEWHERE: Step.SERVER,
+        Found.FOR_USER: Step.LISTEN,
+        Found.BY_ASSERTION: Step.ASSERTION,
+        Found.BY_ITSELF: Step.TOKEN,
+    },
+    Step.LISTEN: {Found.KNOWN: Step.BROWSER, Found.UNKNOWN: Step.REGISTER},
+    Step.REGISTER: {Found.GOOD: Step.BROWSER},
+    Step.BROWSER: {Found.GOOD: Step.TOKEN},
+    Step.ASSERTION: {Found.TO_EXCHANGE: Step.EXCHANGE, Found.GOOD: Step.TOKEN},
+    Step.EXCHANGE: {Found.GOOD: Step.TOKEN},
+    Step.TOKEN: {Found.NONCE: Step.TOKEN, Found.GOOD: Step.OVER},
+    Step.REFRESH: {
+        Found.NONCE: Step.REFRESH,
+        Found.GOOD: Step.OVER,
+        Found.STALE: Step.SERVER,
+        Found.SPENT: Step.OVER,
+    },
+}
+
+_REPLY = (Replied, Unsent)
+_ANSWERS: Final[dict[Step, tuple[type, ...]]] = {
+    Step.START: (),
+    Step.RESOURCE: _REPLY,
+    Step.SERVER: _REPLY,
+    Step.LISTEN: (Listening,),
+    Step.REGISTER: _REPLY,
+    Step.BROWSER: (Returned,),
+    Step.ASSERTION: (Asserted,),
+    Step.EXCHANGE: _REPLY,
+    Step.TOKEN: _REPLY,
+    Step.REFRESH: _REPLY,
+}
+
+_FORM_HEADERS: Final[Fields] = (("Content-Type", "application/x-www-form-urlencoded"), ("Accept", JSON))
+_JSON_HEADERS: Final[Fields] = (("Content-Type", JSON), ("Accept", JSON))
+_SECRETS: Final = ("assertion", "code", "code_verifier", "refresh_token")
+_OF_2025_03_26: Final = "2025-03-26"
+
+
+@record
+class Setting:
+    """What all flows of one MCP server have in common."""
+
+    server_url: str
+    application: Application
+    entropy: Entropy
+    rules: Rules
+    nonces: Nonces
+
+
+class Flow:
+    """`start` it, do what it says, and feed it what came of that, until it says `Done` or `Failed`.
+
+    `demand` is what the server refused a request with; without one the token has only come to its end.  `record` is
+    what is known of the server, and what the flow has made of it.
+    """
+
+    def __init__(self, setting: Setting, record: Record, demand: Demand | None) -> None:
+        self.step = Step.START
+        self.outcome: Done | Failed | None = None
+        self.abandoned = False
+        self.obtained = False  # a token, by its end
+        self.record = record
+        self.demand = demand
+        self._setting = setting
+        self._application = setting.application
+        self._said: list[Deed] = []  # what goes before the next deed
+        self._search = self._search_resource()
+        self._document: ResourceDocument | None = None
+        self._server: ServerDocument | None = None
+        self._legacy = False
+        self._issuer = ""
+        self._token_endpoint = ""
+        self._resource: str | None = None
+        self._client: Client | None = None
+        self._asked: tuple[str, ...] = ()
+        self._proof_key: Key | None = None
+        self._renonced = False
+        self._reused = False  # the client was registered by an earlier flow
+        self._redirect_uri = ""
+        self._pending: Pending | None = None
+        self._assertion = ""
+        self._grant: dict[str, str | None] = {}
+
+    @property
+    def over(self) -> bool:
+        return self.outcome is not None or self.abandoned
+
+    def start(self, now: float) -> tuple[Deed, ...]:
+        if self.step is not Step.START or self.over:
+            raise LocalProtocolError("a flow is started once")
+        return self._step(self._find_beginning, now)
+
+    def receive(self, heard: Heard, now: float) -> tuple[Deed, ...]:
+        """What to do next.  What comes after the end is late, and nothing follows from it."""
+        if self.over:
+            return ()
+        if not isinstance(heard, (*_ANSWERS[self.step], GivenUp)):
+            raise LocalProtocolError(f"a flow that waits for {self.step.name} is not told {type(heard).__name__}")
+        if isinstance(heard, Listening) and (fault := redirect_fault(heard.redirect_uri)):
+            raise LocalProtocolError(f"the redirect URI {shown(heard.redirect_uri)} {fault}; it must be on loopback")
+        return self._step(lambda: self._judge(heard, now), now)
+
+    def abandon(self) -> None:
+        """Nobody will feed it any more.  Once it is over, this does nothing."""
+        self.abandoned = self.outcome is None
+
+    def _step(self, judge: Callable[[], Found | None], now: float) -> tuple[Deed, ...]:
+        last: Deed
+        try:
+            found = judge()
+            if found is None:
+                return (Ignored("the browser came back with the answer to another request"),)
+            self.step = FLOW[self.step][found]
+            last = self._ask(now)
+        except AuthorizationFailed as error:
+            self.step = Step.OVER
+            last = Failed(error)
+        if isinstance(last, Done | Failed):
+            self.outcome = last
+        deeds, self._said = (*self._said, last), []
+        return deeds
+
+    def _keep(self, record: Record) -> None:
+        if record != self.record:
+            self.record = record
+            self._said = [Persist(record)]
+
+    # What each step asks for.
+
+    def _ask(self, now: float) -> Deed:
+        match self.step:
+            case Step.RESOURCE | Step.SERVER:
+                return self._search.request()
+            case Step.LISTEN:
+                return Listen()
+            case Step.REGISTER:
+                return self._ask_registration()
+            case Step.BROWSER:
+                return self._ask_browser()
+            case Step.ASSERTION:
+                return AskAssertion(self._issuer, self._resource)
+            case Step.EXCHANGE:
+                return self._ask_exchange(now)
+            case Step.TOKEN | Step.REFRESH:
+                return self._ask_token(now)
+            case _:
+                return Done()
+
+    def _post(self, url: str, headers: Fields, body: bytes) -> SendRequest:
+        rules = self._setting.rules
+        return SendRequest("POST", url, headers, body, body_bytes=rules.document_bytes, seconds=rules.request_seconds)
+
+    def _ask_registration(self) -> Deed:
+        assert self._server is not None
+        assert self._server.registration_endpoint is not None
+        body = json.dumps(registration(self._application, self._server, self._redirect_uri)).encode()
+        return self._post(self._server.registration_endpoint, _JSON_HEADERS, body)
+
+    def _ask_browser(self) -> Deed:
+        assert self._server is not None
+        assert self._client is not None
+        self._pending = pending(self._server, self._redirect_uri, self._setting.entropy)
+        url = authorization_url(self._server, self._client.client_id, self._pending, self._asked, self._resource)
+        return OpenBrowser(url, self._issuer, self._setting.rules.user_seconds)
+
+    def _ask_exchange(self, now: float) -> Deed:
+        grant = self._application.grant
+        assert isinstance(grant, IdentityAssertion)
+        fields = exchange_grant(grant, self._assertion, self._issuer, self._resource, self._asked)
+        client = attrs.evolve(grant.client, method=choose_method(grant.client, None, None))
+        headers, proofs = authenticated(client, None, grant.token_endpoint, now, self._setting.entropy)
+        return self._post(grant.token_endpoint, (*_FORM_HEADERS, *headers), form({**fields, **proofs}))
+
+    def _ask_token(self, now: float) -> Deed:
+        assert self._client is not None
+        entropy, url = self._setting.entropy, self._token_endpoint
+        headers, proofs = authenticated(self._client, self._application.key, self._issuer, now, entropy)
+        if self._proof_key is not None:
+            nonce = self._setting.nonces.of(url)
+            headers = (*headers, ("DPoP", dpop_proof(self._proof_key, "POST", url, now, entropy, nonce=nonce)))
+        # auth-42: the same resource as in the authorization request, whatever the server makes of it.
+        body = form({**self._grant, "resource": self._resource, **proofs})
+        return self._post(url, (*_FORM_HEADERS, *headers), body)
+
+    # What the answers mean.
+
+    def _judge(self, heard: Heard, now: float) -> Found | None:
+        match heard:
+            case GivenUp(why=why):
+                raise self._given_up(why)
+            case Replied() | Unsent() if self.step is Step.RESOURCE:
+                return self._find_resource(heard)
+            case Replied() | Unsent() if self.step is Step.SERVER:
+                return self._find_server(heard)
+            case Unsent(why=why):
+                raise AuthorizationFailed(
+                    Blame.NETWORK, f"{shown(self._issuer)} could not be asked: {why}", "it may be tried again later"
+                )
+            case Replied() if self.step is Step.REGISTER:
+                return self._find_registration(heard)
+            case Replied() if self.step is Step.EXCHANGE:
+                return self._find_exchanged(heard)
+            case Replied():
+                return self._find_tokens(heard, now)
+            case Listening(redirect_uri=uri):
+                return self._find_client(uri, now)
+            case Returned(query=query):
+                return self._find_code(query)
+            case Asserted(assertion=assertion):
+                return self._take_assertion(assertion)
+
+    def _given_up(self, why: str) -> AuthorizationFailed:
+        if self.step is Step.BROWSER:
+            # A server that has lost the registration shows the user an error, and sends nobody back.
+            self._forget_client(only_reused=True)
+            return AuthorizationFailed(
+                Blame.USER, f"{shown(self._issuer)} was not told to give a token: {why}", "it must be allowed there"
+            )
+        return AuthorizationFailed(Blame.APPLICATION, f"the authorization was given up: {why}", "it can be begun anew")
+
+    def _forget_client(self, *, only_reused: bool = False) -> None:
+        if self._client is not None and (self._reused or not only_reused):
+            known = next((each for each in self.record.registered if each.issuer == self._issuer), None)
+            if known is not None and known.client_id == self._client.client_id and known.redirect_uris:
+                self._keep(self.record.without_client(known))
+
+    # Where to begin.
+
+    def _find_beginning(self) -> Found:
+        held = self.record.authorization
+        if held is None or self.demand is not None or not self._is_ours(held):
+            return Found.NOTHING
+        self._adopt(held)
+        if held.tokens.refresh is not None:
+            self._grant = refresh_grant(held.tokens.refresh)
+            return Found.RENEWABLE
+        return self._present()
+
+    def _is_ours(self, held: Authorization) -> bool:
+        """Whether the application still is who it was when this was granted, and has the keys that it takes."""
+        app, client = self._application, held.client
+        if client.method is Method.KEY and app.key is None:
+            return False
+        if held.tokens.kind == DPOP and app.dpop is None:
+            return False
+        if url_fault(held.token_endpoint, self._setting.rules) is not None:
+            return False  # the rules were others then
+        return not app.clients or any((client.client_id, client.secret) == (c.client_id, c.secret) for c in app.clients)
+
+    def _adopt(self, held: Authorization) -> None:
+        self._issuer, self._token_endpoint, self._resource = held.issuer, held.token_endpoint, held.resource
+        self._client, self._asked = held.client, held.asked
+        self._proof_key = self._application.dpop if held.tokens.kind == DPOP else None
+
+    def _present(self) -> Found:
+        """What is presented where no user is."""
+        if isinstance(self._application.grant, ClientCredentials):
+            self._grant = own_grant(self._asked)
+            return Found.BY_ITSELF
+        return Found.BY_ASSERTION
+
+    # Discovery.
+
+    def _search_resource(self) -> Search:
+        setting = self._setting
+        named = None if self.demand is None else self.demand.metadata_url
+        return Search(resource_places(setting.server_url, named, setting.rules), setting.rules, Blame.SERVER)
+
+    def _find_resource(self, heard: Replied | Unsent) -> Found:
+        setting = self._setting
+        fields: Fields = ()
+        said = self._search.read(heard)
+        if said is not None:
+            self._document = read_resource(said, setting.server_url, setting.rules)
+            self._resource = self._document.resource
+            self._issuer = self._choose_issuer(self._document.issuers)
+            places = server_places(self._issuer)
+        elif not self._search.exhausted:
+            return Found.ELSEWHERE
+        else:
+            self._search.conclude()
+            self._refuse_to_guess()
+            self._legacy = True
+            self._issuer = origin_of(setting.server_url)
+            # auth-13: only this revision asks for the header, and only its servers are asked here.
+            fields = ((PROTOCOL_VERSION, _OF_2025_03_26),)
+            places = (legacy_place(setting.server_url),)
+        self._search = Search(places, setting.rules, Blame.AUTHORIZATION_SERVER, fields)
+        return Found.RENEWABLE if self._can_renew() else Found.GOOD
+
+    def _refuse_to_guess(self) -> None:
+        """A server that names its metadata is of a revision that has no default endpoints."""
+        if self.demand is not None and self.demand.metadata_url is not None:
+            raise AuthorizationFailed(
+                Blame.SERVER,
+                f"the MCP server names its metadata at {shown(self.demand.metadata_url)}, and there is none",
+                "its operator must mend it",
+            )
+
+    def _choose_issuer(self, issuers: tuple[str, ...]) -> str:
+        """auth-118: the application's preference, else where it is known already, else the first."""
+        held = self.record.authorization
+        wanted = [
+            *self._application.prefers,
+            *(each.issuer for each in self._application.clients),
+            *([] if held is None else [held.issuer]),
+        ]
+        return next((each for each in wanted if each in issuers), None) or issuers[0]
+
+    def _can_renew(self) -> bool:
+        """Whether the refused token can be renewed: same issuer, same resource, and nothing more is asked for."""
+        held, demand = self.record.authorization, self.demand
+        if held is None or held.tokens.refresh is None or demand is None or demand.status != 401:
+            return False
+        same = held.issuer == self._issuer and held.resource == self._resource
+        if not same or not {*demand.scopes} <= {*held.asked} or not self._is_ours(held):
+            return False
+        self._adopt(held)
+        self._grant = refresh_grant(held.tokens.refresh)
+        return True
+
+    def _find_server(self, heard: Replied | Unsent) -> Found:
+        setting = self._setting
+        said = self._search.read(heard)
+        if said is not None:
+            try:
+                self._server = read_server(said, self._issuer, setting.rules, legacy=self._legacy)
+            except AuthorizationFailed as error:
+                self._search.pass_over(error)  # auth-91: not used; another place may have the right one
+        if self._server is None and not self._search.exhausted:
+            return Found.ELSEWHERE
+        if self._server is None:
+            self._search.conclude()
+            if not self._legacy:
+                raise AuthorizationFailed(
+                    Blame.AUTHORIZATION_SERVER,
+                    f"{shown(self._issuer)} publishes no metadata at {', '.join(self._search.asked)}",
+                    "endpoints are not guessed, so its operator must publish it",
+                )
+            self._server = default_server(setting.server_url)
+        return self._agree(self._server)
+
+    def _agree(self, server: ServerDocument) -> Found:
+        """What is to be asked for at this server, and by which grant."""
+        grant = self._application.grant
+        self._token_endpoint = server.token_endpoint
+        self._asked = self._scopes(server)
+        self._proof_key = self._choose_proof_key(server)
+        if isinstance(grant, AuthorizationCode):
+            check_pkce(server)
+            return Found.FOR_USER
+        name = "client_credentials" if isinstance(grant, ClientCredentials) else JWT_BEARER
+        if server.grants is not None and name not in server.grants:
+            raise AuthorizationFailed(
+                Blame.APPLICATION,
+                f"{shown(self._issuer)} does not offer the grant {name}, which the application is set to use",
+                "it must use another, or be allowed this one there",
+            )
+        self._settle(find_own_client(self._application, server, self._given()))
+        return self._present()
+
+    def _scopes(self, server: ServerDocument) -> tuple[str, ...]:
+        """auth-66: the challenge's, else all that the resource supports, else none; and those asked for before."""
+        app, held = self._application, self.record.authorization
+        if self.demand is not None and self.demand.scopes:
+            wanted = self.demand.scopes
+        elif app.scopes is not None:
+            wanted = app.scopes
+        else:
+            wanted = (self._document.scopes if self._document else None) or ()
+        if held is not None and held.issuer == self._issuer:
+            wanted = union(held.asked, wanted)  # auth-99, auth-112
+        # auth-108.  Alone it would not add to what is asked for, but replace the server's default.
+        offline = app.offline and isinstance(app.grant, AuthorizationCode) and OFFLINE in server.scopes
+        return union(wanted, (OFFLINE,)) if wanted and offline else wanted
+
+    def _choose_proof_key(self, server: ServerDocument) -> Key | None:
+        key = self._application.dpop
+        if key is not None and key.algorithm in server.dpop_algorithms:
+            return key
+        if self._must_prove():
+            lacks = "has no key for it" if key is None else f"has a key for {key.algorithm}"
+            taken = ", ".join(server.dpop_algorithms) or "nothing"
+            raise AuthorizationFailed(
+                Blame.APPLICATION,
+                f"the MCP server takes only tokens that are bound by DPoP, and the application {lacks}",
+                f"it needs a dpop Key; {shown(self._issuer)} lists {shown(taken)}",
+            )
+        return None
+
+    def _must_prove(self) -> bool:
+        bound = self._document is not None and self._document.wants_dpop
+        return bound or (self.demand is not None and self.demand.schemes == (DPOP,))
+
+    # Who we are.
+
+    def _given(self) -> Client | None:
+        held = self.record.authorization
+        used = [*self.record.registered, *([] if held is None else [held.client])]
+        bound_to = {each.client_id: each.issuer for each in used if each.issuer is not None}
+        return given_client(self._application, self._issuer, bound_to)
+
+    def _settle(self, client: Client) -> None:
+        taken = None if self._server is None else self._server.methods
+        self._client = attrs.evolve(client, method=choose_method(client, self._application.key, taken))
+        if any(each.client_id == client.client_id and each.issuer is None for each in self._application.clients):
+            self._keep(self.record.with_client(self._client))  # from now on it belongs to this issuer
+
+    def _find_client(self, redirect_uri: str, now: float) -> Found:
+        assert self._server is not None
+        self._redirect_uri = redirect_uri
+        known = self.record.client_at(self._issuer, now)
+        client = find_client(self._application, self._server, self._given(), known, redirect_uri)
+        if client is None:
+            return Found.UNKNOWN
+        self._reused = client is known
+        self._settle(client)
+        return Found.KNOWN
+
+    def _find_registration(self, reply: Replied) -> Found:
+        said = read_object(reply.body, self._setting.rules.document_bytes)
+        if not 200 <= reply.status < 300:
+            raise registration_refused(self._issuer, reply.status, said)
+        client = read_registration(said, self._issuer, self._redirect_uri)
+        self._keep(self.record.with_client(client))
+        self._settle(client)
+        return Found.GOOD
+
+    # What is presented, and what comes of it.
+
+    def _find_code(self, query: str) -> Found | None:
+        assert self._pending is not None
+        try:
+            code = read_return(query, self._pending)
+        except AuthorizationFailed as error:
+            if error.blame is Blame.APPLICATION:
+                self._forget_client(only_reused=True)
+            raise
+        if code is None:
+            return None
+        self._grant = code_grant(code, self._pending)
+        return Found.GOOD
+
+    def _take_assertion(self, assertion: str) -> Found:
+        self._assertion = assertion
+        if isinstance(self._application.grant, IdentityAssertion):
+            return Found.TO_EXCHANGE
+        self._grant = jwt_grant(assertion, self._asked)
+        return Found.GOOD
+
+    def _find_exchanged(self, reply: Replied) -> Found:
+        grant = self._application.grant
+        assert isinstance(grant, IdentityAssertion)
+        said = read_object(reply.body, self._setting.rules.document_bytes)
+        if not 200 <= reply.status < 300:
+            secrets = (self._assertion, grant.client.secret)
+            raise refused(grant.token_endpoint, said, reply.status, secrets, Blame.IDENTITY_PROVIDER)
+        self._grant = jwt_grant(read_assertion(said, grant.token_endpoint), self._asked)
+        return Found.GOOD
+
+    def _find_tokens(self, reply: Replied, now: float) -> Found:
+        said = read_object(reply.body, self._setting.rules.document_bytes)
+        fresh = self._setting.nonces.note(self._token_endpoint, reply.headers)
+        error = said.get("error") if said else None
+        if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._renonced:
+            self._renonced = True
+            return Found.NONCE
+        # Some servers refuse with a 200.
+        if not 200 <= reply.status < 300 or (error is not None and "access_token" not in (said or {})):
+            return self._refused(reply, said, error)
+        self._take_tokens(said, now)
+        return Found.GOOD
+
+    def _refused(self, reply: Replied, said: JsonObject | None, error: object) -> Found:
+        if error == "invalid_client":
+            self._forget_client()
+        passing = reply.status >= 500 or reply.status in (408, 425, 429)
+        if self.step is Step.REFRESH and not passing:
+            self._keep(self.record.without_refresh())
+            return Found.SPENT if self.demand is None else Found.STALE
+        if self.demand is None and not passing:
+            # What was known without discovery is no longer so: the next request finds out anew.
+            self._keep(attrs.evolve(self.record, authorization=None))
+        secrets = [*map(self._grant.get, _SECRETS), self._client.secret if self._client else None]
+        raise refused(self._issuer, said, reply.status, secrets)
+
+    def _take_tokens(self, said: JsonObject | None, now: float) -> None:
+        assert self._client is not None
+        held = self.record.authorization
+        granted = held.tokens.scopes if self.step is Step.REFRESH and held is not None else self._asked
+        tokens = read_tokens(said, self._issuer, granted, now, proven=self._proof_key is not None)
+        if self._must_prove() and tokens.kind != DPOP:
+            raise AuthorizationFailed(
+                Blame.AUTHORIZATION_SERVER,
+                f"{shown(self._issuer)} gave a {tokens.kind} token, and the MCP server takes only DPoP",
+                "its operator must have it bind tokens",
+            )
+        if tokens.refresh is None and self.step is Step.REFRESH and held is not None:
+            tokens = attrs.evolve(tokens, refresh=held.tokens.refresh)  # not rotated
+        authorization = Authorization(
+            self._issuer, self._token_endpoint, self._client, self._resource, self._asked, tokens
+        )
+        self._keep(attrs.evolve(self.record, authorization=authorization))
+        self.obtained = True

@@ -1,0 +1,158 @@
+"""Which URLs authorization may touch, and in which order it asks for documents.
+
+Everything is https; plain http is good enough on loopback, and only where the application says so (`Rules.loopback`).
+The redirect URI of a program that runs beside the browser is the one exception: http on loopback is how it is done.
+
+A resource is compared with the server's URL as RFC 9728 means it: same origin, and a path that contains the server's.
+An issuer is compared nowhere here, for issuers are plain strings: `==` is the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from trio_mcp.core.records import record
+
+__all__ = [
+    "Rules", "client_id_fault", "covers", "is_loopback", "issuer_fault", "legacy_place", "moved_to", "origin_of",
+    "redirect_fault", "resource_places", "server_places", "url_fault",
+]  # fmt: skip
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_DEFAULT_PORTS = {"https": 443, "http": 80}
+
+
+@record
+class Rules:
+    """What an application allows, and the bounds of what others may cost it."""
+
+    # For development: http to an MCP server and to authorization servers, on loopback only.
+    loopback: bool = False
+    # The longest metadata documents seen have some 10 KB; beyond, a reply counts as unreadable.
+    document_bytes: int = 256 * 1024
+    # No document takes a healthy server seconds, and no person half an hour to find a password.
+    request_seconds: float = 30.0
+    user_seconds: float = 600.0
+    # Redirects of one search for a document; they stay at the same origin.
+    redirects: int = 3
+    # How often more is asked for on behalf of one operation before its refusal is final (auth-83, auth-113).
+    step_ups: int = 2
+    # Seconds before its end from which on a token is renewed, which a request needs to arrive.
+    margin: float = 10.0
+
+
+def url_fault(url: object, rules: Rules) -> str | None:
+    """What is wrong with a URL that is to be asked, or None."""
+    if not isinstance(url, str) or not re.fullmatch(r"[!-\[\]-~]{1,2048}", url):
+        return "is no URL"
+    parts = _split(url)
+    if parts is None or not parts.hostname:
+        return "is no absolute URL"
+    if parts.scheme != "https" and not (rules.loopback and parts.scheme == "http" and parts.hostname in _LOOPBACK):
+        return "is not https"
+    if "@" in parts.netloc:
+        return "holds credentials"
+    return "has a fragment" if "#" in url else None
+
+
+def issuer_fault(issuer: object, rules: Rules) -> str | None:
+    """RFC 8414: "a URL that uses the "https" scheme and has no query or fragment components"."""
+    fault = url_fault(issuer, rules)
+    return fault or ("has a query" if "?" in str(issuer) else None)
+
+
+def redirect_fault(uri: str) -> str | None:
+    """auth-26: a redirect URI is on loopback, or https."""
+    return url_fault(uri, Rules(loopback=True))
+
+
+def client_id_fault(url: str) -> str | None:
+    """auth-71: what a URL that is a client id needs beside https."""
+    fault = url_fault(url, Rules())
+    if fault is not None:
+        return fault
+    path = urlsplit(url).path
+    if path in ("", "/"):
+        return "has no path"
+    return "has a path with dots" if {".", ".."} & {*path.split("/")} else None
+
+
+def is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in _LOOPBACK
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which raises for what is no port
+    except ValueError:
+        return None
+    return parts
+
+
+def _site(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port, in lower case (auth-14: the authorization base URL of 2025-03-26)."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.lower()}"
+
+
+def covers(resource: str, url: str) -> bool:
+    """Whether `resource` names the server at `url`: itself, or something that it is part of."""
+    if url_fault(resource, Rules(loopback=True)) is not None:  # auth-43: absolute, without a fragment
+        return False
+    theirs, ours = urlsplit(resource), urlsplit(url)
+    if _site(theirs) != _site(ours):  # auth-45: in lower case, as urlsplit has them
+        return False
+    if theirs.query and theirs.query != ours.query:
+        return False
+    within = theirs.path.rstrip("/")  # auth-46: the slash at the end makes no other resource
+    return ours.path == within or ours.path.startswith(f"{within}/")
+
+
+# Where documents are, in the order in which they are asked for.
+
+
+def resource_places(server_url: str, named: str | None, rules: Rules) -> tuple[str, ...]:
+    """auth-41: where the challenge says; else at the path of the server, else at the root.
+
+    A place that may not be asked is passed over: servers behind a proxy name themselves http more often than not, and
+    what is well known is theirs too.
+    """
+    parts = urlsplit(server_url)
+    root = f"{origin_of(server_url)}/.well-known/oauth-protected-resource"
+    query = f"?{parts.query}" if parts.query else ""
+    path = parts.path if parts.path != "/" else ""
+    places = [root + path + query, root]
+    if named is not None and url_fault(named, rules) is None:
+        places.insert(0, named)
+    return tuple(dict.fromkeys(places))
+
+
+def server_places(issuer: str) -> tuple[str, ...]:
+    """auth-67, auth-68: where the metadata of this issuer may be, by RFC 8414 and by OpenID Connect."""
+    parts = urlsplit(issuer)
+    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    oauth, openid = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
+    places = (origin + oauth + path, origin + openid + path, origin + path + openid)
+    return tuple(dict.fromkeys(places))
+
+
+def legacy_place(server_url: str) -> str:
+    """auth-14: where 2025-03-26 has the metadata, whatever the server's path."""
+    return f"{origin_of(server_url)}/.well-known/oauth-authorization-server"
+
+
+def moved_to(url: str, location: str, rules: Rules) -> str | None:
+    """Where a redirect of a document leads; None if that is no place to follow it to."""
+    try:
+        target = urljoin(url, location)
+    except ValueError:
+        return None
+    if url_fault(target, rules) is not None or origin_of(target) != origin_of(url):
+        return None
+    return target
