@@ -113,7 +113,17 @@ PEERS = {
             "remote.mjs",
             ("session", "modern", "sse"),
         ),
-        # It is visited only.
+        # These are visited only.
+        Peer(
+            "typescript-server-2.4.0",
+            (
+                "@modelcontextprotocol/server@2.4.0",
+                "@modelcontextprotocol/node@2.1.2",
+                "@modelcontextprotocol/server-legacy@2.3.1",
+            ),
+            "server2.mjs",
+            (),
+        ),
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
     )
 }

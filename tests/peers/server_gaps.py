@@ -38,4 +38,8 @@ GAPS: dict[Pair, dict[str, Gap]] = {
     **{("python-2.3.0", way): PYTHON_2 for way in ("stdio", "session", "sse")},
     **{("python-2.3.0", way): PYTHON_2_MODERN for way in ("stdio-modern", "modern")},
     **{("typescript-1.0.4", way): {"connect": NO_INSTRUCTIONS} for way in ("stdio", "sse")},
+    **{
+        ("typescript-2.4.0", way): {"list": ONE_PIECE, "unknown resource": NEWER} for way in ("stdio", "session", "sse")
+    },
+    **{("typescript-2.4.0", way): {"list": ONE_PIECE} for way in ("stdio-modern", "modern")},
 }

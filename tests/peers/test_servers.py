@@ -69,6 +69,7 @@ KINDS = {
     "typescript-1.0.4": beside("typescript-1.0.4", "server1.mjs", ("stdio", "sse"), A),
     "typescript-1.12.3": beside("typescript-1.12.3", "server1.mjs", ("stdio", "session", "sse"), B),
     "typescript-1.32.2": beside("typescript-1.32.2", "server1.mjs", ("stdio", "session", "sse")),
+    "typescript-2.4.0": Kind(PEERS["typescript-server-2.4.0"], BOTH_WAYS),
 }
 VISITS: list[Pair] = [(name, way) for name, kind in KINDS.items() for way in kind.ways]
 
