@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,12 +20,13 @@ from typing import Any
 
 import pytest
 
-from tests.peers.installed import CACHE, PEERS, PLAYWRIGHT, PROGRAMS, needs, node, npm, tool
+from tests.peers.installed import CACHE, PEERS, needs, node, npm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the Inspector
 
 ROOT = Path(__file__).parents[2]
 INSPECTOR = PEERS["inspector-2.12.0"]
+BROWSER = PEERS["chromium-typescript-2.4.0"]  # what drives a browser lies beside its program
 LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 PATIENCE = 90.0  # seconds for all that is done in the page, on a busy machine
 
@@ -74,12 +74,10 @@ def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str,
     return [*command, "--protocol-era", era], {**os.environ, **environment}
 
 
-def browse(page: str, chromium: str, screenshot: Path) -> dict[str, Any]:
+def browse(page: str, screenshot: Path) -> dict[str, Any]:
     """What the program saw in that page."""
-    folder = needs("the browser's driver", lambda: npm("playwright", (PLAYWRIGHT,)))
-    for each in ("inspector_page.mjs", "quiet.mjs", "report.mjs"):  # a module finds its packages from where it lies
-        shutil.copyfile(PROGRAMS / each, folder / each)
-    command = [node(), str(folder / "inspector_page.mjs"), page, chromium, str(screenshot)]
+    *browser, program = needs(BROWSER.name, BROWSER.command)
+    command = [*browser, str(Path(program).with_name("inspector_page.mjs")), page, str(screenshot)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return {each["behaviour"]: each["seen"] for each in map(json.loads, done.stdout.splitlines())}
@@ -92,12 +90,11 @@ def browse(page: str, chromium: str, screenshot: Path) -> dict[str, Any]:
 def test_the_page_connects_lists_and_calls_with_progress(
     era: str, revision: str, screenshot: str, tmp_path: Path
 ) -> None:
-    chromium = needs("chromium", lambda: tool("chromium"))
     example = [sys.executable, str(ROOT / "examples" / "over_http.py"), "0"]
     with started(example, r"listening at (\S+)") as (server, process):
         command, environment = inspector(tmp_path, server, era)
         with started(command, r"^\s*(http://\S+TOKEN=\S+)", env=environment, cwd=tmp_path) as (page, _):
-            seen = browse(page, chromium, CACHE / screenshot)
+            seen = browse(page, CACHE / screenshot)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE)
     assert seen == {**SEEN, "revision": revision}

@@ -1,14 +1,15 @@
-// What the page of the MCP Inspector shows of examples/over_http.py: inspector_page.mjs PAGE CHROMIUM SCREENSHOT
+// What the page of the MCP Inspector shows of examples/over_http.py: inspector_page.mjs PAGE SCREENSHOT
 // The page of the Inspector is opened in a browser that has no other address to go to, and used as a person would.
+// CHROMIUM is the browser's program.
 
 import { chromium } from "playwright-core";
 import { QUIET } from "./quiet.mjs";
 import { tell } from "./report.mjs";
 
-const [address, executablePath, path] = process.argv.slice(2);
+const [address, path] = process.argv.slice(2);
 const BEATS = 20; // a tenth of a second each
 
-const browser = await chromium.launch({ executablePath, args: QUIET });
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM, args: QUIET });
 const page = await browser.newPage({ viewport: { width: 1400, height: 900 } });
 const home = new URL(address).origin;
 const asked = new Set();
