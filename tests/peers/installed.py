@@ -53,13 +53,14 @@ class Peer:
         for each in PROGRAMS.glob("*.mjs"):  # a module finds its packages from where it lies
             copy = folder / each.name
             if not copy.exists() or copy.read_bytes() != each.read_bytes():
-                shutil.copyfile(each, copy)
+                fresh = copy.with_suffix(f".{os.getpid()}")
+                shutil.copyfile(each, fresh)
+                fresh.replace(copy)  # at once: another process may be starting it
         command = [node(), str(folder / self.program)]
         return ["env", f"ORIGIN={self.origin}", f"CHROMIUM={tool('chromium')}", *command] if self.origin else command
 
 
-PLAYWRIGHT = "playwright-core@1.65.1"  # drives browsers
-PAGE = ("esbuild@0.28.2", PLAYWRIGHT)
+PAGE = ("esbuild@0.28.2", "playwright-core@1.65.1")  # make it, and drive the browser
 ORIGIN = "http://page.localhost:8000"
 LEGACY = ("stdio", "session", "sse", "ws")
 MODERN = ("stdio", "stdio-modern", "session", "modern", "sse")
