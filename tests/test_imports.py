@@ -105,6 +105,7 @@ child
 http_replies
 http_proxy
 http_pool websocket_client
+jwks
 http_posts
 http_link
 stream_link

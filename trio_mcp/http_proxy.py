@@ -31,7 +31,7 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.http_replies import ReplyReader
 from trio_mcp.outbox import GONE
 
-__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "locate"]
+__all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "is_ours", "locate"]
 
 CONNECTING = 30.0
 """Seconds after which a connection must stand: TCP, the proxy and TLS together.  A handshake over a bad line takes a
@@ -142,7 +142,7 @@ class Proxies:
     def between(self, origin: Origin) -> Proxy | None:
         """The proxy for this origin.  Raises `ConnectionFailed` if the environment names none that can be used."""
         setting = self._settings[origin.scheme]
-        if setting is None or _is_ours(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
+        if setting is None or is_ours(origin.host) or any(_exempts(rule, origin) for rule in self._exempt):
             return None
         return _proxy(*setting)
 
@@ -154,7 +154,8 @@ def _setting(environ: Mapping[str, str], name: str, *, upper: bool = True) -> tu
     return None
 
 
-def _is_ours(host: str) -> bool:
+def is_ours(host: str) -> bool:
+    """Whether this is our own machine, by one of its own names."""
     return host.rstrip(".") == "localhost" or (_address_of(host) and ip_address(host).is_loopback)
 
 

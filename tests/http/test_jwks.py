@@ -1,0 +1,465 @@
+"""Access tokens that are JWTs: which are good, and how their keys are found."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Any
+
+import jwt
+import pytest
+import trio
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import reachable
+from tests.http.client import Web, request
+from tests.http.served import MemoryListener, bearer, served
+from tests.requirements import req
+from trio_mcp import CannotVerify, Context, LocalProtocolError, Principal, Server
+from trio_mcp.jwks import JwksVerifier
+
+ISSUER = "https://auth.example.com"
+AT = "https://mcp.example.com/mcp"
+URL = "http://127.0.0.1:9/jwks.json"
+NOW = 1_000_000.0
+
+_CURVES: dict[str, Any] = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+
+
+@lru_cache  # those of RSA take a while to be made
+def private(algorithm: str, number: int) -> Any:
+    if algorithm in _CURVES:
+        return ec.generate_private_key(_CURVES[algorithm]())
+    if algorithm == "EdDSA":
+        return ed25519.Ed25519PrivateKey.generate()
+    return rsa.generate_private_key(65537, 1024 if algorithm == "short" else 2048)
+
+
+def kind(algorithm: str) -> str:
+    """Of all algorithms for RSA one key is enough."""
+    return "RSA" if algorithm[0] in "RP" else algorithm
+
+
+def public(algorithm: str, kid: str | None = None, number: int = 0, **more: Any) -> dict[str, Any]:
+    key = private(kind(algorithm), number).public_key()
+    made = jwt.get_algorithm_by_name("RS256" if algorithm == "short" else algorithm).to_jwk(key, as_dict=True)
+    made.pop("key_ops", None)
+    return {**made, **({} if kid is None else {"kid": kid}), **more}
+
+
+def signed(algorithm: str = "ES256", kid: str | None = None, number: int = 0, head: Any = None, **claims: Any) -> str:
+    """A token that is good, but for what is said here."""
+    whole = {"iss": ISSUER, "aud": AT, "exp": NOW + 60, "sub": "ada", "scope": "read write", **claims}
+    headers = {**({} if kid is None else {"kid": kid}), **(head or {})}
+    name = "RS256" if algorithm == "short" else algorithm
+    return jwt.encode(whole, private(kind(algorithm), number), name, headers)
+
+
+class Issuer:
+    """Answers every request for its keys with `keys`, or with `reply` if there is one, after `wait`."""
+
+    def __init__(self, *keys: dict[str, Any]) -> None:
+        self.keys = list(keys)
+        self.reply: bytes | None = None
+        self.wait = 0.0
+        self.asked = 0
+        self.listener = MemoryListener()
+        self.ssl: Any = None
+
+    def whole(self) -> bytes:
+        body = json.dumps({"keys": self.keys}).encode()
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def answer(self, stream: trio.abc.Stream) -> None:
+        if self.ssl is not None:
+            stream = trio.SSLStream(stream, self.ssl, server_side=True, https_compatible=True)
+        with contextlib.suppress(trio.BrokenResourceError):  # who does not trust us is gone
+            await self._converse(stream)
+
+    async def _converse(self, stream: trio.abc.Stream) -> None:
+        async with stream:
+            await stream.receive_some()
+            self.asked += 1
+            reply = self.whole() if self.reply is None else self.reply  # as it is when it is asked
+            await trio.sleep(self.wait)
+            await stream.send_all(reply)
+
+
+@asynccontextmanager
+async def issuing(*keys: dict[str, Any]) -> AsyncIterator[Issuer]:
+    issuer = Issuer(*keys)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, issuer.answer, [issuer.listener])
+        with reachable(issuer.listener.connect):
+            yield issuer
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trio_mcp.jwks.time.time", lambda: NOW)
+
+
+def verifier(**how: Any) -> JwksVerifier:
+    how = {"issuer": ISSUER, "audience": AT, "http_on_loopback": True, **how}
+    return JwksVerifier(how.pop("url", URL), **how)
+
+
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+# Which tokens are good.
+
+
+@req("auth-19", "auth-47")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_good_token_tells_who_holds_it(algorithm: str, autojump_clock: MockClock) -> None:
+    async with issuing(public(algorithm, "k")):
+        verify = verifier()
+        principal = await verify(signed(algorithm, "k", org="acme"))
+        assert principal == Principal(
+            "ada",
+            ["read", "write"],
+            NOW + 90,
+            {"iss": ISSUER, "aud": AT, "exp": NOW + 60, "sub": "ada", "scope": "read write", "org": "acme"},
+        )
+        assert await verify(signed(algorithm, "k", number=1)) is None  # somebody else's key
+
+
+@req("auth-19", "auth-21", "auth-47")
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"iss": "https://evil.example"}, "it is of another issuer"),
+        ({"aud": "https://other.example/mcp"}, "it is for another audience"),
+        ({"exp": NOW - 31}, "it has expired"),
+        ({"nbf": NOW + 31}, "it does not hold yet"),
+        ({"head": {"typ": "logout+jwt"}}, "it is a JWT for something else"),
+        ({"head": {"typ": 7}}, "it is a JWT for something else"),
+        ({"head": {"crit": ["exp"], "exp": 1}}, "it is no signed JWT"),
+        ({"head": {"b64": False, "crit": ["b64"]}}, "its signature is no good"),
+    ],
+)
+async def test_a_token_that_is_not_good(
+    claims: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with issuing(public("ES256", "k")):
+        token = signed(kid="k", **claims)
+        assert await verifier()(token) is None
+    assert said in caplog.text
+    assert not [part for part in token.split(".") if part and part in caplog.text]
+
+
+async def test_clocks_may_differ_a_little(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "k")):
+        verify = verifier()
+        for claims in ({"exp": NOW - 29}, {"nbf": NOW + 30}, {"head": {"typ": "at+JWT"}}, {"head": {"typ": None}}):
+            assert await verify(signed(kid="k", **claims)) is not None
+        assert await verifier(leeway=0)(signed(kid="k", exp=NOW)) is None
+
+
+@pytest.mark.parametrize("audience", [AT + "/", ["api://x", "HTTPS://MCP.example.com/mcp"], {AT}])
+async def test_audiences_are_compared_in_one_form(audience: Any, autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "k")):
+        assert await verifier(audience=audience)(signed(kid="k")) is not None
+
+
+def part(value: Any) -> str:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def with_public_key_for_secret() -> str:
+    """The classic: a symmetric signature by what everybody knows."""
+    key = private("RSA", 0).public_key()
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    head, claims = part({"alg": "HS256", "kid": "k", "typ": "JWT"}), part({"iss": ISSUER, "aud": AT, "exp": NOW + 60})
+    algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
+    return f"{head}.{claims}.{part(algorithm.sign(f'{head}.{claims}'.encode(), pem))}"
+
+
+@req("auth-28")
+@pytest.mark.parametrize(
+    "token",
+    [
+        "x",
+        "a.b.c",
+        "....",
+        part({"alg": "none", "kid": "k"}) + "." + part({"iss": ISSUER}) + ".",
+        part({"alg": ["RS256"], "kid": "k"}) + "." + part({"iss": ISSUER}) + "." + part(b"x"),
+        part({"alg": "RS256", "kid": 7}) + "." + part({"iss": ISSUER}) + "." + part(b"x"),
+        part(b"[" * 100_000) + "." + part({}) + "." + part(b"x"),
+        with_public_key_for_secret(),
+        signed("ES256", "k"),  # a key of another kind
+        jwt.api_jws.encode(b"[1]", private("RSA", 0), "RS256", {"kid": "k"}),
+        jwt.api_jws.encode(b"{", private("RSA", 0), "RS256", {"kid": "k"}),
+        jwt.api_jws.encode(b"[" * 100_000, private("RSA", 0), "RS256", {"kid": "k"}),
+    ],
+)
+async def test_what_only_looks_like_a_token_is_not_accepted(token: str, autojump_clock: MockClock) -> None:
+    async with issuing(public("RS256", "k")):
+        assert await verifier()(token) is None
+
+
+async def test_only_algorithms_that_are_allowed_are(autojump_clock: MockClock) -> None:
+    async with issuing(public("RS256", "k"), public("ES256", "e")):
+        verify = verifier(algorithms=["ES256"])
+        assert await verify(signed("ES256", "e")) is not None
+        assert await verify(signed("RS256", "k")) is None
+
+
+# Which keys are.
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        public("ES256", "k", alg="ES384"),
+        public("ES256", "k", use="enc"),
+        public("ES256", "k", x="AA"),
+        public("ES256", "k", x=7),
+        {"kty": "EC", "crv": "P-256", "kid": "k"},
+        {"kty": "oct", "k": "AAAA", "kid": "k"},
+        {"kty": ["EC"], "crv": "P-256", "kid": "k"},
+        public("ES384", "k"),
+    ],
+)
+async def test_a_key_is_used_for_nothing_but_what_it_is_for(key: Any, autojump_clock: MockClock) -> None:
+    async with issuing(key) as issuer:
+        verify = verifier()
+        assert await verify(signed("ES256", "k")) is None
+        issuer.keys = [public("ES256", "k", alg="ES256", use="sig", d="its private half is not looked at")]
+        await trio.sleep(11)
+        assert await verify(signed("ES256", "k")) is not None
+
+
+async def test_a_key_that_is_too_short_is_none(autojump_clock: MockClock) -> None:
+    async with issuing(public("short", "k")):
+        with pytest.warns(jwt.warnings.InsecureKeyLengthWarning):
+            token = signed("short", "k")
+        assert await verifier()(token) is None
+
+
+async def test_a_token_need_not_name_the_only_key_that_fits(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256"), public("RS256", "other")) as issuer:
+        verify = verifier()
+        assert await verify(signed("ES256")) is not None
+        assert await verify(signed("RS256")) is not None
+        issuer.keys.append(public("ES256", "one too many", 1))
+        await trio.sleep(601)
+        await verify(signed("ES256"))
+        await wait_all_tasks_blocked()
+        assert await verify(signed("ES256")) is None
+
+
+# Finding them.
+
+
+async def test_keys_are_fetched_once_for_all_who_wait(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
+        issuer.wait = 5
+        verify = verifier()
+        found: list[Any] = []
+
+        async def one(cancelled: bool) -> None:
+            with trio.move_on_after(1 if cancelled else 30):
+                found.append(await verify(signed(kid="k")))
+
+        for number in range(20):
+            nursery.start_soon(one, number == 0)  # the first is gone before they are there
+        await trio.sleep(6)
+        assert len(found) == 19
+        assert None not in found
+        assert issuer.asked == 1
+
+
+async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "old")) as issuer, trio.open_nursery() as nursery:
+        verify = verifier()
+        assert await verify(signed(kid="old")) is not None
+        await trio.sleep(11)
+        issuer.keys.append(public("ES256", "new", 1))
+        issuer.wait = 5
+        found: list[Any] = []
+
+        async def new() -> None:
+            found.append(await verify(signed(kid="new", number=1)))
+
+        nursery.start_soon(new)
+        await wait_all_tasks_blocked()
+        before = trio.current_time()
+        assert await verify(signed(kid="old")) is not None
+        assert (trio.current_time(), found) == (before, [])
+        await trio.sleep(6)
+        assert [each.name for each in found] == ["ada"]
+        assert issuer.asked == 2
+
+
+async def test_unknown_keys_do_not_make_us_ask_without_end(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "k")) as issuer:
+        verify = verifier()
+        for number in range(100):
+            assert await verify(signed(kid=f"made up {number}")) is None
+            await trio.sleep(1)
+        assert issuer.asked == 10
+
+
+async def test_keys_that_were_withdrawn_are_good_no_longer(autojump_clock: MockClock) -> None:
+    async with issuing(public("ES256", "k")) as issuer:
+        verify = verifier()
+        assert await verify(signed(kid="k")) is not None
+        issuer.keys = [public("ES256", "other", 1)]
+        await trio.sleep(599)
+        assert await verify(signed(kid="k")) is not None
+        assert issuer.asked == 1
+        await trio.sleep(1)
+        assert await verify(signed(kid="k")) is not None  # and finds out for the next
+        await wait_all_tasks_blocked()
+        assert await verify(signed(kid="k")) is None
+
+
+BAD_REPLIES = [
+    (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/x\r\nContent-Length: 0\r\n\r\n", "the status is 302"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{", "they are no JSON"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "they are no JSON"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "they are no key set"),
+    (b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"keys":{}}', "they are no key set"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n", "too long"),
+    (b"nonsense\r\n\r\n", "GET http://127.0.0.1:9"),
+]
+
+
+@pytest.mark.parametrize(("reply", "said"), BAD_REPLIES)
+async def test_without_keys_nobody_is_told_that_a_token_is_bad(
+    reply: bytes, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with issuing(public("ES256", "k")) as issuer:
+        issuer.reply = reply
+        verify = verifier()
+        for _ in range(2):
+            with pytest.raises(CannotVerify):
+                await verify(signed(kid="k"))
+        assert issuer.asked == 1
+        assert said in caplog.text
+        issuer.reply = None
+        await trio.sleep(10)
+        assert await verify(signed(kid="k")) is not None
+        issuer.reply = reply
+        await trio.sleep(10)
+        with pytest.raises(CannotVerify):
+            await verify(signed(kid="new", number=1))  # which may be good
+        assert await verify(signed(kid="k")) is not None
+
+
+async def test_an_issuer_that_does_not_answer_is_given_up(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async with issuing() as issuer:
+        issuer.wait = 60
+        before = trio.current_time()
+        with pytest.raises(CannotVerify):
+            await verifier()(signed(kid="k"))
+        assert trio.current_time() - before == 10
+    assert "it took too long" in caplog.text
+
+
+def test_a_verifier_outlives_an_event_loop() -> None:
+    verify = verifier()
+
+    async def main(asked: int) -> None:
+        async with issuing(public("ES256", "k", asked)) as issuer:
+            for _ in range(2):
+                found = await verify(signed(kid="k", number=asked))
+                await wait_all_tasks_blocked()
+            assert found is not None
+            assert issuer.asked == 1
+
+    trio.run(main, 0, clock=MockClock(autojump_threshold=0))
+    verify._asked += 1e6  # a clock that is ahead of the next one, as they begin anywhere
+    trio.run(main, 1, clock=MockClock(autojump_threshold=0))
+
+
+async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
+
+    authority = trustme.CA()
+    async with issuing(public("ES256", "k")) as issuer:
+        issuer.ssl = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue_cert("auth.example.com").configure_cert(issuer.ssl)
+        trusting = ssl.create_default_context()
+        with pytest.raises(CannotVerify):
+            await verifier(url=ISSUER + "/jwks", ssl_context=trusting)(signed(kid="k"))
+        authority.configure_trust(trusting)
+        assert await verifier(url=ISSUER + "/jwks", ssl_context=trusting)(signed(kid="k")) is not None
+
+
+# What cannot be.
+
+
+@req("auth-24", "auth-53")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"http_on_loopback": False}, "https"),
+        ({"url": "http://auth.example.com/jwks"}, "https"),
+        ({"url": "auth.example.com"}, "not understood"),
+        ({"audience": []}, "an audience"),
+        ({"issuer": ""}, "an issuer"),
+        ({"algorithms": ["RS256", "HS256"]}, "'HS256' is no algorithm"),
+        ({"algorithms": ["none"]}, "'none' is no algorithm"),
+        ({"leeway": -1}, "leeway"),
+    ],
+)
+def test_what_would_not_be_safe_is_said_at_once(how: Any, words: str) -> None:
+    with pytest.raises(LocalProtocolError, match=words):
+        verifier(**how)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    with pytest.raises(LocalProtocolError, match=r"trio_mcp\[oauth\]"):
+        verifier()
+
+
+def test_a_verifier_shows_whom_it_trusts() -> None:
+    assert repr(verifier()) == f"<JwksVerifier for {ISSUER}>"
+
+
+# With a server.
+
+
+async def test_a_server_is_protected_by_it(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = Server("notes")
+    server.tool(who)
+    server.protect(verify=verifier(), resource=AT, authorization_servers=[ISSUER], scopes=["read"])
+    tokens = {"good": signed(kid="k"), "bad": signed(kid="k", number=1), "poor": signed(kid="k", scope="x")}
+    async with served(server) as web, issuing(public("ES256", "k")) as issuer:
+        issuer.reply = b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"
+        assert await status(web, tokens["good"]) == 503
+        issuer.reply = None
+        await trio.sleep(10)
+        assert [await status(web, tokens[each]) for each in ("good", "bad", "poor")] == [200, 401, 403]
+    assert not [token for token in tokens.values() if token in caplog.text]
+
+
+async def who(ctx: Context) -> str:
+    return f"{ctx.principal} of {ctx.terms.principal.claims['iss']}"
+
+
+async def status(web: Web, token: str) -> int:
+    answer = await web.post(request("tools/call", {"name": "who", "arguments": {}}), headers=bearer(token))
+    if answer.status == 200:
+        assert answer.result["content"][0]["text"] == f"ada of {ISSUER}"
+    return answer.status
