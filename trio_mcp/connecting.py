@@ -10,7 +10,8 @@
 
 Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
 era is not probed again by this program for a while (ver-10); should that prove wrong, it is.  A child process that ends
-over the probe, as some of the legacy era do, is started once more and not probed then.
+over the probe, as some of the legacy era do, is started once more and not probed then; a WebSocket that is closed over
+it is opened once more.
 
 A connection is held by one task, from before the first byte until after the last, so that whatever happens to whoever
 opened it, somebody is there to close it.
@@ -24,14 +25,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
 import trio
 
 from trio_mcp.caller import Caller, OpeningError, Talk
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.http_client import place_of
 from trio_mcp.core.jsonrpc import Limits
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
 
 Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | Server | trio.abc.Stream"
+E = TypeVar("E", bound=McpError)
 Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
 
 PROBE = 5.0
@@ -263,13 +265,23 @@ async def _hold_child(
                     attempts=attempts,
                 )
 
+    await _perhaps_again(hold, manner, ServerExited, lambda error: f"the process {error.how}")
+
+
+async def _perhaps_again(
+    hold: Callable[[Manner, tuple[Attempt, ...]], Awaitable[None]],
+    manner: Manner,
+    over: type[E],
+    what: Callable[[E], str],
+) -> None:
+    """Hold a connection, and if it was over already with the probe, one more without it; `what` says how it ended."""
     try:
         await hold(manner, ())
-    except ServerExited as error:
+    except over as error:
         legacy, attempts = _legacy_only(manner), _attempts(error)
         if manner.offer.modern is None or legacy is None or not attempts:
             raise  # it was not the probe that it died of, or nothing else can be tried
-        died = attrs.evolve(attempts[-1], answered=f"the process {error.how}")
+        died = attrs.evolve(attempts[-1], answered=what(error))
     else:
         return
     await hold(legacy, (*attempts[:-1], died))
@@ -286,11 +298,23 @@ async def _hold_websocket(
     from trio_mcp.websocket import WebSocketFrames
     from trio_mcp.websocket_client import dial_websocket
 
-    stream, received = await dial_websocket(
-        url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
-    )
-    frames = WebSocketFrames(Role.CLIENT, manner.limits)
-    await _hold_stream(manner, stream, frames, status, probe=probe, heartbeat=HEARTBEAT, received=received)
+    async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
+        stream, received = await dial_websocket(
+            url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
+        )
+        frames = WebSocketFrames(Role.CLIENT, manner.limits)
+        await _hold_stream(
+            manner,
+            stream,
+            frames,
+            status,
+            probe=probe,
+            heartbeat=HEARTBEAT,
+            received=received,
+            attempts=attempts,
+        )
+
+    await _perhaps_again(hold, manner, SessionClosed, str)
 
 
 # HTTP.

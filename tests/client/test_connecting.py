@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
+from wsproto import ConnectionType, WSConnection, events
 
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
@@ -19,8 +22,9 @@ from tests.requirements import req
 from trio_mcp.caller import OpeningError
 from trio_mcp.child import ServerExited
 from trio_mcp.client import open_client
+from trio_mcp.client_options import ClientOptions
 from trio_mcp.connecting import OPENING, STANDING, how_to_reach
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, SessionClosed
 from trio_mcp.http_posts import NotAnswered
 
 Play = Callable[[Asked, Out], Awaitable[None]]
@@ -82,6 +86,59 @@ async def test_a_child_is_not_started_again_to_be_asked_the_same(tmp_path: Path,
         async with open_client(strict(tmp_path, "never"), revision=revision):
             raise AssertionError("it was opened")
     assert starts(tmp_path) == 1
+
+
+async def _strict_socket(opened: list[str], mood: str, stream: trio.SocketStream) -> None:
+    """Knows no other first message than `initialize`, and no other at all if it is in that mood."""
+    connection = WSConnection(ConnectionType.SERVER)
+    opened.append("opened")
+    async for data in stream:
+        connection.receive_data(data)
+        for event in connection.events():
+            if isinstance(event, events.Request):
+                await stream.send_all(connection.send(events.AcceptConnection(subprotocol="mcp")))
+            elif isinstance(event, events.TextMessage):
+                message = json.loads(event.data)
+                if message["method"] == "server/discover" or mood == "never":
+                    await stream.aclose()
+                    return
+                if "id" in message:
+                    result = {"protocolVersion": A, "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+                    answer = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+                    await stream.send_all(connection.send(events.TextMessage(answer)))
+
+
+@asynccontextmanager
+async def strict_sockets(opened: list[str], mood: str = "") -> AsyncIterator[str]:
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_tcp, partial(_strict_socket, opened, mood), 0, host="127.0.0.1")
+        [listener] = await nursery.start(serve)
+        yield f"ws://127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+LOST = "the connection was lost without a close frame"
+
+
+async def test_a_websocket_that_is_closed_over_the_probe_is_opened_once_more() -> None:
+    opened: list[str] = []
+    async with strict_sockets(opened) as url, open_client(url) as client:
+        assert client.revision == A
+        assert [(each.tried, each.answered) for each in client.negotiation.attempts] == [
+            (PROBED, LOST),
+            (BEGUN, f"the server chose {A}"),
+        ]
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize(("options", "times"), [({}, 2), ({"revision": E}, 1), ({"revision": A}, 1)])
+async def test_a_websocket_that_is_closed_again_is_lost(options: ClientOptions, times: int) -> None:
+    opened: list[str] = []
+    async with strict_sockets(opened, "never") as url:
+        with pytest.raises(SessionClosed, match=LOST):
+            async with open_client(url, **options):
+                raise AssertionError("it was opened")
+    assert len(opened) == times
 
 
 async def _slowly(stream: trio.abc.Stream, late: float, refusal: int) -> None:
