@@ -16,7 +16,15 @@ from tests.core.model_strategies import JSON, MODELS, Fixed, build, exists, inst
 from tests.requirements import req
 from trio_mcp.core import content, forms, jsonrpc, models
 from trio_mcp.core.codec import MAX_MALFORMED, NOTIFICATIONS, REQUESTS, from_json, to_json
-from trio_mcp.core.content import AudioContent, ImageContent, Malformed, Model, TextContent, Unknown
+from trio_mcp.core.content import (
+    AudioContent,
+    BlobResourceContents,
+    ImageContent,
+    Malformed,
+    Model,
+    TextContent,
+    Unknown,
+)
 from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, CreateMessageResult, ListToolsResult, SamplingMessage, Tool
@@ -147,13 +155,18 @@ def test_what_does_not_fit_is_blamed_by_its_place_and_kind(cls: Any, data: Any, 
     assert caught.value.reply is None
 
 
-@pytest.mark.parametrize("bad", ["A", "AA=", "AA", "A A=", "AA==\n", "-_-_", "äöüß", "=AAA", "AA==AA=="])
+@pytest.mark.parametrize("bad", ["A", "AA=", "AA", "A A=", "AA==\n", "-_-", "äöüß", "=AAA", "AA==AA=="])
 def test_bad_base64_is_malformed(bad: str) -> None:
     picture = {"type": "image", "data": bad, "mimeType": "image/png"}
     with pytest.raises(RemoteProtocolError, match="ImageContent: data: expected base64"):
         from_json(ImageContent, picture)
     result = from_json(CallToolResult, {"content": [TEXT, picture]})
     assert result.content == [TextContent("hi"), Malformed(picture, "data: expected base64")]
+
+
+def test_the_alphabet_of_base64_for_urls_is_read_too() -> None:
+    contents = from_json(BlobResourceContents, {"uri": "a:b", "blob": "-_-_"})
+    assert contents == BlobResourceContents("a:b", b"\xfb\xff\xbf")
 
 
 def test_contents_never_stand_in_an_error() -> None:

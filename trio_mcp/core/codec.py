@@ -24,6 +24,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from sys import intern
 from types import MappingProxyType, NoneType, UnionType
@@ -348,10 +349,12 @@ def _one_of(values: tuple[str, ...], value: str) -> str:
 
 
 def _bytes_from_base64(text: str) -> bytes:
-    try:
+    with suppress(ValueError):
         return b64decode(text, validate=True)
-    except ValueError:
-        raise _Misfit("expected base64") from None
+    # The first releases of the official SDK for Python write resources in the alphabet for URLs.
+    with suppress(ValueError):
+        return b64decode(text, b"-_", validate=True)
+    raise _Misfit("expected base64")
 
 
 _readers = functools.cache(_Readers)
