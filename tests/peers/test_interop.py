@@ -100,8 +100,7 @@ def test_the_same_visits_give_the_same_file_and_none_leave_it_alone(tmp_path: Pa
     assert not (tmp_path / "file").exists()
 
 
-def witnessed(tmp_path: Path, script: str, do: Callable[[subprocess.Popen[str]], None]) -> str:
-    file = tmp_path / "ended"
+def witnessed(file: Path, script: str, do: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> str:
     command = [sys.executable, str(PROGRAMS / "witness.py"), str(file), "/bin/sh", "-c", f"echo here; {script}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -112,5 +111,9 @@ def witnessed(tmp_path: Path, script: str, do: Callable[[subprocess.Popen[str]],
 
 
 def test_a_witness_tells_how_a_server_on_stdio_has_ended(tmp_path: Path) -> None:
-    assert witnessed(tmp_path, "cat; exit 3", lambda process: None) == "3"
-    assert witnessed(tmp_path, "exec cat", subprocess.Popen.terminate) == str(-signal.SIGTERM)
+    assert witnessed(tmp_path / "by itself", "cat; exit 3") == "3"
+    assert witnessed(tmp_path / "told to", "exec sleep 60", subprocess.Popen.terminate) == str(-signal.SIGTERM)
+
+
+def test_a_witness_passes_on_what_comes_while_it_starts_the_server(tmp_path: Path) -> None:
+    assert witnessed(tmp_path / "ended", "kill -TERM $PPID; exec sleep 60") == str(-signal.SIGTERM)

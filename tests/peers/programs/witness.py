@@ -8,7 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+process: subprocess.Popen[bytes] | None = None
+told = False
+
+
+def pass_on(*_: object) -> None:
+    global told
+    told = True
+    if process is not None:
+        process.terminate()
+
+
 file, *command = sys.argv[1:]
-with subprocess.Popen(command) as process:
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    Path(file).write_text(str(process.wait()))
+signal.signal(signal.SIGTERM, pass_on)  # before there is a server that somebody could hear of
+process = subprocess.Popen(command)
+if told:  # when there was nobody to pass it on to
+    process.terminate()
+Path(file).write_text(str(process.wait()))
