@@ -49,10 +49,12 @@ ISSUER = "https://as.example"
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
-def entropy() -> Callable[[int], bytes]:
-    """Bytes that are never the same twice, and the same in every run."""
-    count = itertools.count()
-    return lambda size: hashlib.shake_128(str(next(count)).encode()).digest(size)
+_COUNT = itertools.count()
+
+
+def entropy(size: int) -> bytes:
+    """Bytes that are never the same twice."""
+    return hashlib.shake_128(str(next(_COUNT)).encode()).digest(size)
 
 
 def key(algorithm: str = "ES256", **more: Any) -> Key:
@@ -109,6 +111,7 @@ class AuthServer:
     refreshes: bool = True
     rotates: bool = True
     expires_in: Any = 3600
+    withholds: tuple[str, ...] = ()  # scopes that nobody gets
     dpop: bool = False
     nonce: str | None = None
     clients: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -252,6 +255,7 @@ class AuthServer:
 
     def _give(self, granted: Granted, grant: str) -> Replied:
         number = next(self._count)
+        granted = attrs.evolve(granted, scopes=tuple(each for each in granted.scopes if each not in self.withholds))
         access, refresh = f"access-{number}-of-{urlsplit(self.issuer).netloc}", f"refresh-{number}"
         self.tokens[access] = granted
         said = {"access_token": access, "token_type": granted.kind, "expires_in": self.expires_in}
@@ -344,18 +348,19 @@ class World:
             return heard
         path = urlsplit(request.url).path
         its_own = path in self.mcp.paths or path.startswith("/.well-known/oauth-protected-resource")
-        if request.url.startswith(f"{self.mcp.origin}/") and its_own:
+        server = self._server(request.url)
+        if request.url.startswith(f"{self.mcp.origin}/") and (its_own or server is None):
             return self.mcp.answer(request)
-        return self._server(request.url).answer(request)
+        assert server is not None, f"nobody is at {request.url}"
+        return server.answer(request)
 
     def browse(self, url: str) -> str:
-        return self._server(url).browse(url)
+        server = self._server(url)
+        assert server is not None, f"nobody is at {url}"
+        return server.browse(url)
 
-    def _server(self, url: str) -> AuthServer:
-        for each in self.servers:
-            if url.startswith(f"{each.origin}/"):
-                return each
-        raise AssertionError(f"nobody is at {url}")
+    def _server(self, url: str) -> AuthServer | None:
+        return next((each for each in self.servers if url.startswith(f"{each.origin}/")), None)
 
 
 def world(**settings: Any) -> World:
@@ -384,7 +389,7 @@ class Visitor:
 
     def __attrs_post_init__(self) -> None:
         self.authorizer = Authorizer(
-            self.world.mcp.url, self.application, entropy=entropy(), record=self.record, rules=self.rules
+            self.world.mcp.url, self.application, entropy=entropy, record=self.record, rules=self.rules
         )
 
     @property

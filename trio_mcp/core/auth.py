@@ -213,6 +213,7 @@ class Errand:
                 return outcome
             if isinstance(outcome, Done):
                 # Another's flow may have ended with nothing gained, for it knew of no demand.
+                self._renewed = True  # a token that lives for seconds is used all the same
                 newer = self._authorizer.generation != self._waiting_since
                 self._needy = self._demand is not None and not newer
         if not self._needy and not self._renewed and self._authorizer._has_expired(now):
