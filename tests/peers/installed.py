@@ -69,7 +69,12 @@ PEERS = {
     each.name: each
     for each in (
         # Of its time: that reader of event streams ends lines at U+2028 and its like.
-        Peer("python-1.0.0", ("mcp==1.0.0", "httpx-sse==0.4.0"), "python0.py", ("stdio", "sse")),
+        Peer(
+            "python-1.0.0",
+            ("mcp==1.0.0", "httpx-sse==0.4.0", "uvicorn", "websockets"),
+            "python0.py",
+            ("stdio", "sse"),
+        ),
         # These do not import with a newer pydantic.
         Peer("python-1.9.4", ("mcp==1.9.4", "pydantic<2.14", "websockets"), "python1.py", LEGACY),
         Peer("python-1.12.4", ("mcp==1.12.4", "pydantic<2.14", "websockets"), "python1.py", LEGACY),

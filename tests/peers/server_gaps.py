@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.peers.behaviours import LISTS, Holding
-from tests.peers.interop import Gap, Pair
+from tests.peers.behaviours import LISTS, Holding, seen_in
+from tests.peers.installed import LEGACY
+from tests.peers.interop import NOTHING, Gap, Pair
 
 __all__ = ["GAPS", "LISTED"]
 
 # What each server lists; schemas are made from functions or classes by many, who could not have written all there is.
-TOOLS = Holding("test_simple_text", "test_error_handling", "interop_echo", "interop_structured", "interop_toggle")
+TOOLS = Holding("test_simple_text", "test_error_handling", "interop_echo", "interop_toggle")
 LISTED = {**LISTS, "tools": TOOLS}
+TEXT, _, ITEM = seen_in("2024-11-05")["read"]
 
 Server = partial(Gap, whose="the server's")
 
@@ -23,6 +25,18 @@ INTERNAL = Server(-32603, "its kit takes it for a fault of the server")
 NO_UPDATES = Server("NothingToHear", "its kit says that nobody can subscribe, whoever is told otherwise")
 NO_INSTRUCTIONS = Server(["2024-11-05", None], "its kit has no place for instructions")
 
+FIRST_RELEASE = {
+    "connect": NO_INSTRUCTIONS,
+    "list": Server({**LISTED, "templates": -32601, "paged": []}, "its kit has no templates, and no pages"),
+    "unknown tool": AS_RESULT,
+    "bad arguments": AS_RESULT,
+    "progress": Server([], "its kit does not show a tool the token of its request"),
+    "cancel": Server(NOTHING, "it takes one request after another, and cancels none"),
+    "read": Server([TEXT, "application/octet-stream", ITEM], "its kit has no place for the type of a picture"),
+    "unknown resource": NO_CODE,
+    "subscribe": NO_UPDATES,
+    "unknown prompt": NO_CODE,
+}
 PYTHON_1 = {
     "list": ONE_PIECE,
     "unknown tool": AS_RESULT,
@@ -30,11 +44,20 @@ PYTHON_1 = {
     "subscribe": NO_UPDATES,
     "unknown prompt": NO_CODE,
 }
+BEFORE_BAD_ARGUMENTS = {**PYTHON_1, "bad arguments": AS_RESULT}
+BEFORE_COMPLETIONS = {
+    **BEFORE_BAD_ARGUMENTS,
+    "cancel": Server(NOTHING, "a call that is cancelled ends its session, and all of it on stdio"),
+    "completion": Server("NotDeclared", "its kit does not say that it completes anything"),
+}
 PYTHON_2 = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown resource": NEWER, "unknown prompt": NO_CODE}
 PYTHON_2_MODERN = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown prompt": INTERNAL}
 
 GAPS: dict[Pair, dict[str, Gap]] = {
-    **{("python-1.30.0", way): PYTHON_1 for way in ("stdio", "session", "sse", "ws")},
+    **{("python-1.0.0", way): FIRST_RELEASE for way in ("stdio", "sse", "ws")},
+    **{("python-1.9.4", way): BEFORE_COMPLETIONS for way in LEGACY},
+    **{("python-1.12.4", way): BEFORE_BAD_ARGUMENTS for way in LEGACY},
+    **{("python-1.30.0", way): PYTHON_1 for way in LEGACY},
     **{("python-2.3.0", way): PYTHON_2 for way in ("stdio", "session", "sse")},
     **{("python-2.3.0", way): PYTHON_2_MODERN for way in ("stdio-modern", "modern")},
     **{("typescript-1.0.4", way): {"connect": NO_INSTRUCTIONS} for way in ("stdio", "sse")},

@@ -20,8 +20,8 @@ import trio
 
 from tests.fixtures.everything_server import make_server
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
-from tests.peers.installed import PEERS, PROGRAMS, Peer, needs
-from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, shortcomings
+from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs
+from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, expected, shortcomings
 from tests.peers.listening import listening
 from tests.peers.looking import TOO_LATE, visiting
 from tests.peers.server_gaps import GAPS, LISTED
@@ -61,15 +61,17 @@ def beside(client: str, program: str, ways: Sequence[str], *more: Any, **others:
 
 
 OPTIONAL = {"optional": [2, None]}
-OLD_WAYS = ("stdio", "session", "sse", "ws")
-BOTH_WAYS = ("stdio", "stdio-modern", "session", "modern", "sse")
 KINDS = {
-    "python-1.30.0": beside("python-1.30.0", "server1.py", OLD_WAYS, also=OPTIONAL),
-    "python-2.3.0": beside("python-2.3.0", "server2.py", BOTH_WAYS, also=OPTIONAL),
+    # To the probe it says nothing.
+    "python-1.0.0": beside("python-1.0.0", "server0.py", ("stdio", "sse", "ws"), A, options={"probe": 0.5}),
+    "python-1.9.4": beside("python-1.9.4", "server1.py", LEGACY, B),
+    "python-1.12.4": beside("python-1.12.4", "server1.py", LEGACY, C, also=OPTIONAL),
+    "python-1.30.0": beside("python-1.30.0", "server1.py", LEGACY, also=OPTIONAL),
+    "python-2.3.0": beside("python-2.3.0", "server2.py", MODERN, also=OPTIONAL),
     "typescript-1.0.4": beside("typescript-1.0.4", "server1.mjs", ("stdio", "sse"), A),
     "typescript-1.12.3": beside("typescript-1.12.3", "server1.mjs", ("stdio", "session", "sse"), B),
     "typescript-1.32.2": beside("typescript-1.32.2", "server1.mjs", ("stdio", "session", "sse")),
-    "typescript-2.4.0": Kind(PEERS["typescript-server-2.4.0"], BOTH_WAYS),
+    "typescript-2.4.0": Kind(PEERS["typescript-server-2.4.0"], MODERN),
 }
 VISITS: list[Pair] = [(name, way) for name, kind in KINDS.items() for way in kind.ways]
 
@@ -114,7 +116,7 @@ async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
     with trio.fail_after(PATIENCE):
         async with served(pair, ended) as target:
             async with visiting(target, **options) as visitor:
-                seen = await visitor.look(table_of(pair), hasty)
+                seen = await visitor.look(expected(table_of(pair), gaps_of(pair)), hasty)
                 seen["deviations"] = list(visitor.client.deviations)
             status = "0"
             if on_stdio:
@@ -154,7 +156,7 @@ async def our_own(way: str, folder: Path) -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize(
     ("way", "revision"),
-    [(way, revision) for way in OLD_WAYS for revision in REVISIONS if (way, revision) != ("sse", E)],
+    [(way, revision) for way in LEGACY for revision in REVISIONS if (way, revision) != ("sse", E)],
 )
 async def test_our_client_sees_everything_at_our_own_server(way: str, revision: str, tmp_path: Path) -> None:
     table = seen_in(revision)

@@ -1,10 +1,8 @@
 """The server with one of everything by the official Python SDK 1.x: ``server1.py stdio|session|sse|ws``.
 
 It is a `FastMCP`, as most servers are.  For what that has no room for, there is the server beneath it, which is what
-its users take; what that cannot do either is left out.
+its users take; what that cannot do either is left out.  Older ones cannot read hints that are strings.
 """
-
-from __future__ import annotations
 
 import base64
 import json
