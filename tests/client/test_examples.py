@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from trio_mcp import Client
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRESS = [sys.executable, str(ROOT / "examples" / "progress.py")]
@@ -30,3 +33,48 @@ def test_a_server_is_looked_at(words: list[str], said: list[str], status: int, t
     for each in said:
         assert each in shown.stdout + shown.stderr
     assert shown.returncode == status
+
+
+OF_ALL = [
+    "laksa is begun",
+    "Dish(name='laksa', minutes=60, spicy=True)",
+    "0 of 3",
+    "given up: True; the diary: the soup was taken off the stove",
+    "is_error: True, TextContent(text='Nobody here cooks stones",
+    "the tool 'cook' has failed",
+    "Resource not found",
+    "text='salad'",
+    "# laksa",
+    "List what laksa for 3 takes.",
+    "la... is ['laksa', 'lasagne']",
+    "a model of ours says",
+    f"cookbooks, from now on: TextContent(text='[\"{ROOT.as_uri()}\"]')",
+    "menu://today has changed",
+    "text='salad, laksa'",
+    "another kitchen",
+    "Off the protocol: nothing",
+]
+
+
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        ("2026-07-28", ["2 3 heat", "A table for 4 outside.", "gone to pay.", "NotInThisRevision: ping"]),
+        ("2025-06-18", ["2 3 heat", "A table for 4 outside.", "with a URL does not exist", "there it is"]),
+        ("2024-11-05", ["2 3 None", "elicitation/create does not exist", "there it is"]),
+    ],
+)
+def test_a_client_uses_all_that_it_has(revision: str, said: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "client.py"), revision]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stderr == ""
+    for each in (f"speaks {revision}", *OF_ALL, *said):
+        assert each in shown.stdout
+    assert shown.stdout.count("salad is begun") == 1  # the second is below the level that is heard
+
+
+def test_the_client_shows_each_of_its_methods() -> None:
+    text = (ROOT / "examples" / "client.py").read_text(encoding="utf-8")
+    methods = {name for name in dir(Client) if not name.startswith("_")}
+    unused = {name for name in methods if not re.search(rf"\.{name}\b", text)}
+    assert unused == {"list_resources", "list_templates", "list_prompts"}  # which are as `list_tools`

@@ -1,0 +1,142 @@
+"""A kitchen with one of everything that a server can have; `client.py`, beside it, uses all of it.
+
+python examples/kitchen.py
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import trio
+
+from trio_mcp import Accepted, CacheHints, Context, Field, ResourceNotFound, Server, ToolAnnotations, ToolError
+
+MENU = "menu://today"
+
+server = Server("kitchen", version="1.0", instructions="Read menu://today first.")
+menu = ["salad"]
+diary: list[str] = []
+stove = trio.Lock()
+
+
+@dataclass
+class Dish:
+    name: str
+    minutes: int
+    spicy: bool = False
+
+
+DISHES = {dish.name: dish for dish in (Dish("salad", 10), Dish("laksa", 60, spicy=True), Dish("lasagne", 90))}
+
+
+# Tools: what the model does.
+
+
+@server.tool(title="Cook a dish", annotations=ToolAnnotations(destructive_hint=False))
+async def cook(name: str, ctx: Context) -> Dish:
+    """Cook a dish, step by step."""
+    if name not in DISHES:
+        raise ToolError(f"Nobody here cooks {name}; try {', '.join(DISHES)}.")
+    await ctx.log("info", f"{name} is begun")
+    for done, step in enumerate(("wash", "chop", "heat")):
+        await ctx.progress(done, 3, step)
+    return DISHES[name]
+
+
+@server.tool
+async def simmer() -> None:
+    """Keep the soup warm, as long as anybody waits for it."""
+    async with stove:
+        try:
+            await trio.sleep_forever()
+        finally:  # whoever waited has cancelled the call, or has gone
+            diary.append("the soup was taken off the stove")
+
+
+@server.tool
+async def read_diary() -> list[str]:
+    """What has happened, once the stove is free."""
+    async with stove:
+        return diary
+
+
+@server.tool
+async def put_on_the_menu(name: str) -> str:
+    """Offer a dish today."""
+    menu.append(name)
+    server.updated(MENU)  # whoever listens is told
+    return f"There is {name} today."
+
+
+# Tools that ask: the user, by a form or a page; the client's model; the client itself.
+
+
+@dataclass
+class Table:
+    guests: Annotated[int, Field(title="How many?", ge=1, le=12)]
+    outside: bool = False
+
+
+@server.tool
+async def reserve(ctx: Context) -> str:
+    """Reserve a table."""
+    match await ctx.elicit("For how many, and where?", Table):
+        case Accepted(Table(guests, outside)):
+            return f"A table for {guests} {'outside' if outside else 'inside'}."
+        case _:  # Declined, or Dismissed
+            return "No table."
+
+
+@server.tool
+async def pay(ctx: Context) -> str:
+    """Have the guest pay."""
+    match await ctx.elicit_url("The bill, please.", "https://bank.example/pay?bill=17"):
+        case Accepted():
+            return "The guest has gone to pay."
+        case _:
+            return "The guest washes the dishes."
+
+
+@server.tool
+async def invent(ctx: Context) -> str:
+    """Have the client's model invent a dish."""
+    answer = await ctx.sample("Name a dish of rice and lime.", max_tokens=20)
+    return f"{answer.model} says: {answer.blocks[0]}"
+
+
+@server.tool
+async def cookbooks(ctx: Context) -> list[str]:
+    """The folders that the client lets us look for recipes in."""
+    return [root.uri for root in await ctx.roots()]
+
+
+# Resources: what a model may read.  Prompts: what a user may pick.  Completions: what either may be called.
+
+
+@server.resource(MENU, cache=CacheHints(ttl_ms=60_000))
+def todays_menu() -> str:
+    """What there is today."""
+    return ", ".join(menu)
+
+
+@server.resource("recipes://{dish}", mime_type="text/markdown")
+def recipe(dish: str) -> str:
+    """How a dish is made."""
+    if dish not in DISHES:
+        raise ResourceNotFound(f"recipes://{dish}")
+    return f"# {dish}\n\nIt takes {DISHES[dish].minutes} minutes."
+
+
+@server.prompt
+def shopping_list(dish: str, guests: str = "2") -> str:
+    """What to buy."""
+    return f"List what {dish} for {guests} takes."
+
+
+@server.completion("shopping_list", "dish")
+@server.completion("recipes://{dish}")
+async def dishes(value: str) -> list[str]:
+    return [name for name in DISHES if name.startswith(value)]
+
+
+if __name__ == "__main__":
+    server.run()
