@@ -37,7 +37,7 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Capability, Revision, Role
 from trio_mcp.core.terms import NOTHING
 
@@ -543,7 +543,7 @@ def _check_output(tools: Sequence[Tool], name: str, result: Any, where: str) -> 
     from trio_mcp.core.validation import compile_schema
 
     schema = next((tool.output_schema for tool in tools if tool.name == name), None)
-    if schema is None or result.structured_content is ABSENT or result.is_error:
+    if schema is None or not result.has_structured_content or result.is_error:
         return
     for problem in compile_schema(schema).errors(result.structured_content):
         at = f"structuredContent{problem.path}"

@@ -460,13 +460,13 @@ def _carries(structured: Json, revision: Revision) -> bool:
 
 
 def _explicit(value: Any, output: Output, revision: Revision) -> JsonObject:
-    if value.structured_content is ABSENT:
+    if not value.has_structured_content:
         if output.schema is not None and not value.is_error:  # tool-14
             raise LocalProtocolError("it has no structured_content, which the output schema promises")
         return _checked(_written(value, revision))
     import attrs
 
-    structured = output(value.structured_content, error=bool(value.is_error))
+    structured = output(value.structured_content, error=value.is_error)
     result = _checked(_written(attrs.evolve(value, structured_content=structured), revision))
     if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
         result["content"] = [*result["content"], _text(_as_text(structured))]

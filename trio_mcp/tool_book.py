@@ -28,7 +28,7 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import Mirror, find_mirrors
-from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
+from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema import schema_of
 from trio_mcp.core.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
@@ -113,7 +113,7 @@ class ToolBook:
         tool = self._tools.get(name)
         if tool is None or tool.output is None or result.is_error:
             return
-        if result.structured_content is ABSENT:
+        if not result.has_structured_content:
             raise RemoteProtocolError(f"the result of the tool {name!r} has no structuredContent, and its schema has")
         if tool.compiled is None:
             try:
@@ -155,7 +155,7 @@ class Returned(Generic[T]):
 
         if result.is_error:
             raise ToolFailed(name, result)
-        if self._binary and result.structured_content is ABSENT and (data := _bytes(result)) is not None:
+        if self._binary and not result.has_structured_content and (data := _bytes(result)) is not None:
             return cast("T", data)
         value = self._chosen(name, result)
         try:
@@ -170,7 +170,7 @@ class Returned(Generic[T]):
         for value in meant:
             if not self._fits.errors(value):
                 return value
-        if result.structured_content is ABSENT:
+        if not result.has_structured_content:
             raise RemoteProtocolError(
                 f"the result of the tool {name!r} has no structured value, and its content is not what is to be "
                 "returned; call it without `returns`, and look at its content"
@@ -182,7 +182,7 @@ class Returned(Generic[T]):
         """What the result may mean, the likeliest first."""
         value, text = result.structured_content, _text(result)
         texts = [] if text is None else [text]
-        if value is not ABSENT:
+        if result.has_structured_content:
             # Before 2026-07-28 it must be an object, and servers put what is none into one with this member; some do
             # so for a union that has objects in it, or in every revision.
             wrapped = [value["result"]] if isinstance(value, dict) and value.keys() == {"result"} else []

@@ -106,8 +106,8 @@ def build(cls: type[Model], revision: Revision, choose: Choose) -> Any:
         needed.add("elicitation_id")
     return cls(
         **{
-            field.name: BY_NAME.get(field.name)
-            or BY_NAME.get(f"{cls.__name__}.{field.name}")
+            field.alias: BY_NAME.get(field.alias)
+            or BY_NAME.get(f"{cls.__name__}.{field.alias}")
             or value(cls, field, revision, choose)
             for field in fields
             if known(field, revision) and (field.default is attrs.NOTHING or field.name in needed or choose.wanted())
@@ -116,7 +116,7 @@ def build(cls: type[Model], revision: Revision, choose: Choose) -> Any:
 
 
 def value(cls: type[Model], field: attrs.Attribute[Any], revision: Revision, choose: Choose) -> Any:
-    if field.name == "structured_content" and revision.name < "2026-07-28":
+    if field.alias == "structured_content" and revision.name < "2026-07-28":
         return {"a": choose.scalar(Any)}
     options = alternatives(field.type, revision)
     if cls in (models.SamplingMessage, models.CreateMessageResult) and revision.name < "2025-11-25":
@@ -168,7 +168,7 @@ def our_own(value: Any) -> Any:
     """The same without what the peer sent, so that only modelled fields are left."""
     if isinstance(value, Model):
         return type(value)(
-            **{field.name: our_own(getattr(value, field.name)) for field in attrs.fields(type(value))[1:]}
+            **{field.alias: our_own(getattr(value, field.name)) for field in attrs.fields(type(value))[1:]}
         )
     if isinstance(value, Mapping):
         return {key: our_own(held) for key, held in value.items()}

@@ -206,7 +206,17 @@ def test_structured_null_is_a_value_and_not_absence(value: Any) -> None:
     assert result.structured_content == value
     assert to_json(result, V2026_07) == written
     assert to_json(CallToolResult([], structured_content=value), V2026_07) == written
-    assert from_json(CallToolResult, {"content": []}).structured_content is ABSENT
+    assert from_json(CallToolResult, written).has_structured_content
+
+
+@req("tool-39")
+@pytest.mark.parametrize("said", [{}, {"isError": False}, {"isError": True}, {"structuredContent": None}])
+def test_what_a_tool_did_not_say_is_not_said_for_it(said: dict[str, Any]) -> None:
+    written = {"resultType": "complete", "content": [], **said}
+    result = from_json(CallToolResult, written)
+    assert result.is_error is bool(said.get("isError"))
+    assert result.has_structured_content is ("structuredContent" in said)
+    assert to_json(result, V2026_07) == written
 
 
 # Reading: elements, kinds and fields we do not know

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -12,7 +14,16 @@ import pytest
 from tests.core.model_strategies import MODELS, Fixed, build
 from tests.requirements import req
 from trio_mcp.core import content, forms, models
-from trio_mcp.core.content import Icon, ImageContent, Malformed, Resource, TextContent, Unknown, well_formed
+from trio_mcp.core.content import (
+    Icon,
+    ImageContent,
+    Malformed,
+    Resource,
+    TextContent,
+    ToolResultContent,
+    Unknown,
+    well_formed,
+)
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.models import CacheableResult, CallToolResult, Result, Tool, ToolAnnotations
 from trio_mcp.core.revisions import LATEST, REVISIONS
@@ -28,7 +39,8 @@ def test_a_model_is_frozen_slotted_and_compared_by_value(cls: type[content.Model
     assert attrs.evolve(one, raw={"a": 1}) == one
     for field in attrs.fields(cls)[1:]:
         assert (
-            attrs.evolve(one, raw={}, **{field.name: "something else"} if not field.converter else {"ttl_ms": 8}) != one
+            attrs.evolve(one, raw={}, **{field.alias: "something else"} if not field.converter else {"ttl_ms": 8})
+            != one
         )
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         one.raw = {}
@@ -49,7 +61,10 @@ def test_a_repr_shows_what_is_there_and_no_pictures() -> None:
     assert repr(ImageContent(bytes(5000), "image/png", raw={"data": "AAAA"})) == (
         "ImageContent(data=<5000 bytes>, mime_type='image/png')"
     )
-    assert repr(CallToolResult([], structured_content=None)) == "CallToolResult(result_type='complete', content=[])"
+    assert repr(CallToolResult([])) == "CallToolResult(result_type='complete', content=[])"
+    assert repr(CallToolResult([], None, is_error=False)) == (
+        "CallToolResult(result_type='complete', content=[], structured_content=None, is_error=False)"
+    )
 
 
 @req("tool-40")
@@ -78,8 +93,18 @@ def test_tool_annotations_have_the_documented_defaults() -> None:
 
 
 @req("tool-39")
-def test_a_result_without_is_error_is_a_success() -> None:
-    assert not CallToolResult([]).is_error
+@pytest.mark.parametrize("make", [CallToolResult, partial(ToolResultContent, "id")])
+def test_a_result_without_is_error_is_a_success(make: Callable[..., content.Outcome]) -> None:
+    assert make([]).is_error is make([], is_error=False).is_error is False
+    assert make([], is_error=True).is_error is True
+
+
+@pytest.mark.parametrize("make", [CallToolResult, partial(ToolResultContent, "id")])
+def test_structured_content_that_is_not_there_is_none(make: Callable[..., content.Outcome]) -> None:
+    without, null = make([]), make([], structured_content=None)
+    assert (without.structured_content, without.has_structured_content) == (None, False)
+    assert (null.structured_content, null.has_structured_content) == (None, True)
+    assert make([], {"a": 1}).structured_content == {"a": 1}
 
 
 @pytest.mark.parametrize("src", ["https://example.com/a.png", "HTTPS://EXAMPLE.COM", "data:image/png;base64,AA=="])

@@ -129,8 +129,9 @@ NOTIFICATIONS: Mapping[str, type[Model]] = MappingProxyType(
 )
 
 
-def _wire(name: str) -> str:
-    """The one rule for names: `_meta`, and all others in camel case."""
+def _wire(field: attrs.Attribute[Any]) -> str:
+    """The one rule for names: `_meta`, and all others in camel case.  A field that is private goes by its alias."""
+    name = str(field.alias)
     first, *rest = name.split("_")
     return "_meta" if name == "meta" else first + "".join(part.capitalize() for part in rest)
 
@@ -201,9 +202,9 @@ class _Readers(dict[Any, Callable[..., Any]]):
         fields = attrs.fields(attrs.resolve_types(cls))[1:]
         hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same)}
         for field in fields:
-            hooks[field.name] = override(rename=_wire(field.name), struct_hook=self.field(field))
+            hooks[field.name] = override(rename=_wire(field), struct_hook=self.field(field))
         build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=False, **hooks)
-        required = [_wire(field.name) for field in fields if field.default is attrs.NOTHING]
+        required = [_wire(field) for field in fields if field.default is attrs.NOTHING]
         constants = [(key, constant) for key, constant in cls.MARKS.items() if constant]
 
         def read(data: Json) -> Any:
@@ -220,7 +221,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return read
 
     def field(self, field: attrs.Attribute[Any]) -> Callable[[Json, object], Any]:
-        read, name = self.of(field.type), _wire(field.name)
+        read, name = self.of(field.type), _wire(field)
 
         def member(value: Json, _: object) -> Any:
             try:
@@ -399,7 +400,7 @@ class _Writers(dict[type, Write]):
         vital = []
         known = {*cls.MARKS}
         for field in attrs.fields(attrs.resolve_types(cls))[1:]:
-            wire = _wire(field.name)
+            wire = _wire(field)
             known.add(wire)
             if field.metadata.get("since", V2024_11) <= self.revision <= field.metadata.get("until", V2026_07):
                 optional = field.default is None or field.default is ABSENT
@@ -473,7 +474,7 @@ def _with_object_or_text(result: Any, revision: str) -> Model:
     nothing.  So whoever writes a tool for the newest revision is understood in all of them.
     """
     structured = result.structured_content
-    if structured is ABSENT or (revision >= V2025_06 and isinstance(structured, Mapping)):
+    if not result.has_structured_content or (revision >= V2025_06 and isinstance(structured, Mapping)):
         return result  # type: ignore[no-any-return]
     content = result.content
     if isinstance(content, Sequence) and not any(isinstance(block, TextContent) for block in content):

@@ -5,7 +5,7 @@ could not be read, and everything that is shown to people or models: text, pictu
 
 Conventions, for all models:
 
-- None means absent.  Only where the protocol gives null a meaning of its own is absence `ABSENT`.
+- None means absent.  Where the protocol gives null a meaning of its own, a property beside the field tells.
 - Binary data is `bytes`; base64 exists on the wire only.
 - What a peer sent keeps its original mapping in `raw`, so that no field is lost on us; what we built has None there.
 - A list that came from a peer may hold `Malformed` where an element could not be read; `well_formed` leaves those out.
@@ -36,7 +36,7 @@ else:
 __all__ = [
     "V2024_11", "V2025_03", "V2025_06", "V2025_11", "V2026_07", "VITAL", "Annotations", "AudioContent",
     "BlobResourceContents", "ContentBlock", "Described", "EmbeddedResource", "Icon", "ImageContent", "Malformed",
-    "Meta", "Model", "Named", "Resource", "ResourceContents", "ResourceLink", "SamplingContent", "Speaker",
+    "Meta", "Model", "Named", "Outcome", "Resource", "ResourceContents", "ResourceLink", "SamplingContent", "Speaker",
     "TextContent", "TextResourceContents", "ToolResultContent", "ToolUseContent", "Unknown", "model", "ours",
     "share", "since", "until", "well_formed",
 ]  # fmt: skip
@@ -99,8 +99,10 @@ class Model:
         return all(getattr(self, field.name) == getattr(other, field.name) for field in attrs.fields(type(self))[1:])
 
     def __repr__(self) -> str:
-        held = [(field.name, getattr(self, field.name)) for field in attrs.fields(type(self))[1:]]
-        shown = [f"{name}={_shown(value)}" for name, value in held if value is not None and value is not ABSENT]
+        fields = attrs.fields(type(self))[1:]
+        # None is absent; where absent is `ABSENT`, None is a null.
+        held = [(field.alias, getattr(self, field.name), field.default is ABSENT) for field in fields]
+        shown = [f"{name}={_shown(value)}" for name, value, null in held if value is not (ABSENT if null else None)]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -239,12 +241,36 @@ class ToolUseContent(Model, since=V2025_11, type="tool_use"):
     meta: Meta | None = None
 
 
+class Outcome:
+    """What a tool gave, as it is read.  The fields beneath keep what was said apart from what was not, for the wire."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # each model has them as fields, in its own order
+        _structured_content: Json | Absent
+        _is_error: bool | None
+
+    @property
+    def structured_content(self) -> Json:
+        """The structured value; None if there is none.  It may be null, which `has_structured_content` tells apart."""
+        return None if self._structured_content is ABSENT else self._structured_content
+
+    @property
+    def has_structured_content(self) -> bool:
+        return self._structured_content is not ABSENT
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool has failed; what it says then is for the model."""
+        return self._is_error is True
+
+
 @model
-class ToolResultContent(Model, since=V2025_11, type="tool_result"):
+class ToolResultContent(Model, Outcome, since=V2025_11, type="tool_result"):
     tool_use_id: str
     content: Sequence[ContentBlock | Malformed]
-    structured_content: Json | Absent = ABSENT
-    is_error: bool | None = None
+    _structured_content: Json | Absent = attrs.field(default=ABSENT, alias="structured_content")
+    _is_error: bool | None = attrs.field(default=None, alias="is_error")
     meta: Meta | None = None
 
 

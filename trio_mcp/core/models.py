@@ -29,6 +29,7 @@ from trio_mcp.core.content import (
     Meta,
     Model,
     Named,
+    Outcome,
     Resource,
     ResourceContents,
     SamplingContent,
@@ -259,16 +260,18 @@ class CallToolParams(RetryParams):
 
 
 @model
-class CallToolResult(Result):
-    """`is_error` is None or False for a success.  `structured_content` may be null, so that absence is `ABSENT`.
+class CallToolResult(Result, Outcome):
+    """What a tool gave: `content` for the model, `structured_content` for programs, and whether it has failed.
 
-    It can always be given alone: towards a revision that cannot carry it, it is written as text into `content`, unless
-    a text is there already, which is taken to say the same.
+    Structured content can always be given alone: towards a revision that cannot carry it, it is written as text into
+    `content`, unless a text is there already, which is taken to say the same.
     """
 
     content: Sequence[ContentBlock | Malformed]
-    structured_content: Json | Absent = attrs.field(default=ABSENT, metadata=since(V2025_06))
-    is_error: bool | None = None
+    _structured_content: Json | Absent = attrs.field(
+        default=ABSENT, alias="structured_content", metadata=since(V2025_06)
+    )
+    _is_error: bool | None = attrs.field(default=None, alias="is_error")
 
 
 # Resources
