@@ -18,16 +18,14 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit
 
 import attrs
 
-from trio_mcp.core.auth import Authorized, Authorizer, Begin, Errand, Wait
+from trio_mcp.core.auth import Authorized, Authorizer, Begin
 from trio_mcp.core.auth_clients import Application
 from trio_mcp.core.auth_deeds import (
     AskAssertion,
     Asserted,
     Deed,
-    Done,
     Failed,
     Heard,
-    Ignored,
     Listen,
     Listening,
     OpenBrowser,
@@ -36,6 +34,7 @@ from trio_mcp.core.auth_deeds import (
     Returned,
     SendRequest,
 )
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.auth_flow import Flow
 from trio_mcp.core.auth_places import Rules
 from trio_mcp.core.auth_proofs import Key
@@ -443,12 +442,15 @@ class Visitor:
         self.persisted += [each.record for each in deeds if isinstance(each, Persist)]
 
 
+def failed(visitor: Visitor, operation: str = "") -> AuthorizationFailed:
+    """What a request fails with."""
+    try:
+        status = visitor.call(operation)
+    except AuthorizationFailed as error:
+        return error
+    raise AssertionError(f"answered with {status}")
+
+
 def again(visitor: Visitor, **changes: Any) -> Visitor:
     """The same application in a new process, which has what was persisted last."""
     return Visitor(visitor.world, visitor.application, visitor.persisted[-1], visitor.rules, **changes)
-
-
-__all__ = [
-    "APPLICATION", "CALLBACK", "ISSUER", "JWT_BEARER", "MCP", "NOW", "Asked", "AuthServer", "Done", "Errand", "Granted",
-    "Ignored", "McpServer", "Visitor", "Wait", "World", "again", "entropy", "key", "reply", "unsigned", "world",
-]  # fmt: skip

@@ -1,17 +1,12 @@
-"""Errands and flows: who waits for whom, how often anything is tried, and what is left of a flow that ended badly."""
+"""Errands: what goes with a request, how often anything is tried, and who waits for whom."""
 
 from __future__ import annotations
 
-import itertools
-import json
 from typing import Any
-from urllib.parse import parse_qsl
 
-import attrs
 import pytest
 
 from tests.core.auth_server import (
-    CALLBACK,
     ISSUER,
     MCP,
     NOW,
@@ -19,9 +14,8 @@ from tests.core.auth_server import (
     McpServer,
     Visitor,
     World,
-    again,
     entropy,
-    key,
+    failed,
     reply,
     world,
 )
@@ -29,46 +23,26 @@ from tests.requirements import req
 from trio_mcp.core.auth import Authorized, Authorizer, Begin, Wait
 from trio_mcp.core.auth_clients import (
     Application,
-    AuthorizationCode,
     Client,
-    ClientCredentials,
-    Grant,
     IdentityAssertion,
-    Method,
-    WorkloadIdentity,
 )
 from trio_mcp.core.auth_deeds import (
-    Asserted,
     Done,
     Failed,
-    GivenUp,
-    Heard,
-    Ignored,
     Listen,
-    Listening,
     OpenBrowser,
     Persist,
-    Replied,
     Returned,
     SendRequest,
-    Unsent,
 )
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_flow import FLOW, Found, Step
+from trio_mcp.core.auth_errors import Blame
 from trio_mcp.core.auth_places import Rules
-from trio_mcp.core.auth_records import Record, as_json, read_record
+from trio_mcp.core.auth_records import Record
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers
 
 CHALLENGE = {"WWW-Authenticate": f'Bearer resource_metadata="{MCP}/metadata"'}
 LATER = NOW + 3600
 WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
-
-
-def failed(visitor: Visitor, operation: str = "") -> AuthorizationFailed:
-    with pytest.raises(AuthorizationFailed) as caught:
-        visitor.call(operation)
-    return caught.value
 
 
 # Before, and without, authorization.
@@ -285,532 +259,6 @@ def test_a_flow_that_gained_nothing_does_not_end_the_need_of_who_knows_the_deman
     assert len(visitor.pages) == 2
 
 
-# Flows that end badly, at each of their exchanges.
-
-GRANTS: dict[str, tuple[Grant, dict[str, Any], int]] = {
-    "code": (AuthorizationCode(), {}, 6),
-    "client credentials": (ClientCredentials(), {"grants": ("client_credentials",)}, 3),
-    "enterprise": (
-        IdentityAssertion("https://as.example/idp", Client("at-idp")),
-        {"grants": ("urn:ietf:params:oauth:grant-type:jwt-bearer",)},
-        5,
-    ),
-    "workload": (WorkloadIdentity(), {"grants": ("urn:ietf:params:oauth:grant-type:jwt-bearer",)}, 4),
-}
-EXCHANGES = [(name, number) for name, (*_, count) in GRANTS.items() for number in range(count)]
-ID_JAG = {"access_token": "jag", "issued_token_type": "urn:ietf:params:oauth:token-type:id-jag"}
-
-
-def visitor_of(name: str) -> Visitor:
-    grant, settings, _ = GRANTS[name]
-    clients = () if name == "code" else (Client("known", ISSUER),)
-    visitor = Visitor(world(**settings), Application("V", grant=grant, clients=clients))
-    visitor.world.servers[0].clients["known"] = {}
-
-    def provider(request: SendRequest) -> Heard | None:
-        return reply(200, ID_JAG) if request.url.endswith("/idp") else None
-
-    visitor.world.broken = provider
-    return visitor
-
-
-def upto(visitor: Visitor, number: int) -> tuple[Any, tuple[Any, ...]]:
-    """A flow that has said its deed of this number, and that deed."""
-    errand = visitor.authorizer.errand("POST")
-    errand.go(visitor.now)
-    verdict = errand.refused(401, {}, visitor.now)
-    assert isinstance(verdict, Begin)
-    deeds = visitor.authorizer.start(verdict.flow, visitor.now)
-    for _ in range(number):
-        deeds = visitor.authorizer.receive(verdict.flow, visitor.act(deeds), visitor.now)
-    return verdict.flow, deeds
-
-
-def test_the_exchanges_are_counted_right() -> None:
-    for name, (*_, count) in GRANTS.items():
-        flow, deeds = upto(visitor_of(name), count)
-        assert deeds[-1] == Done()
-        assert flow.over
-
-
-@pytest.mark.parametrize(("name", "number"), EXCHANGES)
-def test_a_flow_abandoned_anywhere_leaves_nothing_behind_that_hinders_the_next(name: str, number: int) -> None:
-    visitor = visitor_of(name)
-    flow, _ = upto(visitor, number)
-    visitor.authorizer.abandon(flow)
-    assert visitor.call() == 200
-    assert len(visitor.world.servers[0].of("register")) <= 1  # what was registered is kept
-
-
-TROUBLES: list[Any] = [
-    Unsent("the name does not resolve"),
-    GivenUp("no time left"),
-    reply(500),
-    reply(503, {"error": "temporarily_unavailable"}),
-    reply(200, [1]),
-    Replied(200, Headers(), b"<html>"),
-    Replied(200, Headers(), b"[" * 300_000),
-    Replied(200, Headers(), b"[" * 100_000),
-    Replied(200, Headers(), b"\xff"),
-    reply(302, None, Location="https://evil.example/"),
-    reply(404),
-]
-
-
-@pytest.mark.parametrize(("name", "number"), EXCHANGES)
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: type(each).__name__)
-def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(name: str, number: int, trouble: Heard) -> None:
-    visitor = visitor_of(name)
-    flow, deeds = upto(visitor, number)
-    if not isinstance(deeds[-1], SendRequest):
-        trouble = GivenUp("no time left")
-    deeds = visitor.authorizer.receive(flow, trouble, NOW)
-    while not flow.over:
-        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
-    visitor._note(deeds)
-    # One place without a document is no failure where there is another one to ask.
-    assert isinstance(deeds[-1], Failed) or number == 0
-    visitor.authorizer.abandon(flow)
-    assert visitor.call() == 200
-    assert again(visitor).call() == 200
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_what_does_not_answer_the_deed_is_the_drivers_mistake_and_changes_nothing(number: int) -> None:
-    visitor = visitor_of("code")
-    flow, deeds = upto(visitor, number)
-    for heard in (reply(200), Listening(CALLBACK), Returned(""), Asserted("x")):
-        fitting = {SendRequest: Replied, Listen: Listening, OpenBrowser: Returned}[type(deeds[-1])]
-        if not isinstance(heard, fitting):
-            with pytest.raises(LocalProtocolError, match=flow.step.name):
-                visitor.authorizer.receive(flow, heard, NOW)
-    while not flow.over:
-        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
-    assert deeds[-1] == Done()
-
-
-@req("auth-26")
-@pytest.mark.parametrize("uri", ["http://app.example/callback", "app://callback", "https://app.example/#x", ""])
-def test_a_redirect_uri_is_on_loopback_or_https(uri: str) -> None:
-    visitor = visitor_of("code")
-    flow, deeds = upto(visitor, 2)
-    with pytest.raises(LocalProtocolError, match="redirect URI"):
-        visitor.authorizer.receive(flow, Listening(uri), NOW)
-    assert isinstance(visitor.authorizer.receive(flow, visitor.act(deeds), NOW)[-1], SendRequest)
-
-
-@req("auth-55")
-def test_an_answer_to_somebody_else_is_discarded_and_the_right_one_waited_for() -> None:
-    visitor = visitor_of("code")
-    flow, deeds = upto(visitor, 4)
-    assert isinstance(deeds[-1], OpenBrowser)
-    right = visitor.world.browse(deeds[-1].url)
-    said = dict(parse_qsl(right))
-    for query in (
-        "",
-        "code=stolen",
-        "code=stolen&state=guessed",
-        "error=access_denied&state=%F0%9F",
-        f"state={said['state']}&state=x&code=stolen",
-        "&".join(f"a{number}=b" for number in range(100)) + right,
-        "state=\ud800",
-    ):
-        assert isinstance(visitor.authorizer.receive(flow, Returned(query), NOW)[-1], Ignored)
-    deeds = visitor.authorizer.receive(flow, Returned(f"?{right}"), NOW)
-    assert b"code-" in deeds[-1].body  # type: ignore[union-attr]
-    assert b"stolen" not in deeds[-1].body  # type: ignore[union-attr]
-
-
-# A new process.
-
-
-@req("auth-109")
-def test_a_new_process_renews_its_token_with_one_request() -> None:
-    visitor = Visitor(world(methods=("client_secret_basic",)))
-    visitor.call()
-    written = json.loads(json.dumps(as_json(visitor.persisted[-1])))
-    fresh = Visitor(visitor.world, visitor.application, read_record(written), now=LATER)
-    before = len(visitor.world.requests)
-    assert [fresh.call(), fresh.call()] == [200, 200]
-    (request,) = visitor.world.requests[before:]
-    assert request.url == f"{ISSUER}/token"
-    (first, renewal) = visitor.world.servers[0].of("token")
-    assert renewal["resource"] == first["resource"] == MCP
-    assert "scope" not in renewal
-    assert fresh.persisted[-1].authorization.tokens.expires_at == LATER + 3600  # type: ignore[union-attr]
-
-
-def test_a_token_is_used_until_shortly_before_its_end() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    asked = len(visitor.world.requests)
-    assert again(visitor, now=LATER - 11).call() == 200
-    assert len(visitor.world.requests) == asked
-    assert again(visitor, now=LATER - 10).call() == 200
-    assert len(visitor.world.requests) == asked + 1
-
-
-@pytest.mark.parametrize("rotates", [True, False])
-def test_the_newest_refresh_token_is_kept(rotates: bool) -> None:
-    visitor = Visitor(world(rotates=rotates))
-    visitor.call()
-    for number in range(1, 4):
-        visitor.now = NOW + 3600 * number
-        assert visitor.call() == 200
-    assert len({each["refresh_token"] for each in visitor.world.servers[0].of("token")[1:]}) == (3 if rotates else 1)
-    assert len(visitor.pages) == 1
-
-
-@req("auth-109")
-def test_without_refresh_tokens_the_server_says_when_a_new_one_is_needed() -> None:
-    visitor = Visitor(world(refreshes=False))
-    visitor.call()
-    visitor.now = LATER
-    assert visitor.call() == 200  # the token has ended by our clock, and not by the server's
-    assert len(visitor.pages) == 1
-    visitor.world.servers[0].tokens.clear()
-    assert visitor.call() == 200
-    assert len(visitor.pages) == 2
-
-
-def test_a_token_of_unknown_lifetime_is_used_until_it_is_refused_and_then_renewed_where_the_server_still_points() -> (
-    None
-):
-    visitor = Visitor(world(expires_in=None, mcp_scope="a"))
-    visitor.call()
-    visitor.now = NOW + 10**9
-    assert visitor.call() == 200
-    visitor.world.servers[0].tokens.clear()
-    asked = len(visitor.world.requests)
-    assert visitor.call() == 200
-    assert [each.url.removeprefix("https://") for each in visitor.world.requests[asked:]] == [
-        f"mcp.example{WELL_KNOWN}",
-        "as.example/token",
-    ]
-    visitor.world.servers[0].tokens.clear()
-    visitor.world.mcp.scope = "a b"  # which a renewed token would not have
-    assert visitor.call() == 200
-    assert [each["scope"] for each in visitor.world.servers[0].of("authorize")] == ["a", "a b"]
-
-
-@pytest.mark.parametrize("refused_by", ["expiry", "server"])
-def test_a_refresh_token_that_is_no_longer_good_is_forgotten_and_the_user_asked(refused_by: str) -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    server = visitor.world.servers[0]
-    server.refresh_tokens.clear()
-    server.tokens.clear()
-    visitor.now = LATER if refused_by == "expiry" else NOW
-    assert visitor.call() == 200
-    assert len(visitor.pages) == 2
-    assert len([each for each in server.of("token") if each["grant_type"] == "refresh_token"]) == 1
-
-
-@pytest.mark.parametrize("trouble", [Unsent("no route"), reply(503), reply(429), reply(200, {})])
-def test_a_refresh_that_could_not_be_made_is_made_later(trouble: Heard) -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    visitor.now = LATER
-    visitor.world.broken = lambda request: trouble
-    failed(visitor)
-    visitor.world.broken = lambda request: None
-    assert visitor.call() == 200
-    assert len(visitor.pages) == 1
-
-
-def test_a_server_that_has_forgotten_the_client_registers_it_again() -> None:
-    visitor = Visitor(world())
-    visitor.call()
-    server = visitor.world.servers[0]
-    server.clients.clear()
-    server.tokens.clear()
-    assert visitor.call() == 200
-    assert len(server.of("register")) == 2
-
-
-def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() -> None:
-    visitor = Visitor(world(refreshes=False))
-    visitor.call()
-    server = visitor.world.servers[0]
-    server.clients.clear()
-    server.tokens.clear()
-    flow, deeds = upto(visitor, 3)
-    assert isinstance(deeds[-1], OpenBrowser)
-    *_, last = deeds = visitor.authorizer.receive(flow, GivenUp("closed"), NOW)
-    assert isinstance(last, Failed)
-    assert last.error.blame is Blame.USER
-    visitor._note(deeds)
-    assert visitor.call() == 200
-    assert len(server.of("register")) == 2
-    # The same, said in so many words.
-    server.tokens.clear()
-    server.denies = {"error": "unauthorized_client"}
-    assert failed(visitor).blame is Blame.APPLICATION
-    server.denies = {}
-    assert visitor.call() == 200
-    assert len(server.of("register")) == 3
-
-
-def test_a_refusal_by_the_user_does_not_cost_the_registration() -> None:
-    visitor = Visitor(world(denies={"error": "access_denied"}))
-    assert failed(visitor).blame is Blame.USER
-    assert failed(visitor).blame is Blame.USER
-    flow, _ = upto(visitor, 3)
-    visitor.authorizer.abandon(flow)
-    assert len(visitor.world.servers[0].of("register")) == 1
-
-
-def test_a_registration_is_good_for_the_redirect_uri_it_was_made_with_and_until_its_secret_ends() -> None:
-    visitor = Visitor(world(refreshes=False, expires_in=None))
-    server = visitor.world.servers[0]
-    visitor.call()
-    record = visitor.persisted[-1]
-    (client,) = record.registered
-    for changed in (
-        attrs.evolve(client, redirect_uris=("http://127.0.0.1:1/callback",)),
-        attrs.evolve(client, secret_expires_at=NOW),
-        attrs.evolve(client, issuer="https://other.example"),
-    ):
-        server.tokens.clear()
-        count = len(server.of("register"))
-        assert Visitor(visitor.world, record=attrs.evolve(record, registered=(changed,))).call() == 200
-        assert len(server.of("register")) == count + 1
-
-
-# What the application was when it got the token, and what it is now.
-
-
-def test_what_was_granted_to_another_application_is_not_used_to_renew() -> None:
-    visitor = visitor_of("client credentials")
-    visitor.call()
-    server = visitor.world.servers[0]
-    server.clients["other"] = {}
-    application = attrs.evolve(visitor.application, clients=(Client("other"),))
-    later = Visitor(visitor.world, application, visitor.persisted[-1], now=LATER)
-    assert later.call() == 200
-    assert [each["client_id"] for each in server.of("token")] == ["known", "other"]
-    # It had no issuer of its own, and belongs to this one from now on.
-    assert "other" in {each.client_id for each in later.persisted[-1].registered}
-
-
-@pytest.mark.parametrize("lost", ["key", "dpop", "tls"])
-def test_without_the_keys_of_before_everything_begins_anew(lost: str) -> None:
-    client = Client("known", method=Method.KEY)
-    visitor = Visitor(
-        world(dpop=True, methods=("private_key_jwt",)), Application("V", clients=(client,), key=key(), dpop=key())
-    )
-    visitor.world.servers[0].clients["known"] = {}
-    visitor.call()
-    record = visitor.persisted[-1]
-    held = record.authorization
-    assert held is not None
-    assert held.tokens.kind == "DPoP"
-    application = visitor.application
-    if lost == "tls":
-        record = attrs.evolve(record, authorization=attrs.evolve(held, token_endpoint="http://localhost/token"))
-    else:
-        application = attrs.evolve(application, **{lost: None})
-    later = Visitor(visitor.world, application, record, now=LATER)
-    if lost == "key":
-        assert failed(later).blame is Blame.APPLICATION
-    else:
-        assert later.call() == 200
-        assert len(later.pages) == 1
-        assert visitor.world.servers[0].of("token")[-1]["grant_type"] == "authorization_code"
-
-
-def test_a_bound_token_whose_key_is_lost_is_sent_without_a_proof_and_refused() -> None:
-    visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
-    visitor.call()
-    later = Visitor(visitor.world, Application("V"), visitor.persisted[-1])
-    (authorization,) = later.authorizer.errand("POST").go(NOW).headers  # type: ignore[union-attr]
-    assert authorization[0] == "Authorization"
-
-
-@req("auth-97", "auth-95")
-@pytest.mark.parametrize("issuer", [None, ISSUER])
-def test_credentials_are_not_taken_along_to_another_issuer(issuer: str | None) -> None:
-    other = AuthServer("https://other.example", iss="https://other.example")
-    client = Client("known", issuer, "hush")
-    server = AuthServer(methods=("client_secret_post",), clients={"known": {"client_secret": "hush"}})
-    visitor = Visitor(World(McpServer(server), [server, other]), Application("V", clients=(client,)))
-    assert visitor.call() == 200
-    visitor.world.mcp.trusts = other
-    for each in (visitor, again(visitor)):
-        error = failed(each)
-        assert error.blame is Blame.APPLICATION
-        assert ISSUER in str(error)
-        assert "hush" not in str(error)
-    assert {each.kind for each in other.asked} == {"metadata"}
-
-
-@req("auth-118")
-def test_of_several_issuers_the_application_has_the_first_word() -> None:
-    urls = ["https://a.example", "https://b.example", "https://c.example"]
-    servers = [AuthServer(url, iss=url, clients={"known": {}}) for url in urls]
-    for expected, application in [
-        (0, Application("V")),
-        (1, Application("V", clients=(Client("known", urls[1]),))),
-        (2, Application("V", clients=(Client("known"),), prefers=("https://x.example", urls[2]))),
-    ]:
-        visitor = Visitor(World(McpServer(servers[expected], issuers=("http://bad", *urls)), servers), application)
-        assert visitor.call() == 200
-        # And where it is known already, it stays.
-        servers[expected].tokens.clear()
-        visitor = again(visitor)
-        visitor.authorizer = Authorizer(MCP, Application("V"), entropy=entropy, record=visitor.record)
-        assert visitor.call() == 200
-        for server in servers:
-            assert bool(server.asked) is (server is servers[expected])
-            server.asked.clear()
-
-
-def test_a_token_that_is_not_bound_is_not_enough_for_a_server_that_wants_bound_ones() -> None:
-    application = Application("V", dpop=key())
-    unbound = Visitor(world(dpop=True, mcp_scheme="DPoP", metadata={"token_endpoint": f"{ISSUER}/other"}), application)
-
-    def answer(request: SendRequest) -> Heard | None:
-        said = {"access_token": "x", "token_type": "bearer"}
-        return reply(200, said) if request.url.endswith("/other") else None
-
-    unbound.world.broken = answer
-    assert failed(unbound).blame is Blame.AUTHORIZATION_SERVER
-    for visitor in (
-        Visitor(world(dpop=True, mcp_metadata={"dpop_bound_access_tokens_required": True})),
-        Visitor(world(dpop=True, mcp_scheme="DPoP"), Application("V", dpop=key("RS256"))),
-        Visitor(world(mcp_scheme="DPoP"), application),
-    ):
-        assert failed(visitor).blame is Blame.APPLICATION
-        assert visitor.world.servers[0].of("authorize") == []
-    # Who has a key uses it only where the authorization server says that it can.
-    plain = Visitor(world(), application)
-    assert plain.call() == 200
-    assert "DPoP" not in plain.world.mcp.calls[-1]
-
-
-def test_a_token_endpoint_that_wants_ever_new_nonces_is_obeyed_once() -> None:
-    visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
-    numbers = itertools.count()
-
-    def answer(request: SendRequest) -> Heard | None:
-        if not request.url.endswith("/token"):
-            return None
-        return reply(400, {"error": "use_dpop_nonce"}, DPoP_Nonce=f"n{next(numbers)}")
-
-    visitor.world.broken = answer
-    assert failed(visitor).blame is Blame.AUTHORIZATION_SERVER
-    assert next(numbers) == 2
-
-
-def test_a_refresh_is_proven_too_and_tried_again_with_the_nonce() -> None:
-    visitor = Visitor(world(dpop=True, nonce="n1"), Application("V", dpop=key()))
-    visitor.call()
-    server = visitor.world.servers[0]
-    server.nonce = "n2"
-    visitor.now = LATER
-    assert visitor.call() == 200
-    grants = [each["grant_type"] for each in server.of("token")]
-    assert grants == ["authorization_code"] * 2 + ["refresh_token"] * 2
-
-
-@pytest.mark.parametrize("name", ["client credentials", "workload"])
-def test_where_no_user_is_asked_a_client_is_brought_along_or_published(name: str) -> None:
-    visitor = visitor_of(name)
-    visitor.application = attrs.evolve(visitor.application, clients=())
-    visitor.__attrs_post_init__()
-    assert failed(visitor).blame is Blame.APPLICATION
-    published = attrs.evolve(visitor.application, document_url="https://app.example/client.json", key=key())
-    visitor = Visitor(visitor.world, published)
-    server = visitor.world.servers[0]
-    server.metadata["client_id_metadata_document_supported"] = True
-    server.methods = ("none", "private_key_jwt")
-    assert visitor.call() == 200
-    assert "client_assertion" in server.of("token")[-1]
-
-
-@pytest.mark.parametrize("name", ["client credentials", "workload"])
-def test_a_grant_that_the_server_does_not_offer_is_not_tried(name: str) -> None:
-    visitor = visitor_of(name)
-    visitor.world.servers[0].grants = ("authorization_code",)
-    assert failed(visitor).blame is Blame.APPLICATION
-    assert visitor.world.servers[0].of("token") == []
-    visitor.world.servers[0].metadata["grant_types_supported"] = None
-    failed(visitor)
-    assert len(visitor.world.servers[0].of("token")) == 1  # nobody has said that it cannot
-
-
-def test_a_grant_that_is_no_longer_good_where_it_was_begins_with_discovery_next_time() -> None:
-    visitor = visitor_of("client credentials")
-    visitor.call()
-    server, visitor.now = visitor.world.servers[0], LATER
-    server.endpoints = "/moved"
-    failed(visitor)
-    assert visitor.call() == 200
-    assert visitor.persisted[-1].authorization.token_endpoint == f"{ISSUER}/moved/token"  # type: ignore[union-attr]
-
-
-def test_a_secret_that_was_changed_begins_anew_instead_of_renewing() -> None:
-    visitor = visitor_of("client credentials")
-    visitor.call()
-    application = attrs.evolve(visitor.application, clients=(Client("known", ISSUER, "new"),))
-    later = Visitor(visitor.world, application, visitor.persisted[-1], now=LATER)
-    assert later.call() == 200
-    assert later.persisted[-1].authorization.client.secret == "new"  # type: ignore[union-attr]
-
-
-# Documents that are not where they should be.
-
-
-def test_a_named_place_that_has_no_document_is_followed_by_the_well_known_ones() -> None:
-    visitor = Visitor(world(mcp_named="https://mcp.example/nowhere"))
-    visitor.world.mcp.paths = (WELL_KNOWN, "/elsewhere")
-    assert Visitor(world(mcp_named="http://mcp.example/behind-a-proxy")).call() == 200
-    assert Visitor(world(mcp_named="https://mcp.example/.well-known/oauth-protected-resource/typo")).call() == 200
-
-
-def test_a_server_that_names_its_document_has_no_default_endpoints() -> None:
-    visitor = Visitor(world(mcp_paths=()))
-    error = failed(visitor)
-    assert error.blame is Blame.SERVER
-    assert visitor.world.servers[0].asked == []
-
-
-def test_endpoints_are_not_guessed_where_the_resource_has_a_document() -> None:
-    visitor = Visitor(world(path=None))
-    assert failed(visitor).blame is Blame.AUTHORIZATION_SERVER
-    assert {each.kind for each in visitor.world.servers[0].asked} == {"metadata"}
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_nothing_is_concluded_from_a_document_that_could_not_be_asked_for(number: int) -> None:
-    server = AuthServer("https://mcp.example", None, iss=None)
-    visitor = Visitor(World(McpServer(server, paths=(), named=None), [server]))
-    asked = itertools.count()
-    visitor.world.broken = lambda request: reply(503) if next(asked) == number else None
-    assert "503" in str(failed(visitor))
-    assert server.of("authorize") == []
-    assert visitor.call() == 200
-
-
-def test_a_document_may_move_within_its_origin_and_not_for_ever() -> None:
-    visitor = Visitor(world())
-    sent = iter(range(10))
-
-    def answer(request: SendRequest) -> Heard | None:
-        return reply(307, None, Location=f"{WELL_KNOWN}?{number}") if (number := next(sent, 99)) < 3 else None
-
-    visitor.world.broken = answer
-    assert visitor.call() == 200
-    assert [each.url.removeprefix("https://mcp.example") for each in visitor.world.requests[:4]] == [
-        WELL_KNOWN,
-        *(f"{WELL_KNOWN}?{number}" for number in range(3)),
-    ]
-    visitor = Visitor(world())
-    visitor.world.broken = lambda request: reply(301, None, Location=request.url)
-    failed(visitor)
-    assert len(visitor.world.requests) == 5  # three times the same, and the root
-
-
 # What nobody sees.
 
 
@@ -825,7 +273,14 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
     secrets = [page["state"], redeemed["code"], redeemed["code_verifier"], "s3cret", *server.tokens]
     secrets += [*server.refresh_tokens]
     errand = visitor.authorizer.errand("POST")
-    shown = [*visitor.deeds, *visitor.persisted, errand.go(NOW), errand, visitor.authorizer, visitor.application]
+    shown: list[object] = [
+        *visitor.deeds,
+        *visitor.persisted,
+        errand.go(NOW),
+        errand,
+        visitor.authorizer,
+        visitor.application,
+    ]
     shown += [visitor.world.requests, Returned("code=x"), visitor.authorizer.record, visitor.authorizer._setting]
     for secret in secrets:
         assert secret not in repr(shown)
@@ -838,15 +293,6 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
     for secret in (*server.refresh_tokens, "s3cret"):
         assert secret not in str(last.error)
     assert repr(SendRequest("GET", "https://mcp.example/?key=k")) == "<GET https://mcp.example/>"
-
-
-# The tables.
-
-
-def test_every_step_has_a_row_and_every_row_leads_somewhere() -> None:
-    assert FLOW.keys() == {*Step} - {Step.OVER}
-    assert {step for row in FLOW.values() for step in row.values()} == {*Step} - {Step.START}
-    assert {found for row in FLOW.values() for found in row} == {*Found}
 
 
 def test_a_record_belongs_to_one_server() -> None:

@@ -157,6 +157,13 @@ def test_credentials_that_the_application_brings_come_first() -> None:
     assert server.asked[-1].headers["Authorization"].startswith("Basic ")
 
 
+@req("auth-69", "auth-98")
+def test_without_any_way_to_a_client_id_the_application_must_bring_one() -> None:
+    visitor = Visitor(world(registers=False))
+    assert "no client id" in fails(visitor, Blame.APPLICATION)
+    assert {each.kind for each in visitor.world.servers[0].asked} == {"metadata"}
+
+
 @pytest.mark.parametrize(
     ("method", "has_header", "fields"),
     [
@@ -214,6 +221,17 @@ def test_the_scopes_are_those_of_the_challenge_else_all_that_are_supported(
     visitor = Visitor(world(mcp_scope=challenged, mcp_metadata={"scopes_supported": supported}))
     assert visitor.call() == 200
     assert only(visitor.world.servers[0].of("authorize")).get("scope") == asked
+
+
+@pytest.mark.parametrize(("wanted", "asked"), [(("mcp:mine",), "mcp:mine"), ((), None)])
+def test_the_application_may_say_what_it_asks_for_where_the_challenge_does_not(
+    wanted: tuple[str, ...], asked: str | None
+) -> None:
+    settings: dict[str, Any] = {"mcp_metadata": {"scopes_supported": ["mcp:read"]}}
+    for challenged, expected in [(None, asked), ("mcp:basic", "mcp:basic")]:
+        visitor = Visitor(world(mcp_scope=challenged, **settings), Application("V", scopes=wanted))
+        assert visitor.call() == 200
+        assert only(visitor.world.servers[0].of("authorize")).get("scope") == expected
 
 
 @req("auth-82", "auth-83", "auth-99", "auth-112")

@@ -235,6 +235,7 @@ class Flow:
         self._pending: Pending | None = None
         self._assertion = ""
         self._grant: dict[str, str | None] = {}
+        self._posted_to = ""
 
     @property
     def over(self) -> bool:
@@ -302,7 +303,7 @@ class Flow:
                 return Done()
 
     def _post(self, url: str, headers: Fields, body: bytes) -> SendRequest:
-        rules = self._setting.rules
+        rules, self._posted_to = self._setting.rules, url
         return SendRequest("POST", url, headers, body, body_bytes=rules.document_bytes, seconds=rules.request_seconds)
 
     def _ask_registration(self) -> Deed:
@@ -349,7 +350,7 @@ class Flow:
                 return self._find_server(heard)
             case Unsent(why=why):
                 raise AuthorizationFailed(
-                    Blame.NETWORK, f"{shown(self._issuer)} could not be asked: {why}", "it may be tried again later"
+                    Blame.NETWORK, f"{shown(self._posted_to)} could not be asked: {why}", "it may be tried again later"
                 )
             case Replied() if self.step is Step.REGISTER:
                 return self._find_registration(heard)
@@ -361,8 +362,8 @@ class Flow:
                 return self._find_client(uri, now)
             case Returned(query=query):
                 return self._find_code(query)
-            case Asserted(assertion=assertion):
-                return self._take_assertion(assertion)
+            case _:
+                return self._take_assertion(heard.assertion)
 
     def _given_up(self, why: str) -> AuthorizationFailed:
         if self.step is Step.BROWSER:

@@ -1,0 +1,716 @@
+"""What is read and written on the way to a token: challenges, URLs, documents, registrations, proofs, records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, entropy, key, reply, unsigned, world
+from tests.requirements import req
+from trio_mcp.core.auth_challenge import Challenge, Demand, read_challenges, read_demand, scopes_of, union
+from trio_mcp.core.auth_clients import (
+    Application,
+    Client,
+    Method,
+    authenticated,
+    choose_method,
+    client_document,
+    read_registration,
+    registration,
+    registration_refused,
+)
+from trio_mcp.core.auth_deeds import Heard, SendRequest
+from trio_mcp.core.auth_documents import default_server, read_object, read_resource, read_server
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
+from trio_mcp.core.auth_grants import (
+    Pending,
+    authorization_url,
+    check_pkce,
+    form,
+    pending,
+    read_return,
+    read_tokens,
+)
+from trio_mcp.core.auth_places import (
+    Rules,
+    client_id_fault,
+    covers,
+    issuer_fault,
+    legacy_place,
+    moved_to,
+    resource_places,
+    server_places,
+    url_fault,
+)
+from trio_mcp.core.auth_proofs import Key, Nonces, dpop_proof
+from trio_mcp.core.auth_records import Record, as_json, read_record
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.headers import Headers
+
+STRICT, LOOSE = Rules(), Rules(loopback=True)
+PENDING = Pending(ISSUER, False, CALLBACK, "state", "verifier")
+METADATA = {"issuer": ISSUER, "token_endpoint": f"{ISSUER}/token", "code_challenge_methods_supported": ["S256"]}
+SERVER = read_server(METADATA, ISSUER, STRICT)
+
+
+# Challenges.
+
+
+@req("auth-40")
+@pytest.mark.parametrize(
+    ("value", "challenges"),
+    [
+        ("", []),
+        ("Bearer", [("bearer", {})]),
+        ('Bearer realm="a", error=invalid_token', [("bearer", {"realm": "a", "error": "invalid_token"})]),
+        (
+            'Basic realm="a, b", Bearer scope="x y",resource_metadata = "https://h/p?q=1"',
+            [("basic", {"realm": "a, b"}), ("bearer", {"scope": "x y", "resource_metadata": "https://h/p?q=1"})],
+        ),
+        (r'BEARER Realm="say \"hi\" \\"', [("bearer", {"realm": 'say "hi" \\'})]),
+        # What the grammar does not have, and servers send.
+        ("Bearer resource_metadata=https://h/p?q=1", [("bearer", {"resource_metadata": "https://h/p?q=1"})]),
+        ('Bearer realm="x" error="y"', [("bearer", {"realm": "x", "error": "y"})]),
+        ("Bearer scope=a, scope=b", [("bearer", {"scope": "a"})]),
+        ("realm=x, Bearer", [("bearer", {})]),
+        ('Bearer realm="never closed', [("bearer", {"realm": ""}), ("never", {}), ("closed", {})]),
+        ("Negotiate YWJj==, DPoP algs=ES256", [("negotiate", {"ywjj": "="}), ("dpop", {"algs": "ES256"})]),
+        ("x" * 9000, [("x" * 8192, {})]),
+    ],
+)
+def test_challenges_are_read_as_servers_write_them(value: str, challenges: list[tuple[str, dict[str, str]]]) -> None:
+    assert read_challenges(value) == tuple(Challenge(*each) for each in challenges)
+
+
+@given(st.text())
+def test_any_text_is_read_as_some_challenges(value: str) -> None:
+    read_demand(401, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "demand"),
+    [
+        (None, Demand(401)),
+        ("", Demand(401)),
+        ("Basic realm=x", None),
+        ("Basic, Bearer", Demand(401, ("Bearer",))),
+        (
+            'DPoP error="e", resource_metadata=r, Bearer scope="a b a"',
+            Demand(401, ("DPoP", "Bearer"), "e", ("a", "b"), "r"),
+        ),
+        ("Bearer scope=a, DPoP scope=b", Demand(401, ("Bearer", "DPoP"), "", ("a",))),
+    ],
+)
+def test_a_demand_is_what_our_schemes_say(value: str | None, demand: Demand | None) -> None:
+    assert read_demand(401, value) == demand
+
+
+@req("auth-63")
+@pytest.mark.parametrize(
+    ("value", "scopes"),
+    [
+        (None, ()),
+        (7, ()),
+        ("", ()),
+        ("a  b\ta", ("a", "b")),
+        (["a b", "c", 3, 'q"', "\n", ""], ("c",)),
+        ([f"s{number}" for number in range(300)], tuple(f"s{number}" for number in range(200))),
+    ],
+)
+def test_scopes(value: object, scopes: tuple[str, ...]) -> None:
+    assert scopes_of(value) == scopes
+    assert union(scopes, scopes, ("c",)) == tuple(dict.fromkeys([*scopes, "c"]))
+
+
+# URLs.
+
+
+@req("auth-24", "auth-53")
+@pytest.mark.parametrize(
+    ("url", "strict", "loose"),
+    [
+        ("https://h", None, None),
+        ("https://h:8443/p?q", None, None),
+        ("http://localhost:1/x", "is not https", None),
+        ("http://127.0.0.1", "is not https", None),
+        ("http://[::1]:3000/", "is not https", None),
+        ("http://h/", "is not https", "is not https"),
+        ("http://localhost.evil.example", "is not https", "is not https"),
+        ("http://127.0.0.1@evil.example", "is not https", "is not https"),
+        ("javascript:alert(1)", "is no absolute URL", "is no absolute URL"),
+        ("file:///etc/passwd", "is no absolute URL", "is no absolute URL"),
+        ("https:///x", "is no absolute URL", "is no absolute URL"),
+        ("https://h:port/", "is no absolute URL", "is no absolute URL"),
+        ("https://x[h/", "is no absolute URL", "is no absolute URL"),
+        ("https://u:p@h/", "holds credentials", "holds credentials"),
+        ("https://h/#", "has a fragment", "has a fragment"),
+        ("https://h/ x", "is no URL", "is no URL"),
+        ("https://h\\@evil.example", "is no URL", "is no URL"),
+        ("https://h/\x00", "is no URL", "is no URL"),
+        ("https://h/é", "is no URL", "is no URL"),
+        ("", "is no URL", "is no URL"),
+        (None, "is no URL", "is no URL"),
+    ],
+)
+def test_what_may_be_asked(url: object, strict: str | None, loose: str | None) -> None:
+    assert (url_fault(url, STRICT), url_fault(url, LOOSE)) == (strict, loose)
+
+
+@req("auth-71")
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("https://app.example/client.json", None),
+        ("https://app.example", "has no path"),
+        ("https://app.example/", "has no path"),
+        ("https://app.example/a/../b", "has a path with dots"),
+        ("http://localhost/client.json", "is not https"),
+    ],
+)
+def test_a_client_id_that_is_a_url(url: str, fault: str | None) -> None:
+    assert client_id_fault(url) == fault
+    if fault is not None:
+        with pytest.raises(LocalProtocolError, match=fault):
+            Application("V", document_url=url)
+
+
+def test_an_issuer_has_no_query() -> None:
+    assert issuer_fault("https://h/t?x=1", STRICT) == "has a query"
+    assert issuer_fault("http://h", STRICT) == "is not https"
+
+
+@req("auth-43", "auth-45", "auth-46")
+@pytest.mark.parametrize(
+    ("resource", "url", "is_it"),
+    [
+        ("https://h/mcp", "https://h/mcp", True),
+        ("https://h", "https://h/mcp", True),
+        ("https://h/", "https://h/mcp", True),
+        ("https://h/a", "https://h/a/mcp", True),
+        ("https://h/mcp/", "https://h/mcp", True),
+        ("https://h/mcp", "https://h/mcp/", True),
+        ("HTTPS://H/mcp", "https://h/mcp", True),
+        ("https://h:443/mcp", "https://h/mcp", True),
+        ("https://h/mcp", "https://h/mcp?key=1", True),
+        ("https://h/mcp?key=1", "https://h/mcp?key=1", True),
+        ("https://h/mcp?key=2", "https://h/mcp?key=1", False),
+        ("https://h/mc", "https://h/mcp", False),
+        ("https://h/mcp/x", "https://h/mcp", False),
+        ("https://h/MCP", "https://h/mcp", False),
+        ("http://h/mcp", "https://h/mcp", False),
+        ("https://h:8443/mcp", "https://h/mcp", False),
+        ("https://evil/mcp", "https://h/mcp", False),
+        ("https://h/mcp#x", "https://h/mcp", False),
+        ("h/mcp", "https://h/mcp", False),
+        ("https://h:x/", "https://h/mcp", False),
+    ],
+)
+def test_a_resource_is_the_server_or_what_it_is_part_of(resource: str, url: str, is_it: bool) -> None:
+    assert covers(resource, url) is is_it
+
+
+@req("auth-41")
+@pytest.mark.parametrize(
+    ("url", "named", "places"),
+    [
+        ("https://h/public/mcp", None, ["https://h/.well-known/x/public/mcp", "https://h/.well-known/x"]),
+        ("https://h/mcp?k=1", None, ["https://h/.well-known/x/mcp?k=1", "https://h/.well-known/x"]),
+        ("https://H:8443/", None, ["https://h:8443/.well-known/x"]),
+        ("https://h", "https://other/y", ["https://other/y", "https://h/.well-known/x"]),
+        ("https://h", "http://h/y", ["https://h/.well-known/x"]),
+        ("https://h", "https://h/.well-known/oauth-protected-resource", ["https://h/.well-known/x"]),
+    ],
+)
+def test_where_the_document_of_a_resource_is(url: str, named: str | None, places: list[str]) -> None:
+    found = resource_places(url, named, STRICT)
+    assert [each.replace("oauth-protected-resource", "x") for each in found] == places
+
+
+@req("auth-67", "auth-68", "auth-14")
+def test_where_the_document_of_an_issuer_is() -> None:
+    assert server_places("https://h/t/1/") == (
+        "https://h/.well-known/oauth-authorization-server/t/1",
+        "https://h/.well-known/openid-configuration/t/1",
+        "https://h/t/1/.well-known/openid-configuration",
+    )
+    assert server_places("https://h/") == (
+        "https://h/.well-known/oauth-authorization-server",
+        "https://h/.well-known/openid-configuration",
+    )
+    assert legacy_place("https://h:1/v1/mcp") == "https://h:1/.well-known/oauth-authorization-server"
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("/b", "https://h/b"),
+        ("b", "https://h/b"),
+        ("https://h/b", "https://h/b"),
+        ("https://evil/b", None),
+        ("http://h/b", None),
+        ("//evil/b", None),
+        ("https://[", None),
+        ("", "https://h/a"),
+    ],
+)
+def test_where_a_redirect_may_lead(location: str, target: str | None) -> None:
+    assert moved_to("https://h/a", location, STRICT) == target
+
+
+# Documents.
+
+
+@given(st.binary(max_size=300))
+def test_any_body_is_an_object_or_none(body: bytes) -> None:
+    assert isinstance(read_object(body, 200), dict | None)
+
+
+RESOURCE = {"resource": MCP, "authorization_servers": [ISSUER]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"resource": None}, "names no resource"),
+        ({"resource": 7}, "names no resource"),
+        ({"resource": "https://evil.example/mcp"}, "not the MCP server"),
+        ({"resource": f"{MCP}\ud800"}, "not the MCP server"),
+        ({"authorization_servers": None}, "names none"),
+        ({"authorization_servers": ISSUER}, "names none"),
+        ({"authorization_servers": []}, "names none"),
+        ({"authorization_servers": [7]}, "names none"),
+        ({"authorization_servers": ["http://as.example"]}, "is not https"),
+    ],
+)
+def test_what_a_resource_must_say(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(AuthorizationFailed, match=words) as caught:
+        read_resource({**RESOURCE, **change}, MCP, STRICT)
+    assert caught.value.blame is Blame.SERVER
+    assert caught.value.advice
+
+
+def test_what_a_resource_may_leave_out_or_write_as_it_likes() -> None:
+    assert read_resource(RESOURCE, MCP, STRICT).scopes is None
+    assert read_resource({**RESOURCE, "scopes_supported": "a b"}, MCP, STRICT).scopes is None
+    assert read_resource({**RESOURCE, "scopes_supported": []}, MCP, STRICT).scopes == ()
+    many = [f"https://as{number}.example" for number in range(100)]
+    assert len(read_resource({**RESOURCE, "authorization_servers": many}, MCP, STRICT).issuers) == 20
+
+
+@req("auth-24", "auth-91")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"issuer": f"{ISSUER}/"}, "another issuer"),
+        ({"issuer": None}, "another issuer"),
+        ({"token_endpoint": None}, "no token endpoint"),
+        ({"token_endpoint": "http://as.example/token"}, "is not https"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "is no absolute URL"),
+        ({"registration_endpoint": 7}, "is no URL"),
+    ],
+)
+def test_what_an_authorization_server_must_say(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(AuthorizationFailed, match=words) as caught:
+        read_server({**METADATA, **change}, ISSUER, STRICT)
+    assert caught.value.blame is Blame.AUTHORIZATION_SERVER
+
+
+def test_what_is_not_said_is_not_assumed() -> None:
+    assert (SERVER.methods, SERVER.grants, SERVER.scopes, SERVER.dpop_algorithms) == (None, None, (), ())
+    odd = {"token_endpoint_auth_methods_supported": "none", "grant_types_supported": ["a", 7]}
+    server = read_server({**METADATA, **odd}, ISSUER, STRICT)
+    assert (server.methods, server.grants) == (None, ("a",))
+
+
+def test_an_issuer_of_2025_03_26_names_itself_as_it_likes_and_is_known_by_its_place() -> None:
+    server = read_server({**METADATA, "issuer": "https://honest.example"}, ISSUER, STRICT, legacy=True)
+    assert (server.issuer, server.signs_as) == (ISSUER, "https://honest.example")
+    nameless = {name: value for name, value in METADATA.items() if name != "issuer"}
+    assert read_server(nameless, ISSUER, STRICT, legacy=True).signs_as == ISSUER
+
+
+@req("auth-85")
+def test_silence_about_pkce_is_consent_in_2025_03_26_only() -> None:
+    check_pkce(default_server(MCP))
+    check_pkce(SERVER)
+    for server in (attrs.evolve(SERVER, challenges=None), attrs.evolve(default_server(MCP), challenges=("plain",))):
+        with pytest.raises(AuthorizationFailed, match="S256"):
+            check_pkce(server)
+
+
+# Registrations and authentication.
+
+
+@req("auth-72", "auth-70", "auth-26")
+def test_the_document_of_a_client() -> None:
+    url = "https://app.example/client.json"
+    application = Application("V", uri="https://app.example", document_url=url)
+    said = client_document(application, [CALLBACK])
+    assert (said["client_id"], said["client_name"], said["redirect_uris"]) == (url, "V", [CALLBACK])
+    assert (said["client_uri"], said["token_endpoint_auth_method"]) == ("https://app.example", "none")
+    signed = client_document(application, [CALLBACK], "https://app.example/jwks.json")
+    assert (signed["token_endpoint_auth_method"], signed["jwks_uri"]) == (
+        "private_key_jwt",
+        "https://app.example/jwks.json",
+    )
+    with pytest.raises(LocalProtocolError, match="document_url"):
+        client_document(Application("V"), [CALLBACK])
+    with pytest.raises(LocalProtocolError, match="https, or on loopback"):
+        client_document(application, ["app://callback"])
+
+
+@req("auth-92", "auth-93", "auth-107")
+@pytest.mark.parametrize(
+    ("uri", "grants", "kind", "grant_types"),
+    [
+        ("http://127.0.0.1:1/c", None, "native", ["authorization_code", "refresh_token"]),
+        ("https://app.example/c", ("authorization_code",), "web", ["authorization_code"]),
+    ],
+)
+def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types: list[str]) -> None:
+    said = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri)
+    assert (said["application_type"], said["grant_types"], said["redirect_uris"]) == (kind, grant_types, [uri])
+    assert said["token_endpoint_auth_method"] == "none"
+    odd = attrs.evolve(SERVER, methods=("tls_client_auth",))
+    assert registration(Application("V"), odd, uri)["token_endpoint_auth_method"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("said", "client"),
+    [
+        ({"client_id": "c"}, Client("c", ISSUER, redirect_uris=(CALLBACK,))),
+        (
+            {"client_id": "c", "client_secret": "", "client_secret_expires_at": 0, "token_endpoint_auth_method": "x"},
+            Client("c", ISSUER, redirect_uris=(CALLBACK,)),
+        ),
+        (
+            {"client_id": "c", "client_secret": "s", "client_secret_expires_at": 9, "redirect_uris": ["https://x/y"]},
+            Client("c", ISSUER, "s", redirect_uris=(CALLBACK,), secret_expires_at=9.0),
+        ),
+        (
+            {"client_id": "c", "token_endpoint_auth_method": "client_secret_post"},
+            Client("c", ISSUER, None, Method.POST, (CALLBACK,)),
+        ),
+        ({"client_id": 7}, None),
+        ({"client_id": ""}, None),
+        ({"client_id": "é"}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_what_a_registration_gives(said: Any, client: Client | None) -> None:
+    if client is None:
+        with pytest.raises(AuthorizationFailed, match="no client id"):
+            read_registration(said, ISSUER, CALLBACK)
+    else:
+        assert read_registration(said, ISSUER, CALLBACK) == client
+
+
+@req("auth-94", "auth-116")
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            {"error": "invalid_redirect_uri", "error_description": "no http"},
+            "invalid_redirect_uri no http.*other|redirect URI",
+        ),
+        ({"error": "invalid_client_metadata"}, "invalid_client_metadata.*by hand"),
+        (None, "status 403.*by hand"),
+        ({}, "status 403"),
+    ],
+)
+def test_a_registration_that_is_refused_says_why(said: Any, words: str) -> None:
+    with pytest.raises(AuthorizationFailed, match=words):
+        raise registration_refused(ISSUER, 403, said)
+
+
+@req("auth-94")
+def test_a_refused_registration_ends_the_flow_and_not_the_program() -> None:
+    visitor = Visitor(world())
+
+    def answer(request: SendRequest) -> Heard | None:
+        return reply(400, {"error": "invalid_redirect_uri"}) if request.url.endswith("/register") else None
+
+    visitor.world.broken = answer
+    with pytest.raises(AuthorizationFailed, match="redirect URI"):
+        visitor.call()
+    visitor.world.broken = lambda request: None
+    assert visitor.call() == 200
+
+
+KEY = key()
+
+
+@pytest.mark.parametrize(
+    ("client", "signs", "taken", "method"),
+    [
+        (Client("c"), False, None, Method.NONE),
+        (Client("c", secret="s"), False, None, Method.BASIC),
+        (Client("c", secret="s"), False, ("client_secret_post", "none"), Method.POST),
+        (Client("c", secret="s"), False, ("none",), Method.NONE),
+        (Client("c", secret="s"), True, ("private_key_jwt", "client_secret_basic"), Method.KEY),
+        (Client("c", secret="s", method=Method.POST), False, ("client_secret_basic",), Method.POST),
+        (Client("c", method=Method.BASIC), False, ("client_secret_basic", "none"), Method.NONE),
+        (Client("c", method=Method.KEY), False, None, Method.NONE),
+        (Client("c"), False, ("client_secret_basic",), None),
+        (Client("c", secret="s"), True, ("tls_client_auth",), None),
+    ],
+)
+def test_the_method_is_one_that_both_sides_can(client: Client, signs: bool, taken: Any, method: Method | None) -> None:
+    if method is None:
+        with pytest.raises(AuthorizationFailed, match="authenticates clients by"):
+            choose_method(client, KEY if signs else None, taken)
+    else:
+        assert choose_method(client, KEY if signs else None, taken) is method
+
+
+def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
+    client = Client("a:b", ISSUER, "c:d e/é", Method.BASIC)
+    headers, fields = authenticated(client, None, ISSUER, NOW, entropy)
+    assert fields == {}
+    assert headers == (("Authorization", "Basic YSUzQWI6YyUzQWQrZSUyRiVDMyVBOQ=="),)
+
+
+def test_a_client_whose_key_is_gone_says_so() -> None:
+    with pytest.raises(AuthorizationFailed, match="has none now"):
+        authenticated(Client("c", ISSUER, method=Method.KEY), None, ISSUER, NOW, entropy)
+
+
+# What is signed.
+
+
+def test_a_key_is_asymmetric_and_shows_its_public_half_only() -> None:
+    with pytest.raises(LocalProtocolError, match="asymmetric"):
+        Key("HS256", KEY.sign)
+    with pytest.raises(LocalProtocolError, match="private"):
+        Key("ES256", KEY.sign, {"kty": "EC", "d": "secret"})
+    with pytest.raises(LocalProtocolError, match="public jwk"):
+        Application("V", dpop=Key("ES256", KEY.sign))
+    assert repr(KEY) == "Key(algorithm='ES256', id=None)"
+
+
+def test_a_proof_is_of_one_request() -> None:
+    proof = dpop_proof(KEY, "POST", "https://h/p?q=1#f", NOW + 0.9, entropy, nonce="n", token="t")
+    header, claims = unsigned(proof)
+    assert header == {"typ": "dpop+jwt", "alg": "ES256", "jwk": KEY.jwk}
+    assert claims.pop("jti") != unsigned(dpop_proof(KEY, "POST", "https://h/", NOW, entropy))[1]["jti"]
+    assert claims == {
+        "htm": "POST",
+        "htu": "https://h/p",
+        "iat": NOW,
+        "nonce": "n",
+        "ath": "47mKTaMaEn1L3m5DAz9muidMqw636xxw7EFAK_YnPdg",
+    }
+
+
+def test_the_newest_nonce_of_each_origin_is_kept() -> None:
+    nonces = Nonces()
+    for number in range(20):
+        assert nonces.note(f"https://h{number}/x", Headers({"DPoP-Nonce": f"n{number}"}))
+    assert nonces.note("https://h19/y", Headers({"dpop-nonce": "newer"}))
+    assert (nonces.of("https://h19/z"), nonces.of("https://h4/"), nonces.of("https://h3/")) == ("newer", "n4", None)
+    assert not nonces.note("https://h19/", Headers({"DPoP-Nonce": "x" * 2000}))
+    assert not nonces.note("https://h19/", Headers())
+
+
+# The page, and what comes back from it.
+
+
+@req("auth-29", "auth-42", "auth-55", "auth-84", "auth-100")
+def test_the_page_to_open() -> None:
+    server = attrs.evolve(SERVER, authorization_endpoint=f"{ISSUER}/authorize?tenant=1")
+    asked = pending(server, CALLBACK, entropy)
+    other = pending(server, CALLBACK, entropy)
+    assert len({asked.state, asked.verifier, other.state, other.verifier}) == 4
+    assert {len(asked.state), len(asked.verifier)} == {43}
+    assert asked.issuer == ISSUER
+    url = authorization_url(
+        server, "c d", attrs.evolve(asked, verifier="dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"), ("a", "b"), MCP
+    )
+    said = dict(parse_qsl(urlsplit(url).query))
+    # The verifier and its challenge are those of RFC 7636, appendix B.
+    assert said == {
+        "tenant": "1",
+        "response_type": "code",
+        "client_id": "c d",
+        "redirect_uri": CALLBACK,
+        "state": asked.state,
+        "code_challenge": "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM",
+        "code_challenge_method": "S256",
+        "scope": "a b",
+        "resource": MCP,
+    }
+    with pytest.raises(AuthorizationFailed, match="no authorization endpoint"):
+        authorization_url(SERVER, "c", asked, (), None)
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("code=c&state=state", "c"),
+        ("?state=state&code=a%2Bb+c&extra=1", "a+b c"),
+        ("state=state&code=c&iss=https%3A%2F%2Fas.example", "c"),
+        ("code=c&state=other", None),
+        ("code=c", None),
+        ("", None),
+    ],
+)
+def test_the_code_that_came_back(query: str, code: str | None) -> None:
+    assert read_return(query, PENDING) == code
+
+
+@pytest.mark.parametrize(
+    ("query", "blame", "words"),
+    [
+        ("state=state", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
+        ("state=state&code=", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
+        ("state=state&error=access_denied", Blame.USER, "access_denied'; it must be allowed"),
+        ("state=state&error=server_error", Blame.AUTHORIZATION_SERVER, "tried again later"),
+        ("state=state&error=new_error&code=c", Blame.AUTHORIZATION_SERVER, "'new_error'; its operator can say why"),
+        ("state=state&error=e&error_description=verifier", Blame.AUTHORIZATION_SERVER, "secret"),
+        ("state=state&code=c&iss=https%3A%2F%2Fas.example&iss=https%3A%2F%2Fas.example", None, "came back with"),
+    ],
+)
+def test_an_answer_without_a_code(query: str, blame: Blame | None, words: str) -> None:
+    with pytest.raises(AuthorizationFailed, match=words) as caught:
+        read_return(query, PENDING)
+    assert caught.value.blame is (blame or Blame.AUTHORIZATION_SERVER)
+
+
+@given(st.text())
+def test_any_return_is_a_code_or_an_error_or_nothing(query: str) -> None:
+    assert read_return(query, PENDING) is None
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize(
+    ("change", "proven", "kind", "expires_at", "scopes"),
+    [
+        ({}, False, "Bearer", NOW + 60, ("asked",)),
+        ({"token_type": "BEARER", "expires_in": "60", "scope": "a b"}, True, "Bearer", NOW + 60, ("a", "b")),
+        ({"token_type": "dpop", "scope": ""}, True, "DPoP", NOW + 60, ()),
+        ({"expires_in": None}, False, "Bearer", None, ("asked",)),
+        ({"expires_in": -1}, False, "Bearer", None, ("asked",)),
+        ({"expires_in": True}, False, "Bearer", None, ("asked",)),
+        ({"expires_in": "soon"}, False, "Bearer", None, ("asked",)),
+        ({"expires_in": 10**400}, False, "Bearer", None, ("asked",)),
+        ({"expires_in": 0.5}, False, "Bearer", NOW + 0.5, ("asked",)),
+        ({"refresh_token": 7}, False, "Bearer", NOW + 60, ("asked",)),
+    ],
+)
+def test_tokens(change: dict[str, Any], proven: bool, kind: str, expires_at: float | None, scopes: Any) -> None:
+    said = {"access_token": "t", "token_type": "bearer", "expires_in": 60, **change}
+    tokens = read_tokens(said, ISSUER, ("asked",), NOW, proven=proven)
+    assert (tokens.access, tokens.kind, tokens.expires_at, tokens.scopes) == ("t", kind, expires_at, scopes)
+    assert tokens.refresh is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"access_token": None},
+        {"access_token": ""},
+        {"access_token": "two words"},
+        {"access_token": "line\r\nX-Other: 1"},
+        {"access_token": "x" * 40_000},
+        {"token_type": None},
+        {"token_type": "mac"},
+        {"token_type": "DPoP"},
+    ],
+)
+def test_tokens_that_cannot_be_used(change: dict[str, Any]) -> None:
+    with pytest.raises(AuthorizationFailed) as caught:
+        read_tokens({"access_token": "abcdef", "token_type": "Bearer", **change}, ISSUER, (), NOW, proven=False)
+    assert caught.value.blame is Blame.AUTHORIZATION_SERVER
+    assert "abcdef" not in str(caught.value)
+
+
+def test_a_refusal_by_a_status_that_says_success_is_one() -> None:
+    visitor = Visitor(world())
+
+    def answer(request: SendRequest) -> Heard | None:
+        said = {"error": "bad_verification_code", "error_description": "The code has expired."}
+        return reply(200, said) if request.url.endswith("/token") else None
+
+    visitor.world.broken = answer
+    with pytest.raises(AuthorizationFailed, match="The code has expired"):
+        visitor.call()
+
+
+def test_a_token_that_lives_for_seconds_is_used_before_it_is_renewed() -> None:
+    visitor = Visitor(world(expires_in=5))
+    assert visitor.call() == 200
+    assert len(visitor.world.servers[0].of("token")) == 1
+    assert visitor.call() == 200
+    assert len(visitor.world.servers[0].of("token")) == 2
+
+
+def test_a_form_leaves_out_what_is_not_there() -> None:
+    assert parse_qs(form({"a": "1 2", "b": None, "c": "é"}).decode()) == {"a": ["1 2"], "c": ["é"]}
+
+
+def test_what_a_server_says_is_cut_and_censored() -> None:
+    assert censored("token hunter2\nis bad", ("hunter2", None, "is")) == r"'token [secret]\nis bad'"
+    assert len(censored("x" * 1000, ())) == 200
+    assert censored({"a": "hunter2"}, ("hunter2",)) == "\"{'a': '[secret]'}\""
+
+
+# What is stored.
+
+
+@req("auth-95")
+def test_a_record_survives_being_written() -> None:
+    visitor = Visitor(world(methods=("client_secret_basic",)))
+    visitor.call()
+    for each in (Record(MCP), *visitor.persisted):
+        assert read_record(json.loads(json.dumps(as_json(each)))) == each
+    assert Record(MCP).without_refresh() == Record(MCP)
+    assert again(visitor).call() == 200
+    record = Record(MCP)
+    for number in range(20):
+        record = record.with_client(Client("c", f"https://as{number}.example"))
+    assert [each.issuer for each in record.registered][::7] == ["https://as19.example", "https://as12.example"]
+
+
+def damaged() -> list[Any]:
+    visitor = Visitor(world())
+    visitor.call()
+    good = as_json(visitor.persisted[-1])
+    found: list[Any] = [None, [], "x", {}]
+
+    def spoil(at: Any, path: tuple[Any, ...]) -> None:
+        for name in [*at] if isinstance(at, dict) else range(len(at)):
+            values: list[Any] = [7.5, "x", [], {}, True]
+            for value in values:
+                copy = json.loads(json.dumps(good))
+                spot = copy
+                for step in path:
+                    spot = spot[step]
+                spot[name] = value
+                found.append(copy)
+            if isinstance(at[name], dict | list):
+                spoil(at[name], (*path, name))
+
+    spoil(good, ())
+    return found
+
+
+def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> None:
+    refused = []
+    for said in damaged():
+        try:
+            assert isinstance(read_record(said), Record)
+        except LocalProtocolError as error:
+            refused.append(str(error))
+    assert len(refused) > 50
+    assert {each for each in refused if "cannot be read" not in each or "example" in each} == set()
+    for name in ("form", "registered", "authorization", "tokens", "client", "redirect_uris", "method", "expires_at"):
+        assert [each for each in refused if f"'{name}'" in each]
