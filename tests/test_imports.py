@@ -42,7 +42,6 @@ cache
 sse
 headers
 http
-resource_server
 http_client
 replay
 templates
@@ -50,6 +49,7 @@ validation
 schema
 icons
 auth_errors auth_places auth_challenge
+resource_server
 auth_proofs
 auth_documents
 auth_clients

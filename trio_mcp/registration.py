@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trio_mcp.arguments import Arguments, arguments_of, text_arguments
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.principals import scopes_of
+from trio_mcp.core.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
 from trio_mcp.handlers import name_of, raw, typed
@@ -123,7 +123,7 @@ def raw_tool(
 
 
 def _scopes(name: str, scopes: Collection[str]) -> tuple[str, ...]:
-    return scopes_of(f"the scopes of the tool {name!r}", scopes) if scopes else ()
+    return declared_scopes(f"the scopes of the tool {name!r}", scopes) if scopes else ()
 
 
 def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.principals import Principal, covers, scopes_of
+from trio_mcp.core.principals import Principal, covers, declared_scopes
 
 
 def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:
@@ -45,11 +45,11 @@ def test_whoever_has_all_scopes_is_served(who: object, needed: list[str], good: 
 
 
 def test_declared_scopes_are_kept_in_order_and_once() -> None:
-    assert scopes_of("scopes", ["b", "a", "b"]) == ("b", "a")
+    assert declared_scopes("scopes", ["b", "a", "b"]) == ("b", "a")
 
 
 @req("auth-110")
 @pytest.mark.parametrize("scopes", ["read", ["a b"], [""], ['"'], ["\\"], ["é"], [7], ["read", "offline_access"]])
 def test_some_scopes_cannot_be_declared(scopes: Any) -> None:
     with pytest.raises(LocalProtocolError, match=r"the scopes (have|are)"):
-        scopes_of("the scopes", scopes)
+        declared_scopes("the scopes", scopes)

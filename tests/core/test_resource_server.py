@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
+from trio_mcp.core.auth_challenge import Demand, read_demand
+from trio_mcp.core.auth_documents import read_resource
+from trio_mcp.core.auth_places import Rules
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.principals import Principal
@@ -22,6 +25,7 @@ from trio_mcp.core.resource_server import (
 
 AT = "https://mcp.example.com/mcp"
 ISSUER = "https://auth.example.com"
+METADATA = "https://mcp.example.com/.well-known/oauth-protected-resource/mcp"
 
 
 def verify(token: str) -> Principal | None:
@@ -73,7 +77,7 @@ def test_what_cannot_be_is_said_at_once(how: dict[str, Any], words: str) -> None
         protection(**how)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:3000", "127.1.2.3", "[::1]:80"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:3000", "[::1]:80"])
 def test_plain_http_is_for_loopback(host: str) -> None:
     assert protection(resource=f"http://{host}/mcp").host == host
 
@@ -253,6 +257,29 @@ def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
         'scope="read write", error_description="the access token lacks a scope; this request needs read write"'
     )
     assert json.loads(reply.body)["id"] == 7
+
+
+# What our own client makes of it.
+
+
+@pytest.mark.parametrize(
+    ("reply", "demand"),
+    [
+        (server(scopes=["a", "b"]).token(get("/mcp"), ()), Demand(401, ("Bearer",), "", ("a", "b"), METADATA)),
+        (server(scopes=["a"]).unauthorized(()), Demand(401, ("Bearer",), "invalid_token", ("a",), METADATA)),
+        (server().unauthorized(()), Demand(401, ("Bearer",), "invalid_token", (), METADATA)),
+        (server().insufficient(["a", "b"], ()), Demand(403, ("Bearer",), "insufficient_scope", ("a", "b"), METADATA)),
+    ],
+)
+def test_a_client_reads_what_is_meant(reply: Reply, demand: Demand) -> None:
+    assert read_demand(reply.status, challenge(reply)) == demand
+
+
+def test_a_client_accepts_the_metadata() -> None:
+    reply = server(scopes=["a"]).document(get(WELL_KNOWN))
+    assert reply is not None
+    found = read_resource(json.loads(reply.body), AT, Rules())
+    assert (found.resource, found.issuers, found.scopes) == (AT, (ISSUER,), ("a",))
 
 
 # Claims.

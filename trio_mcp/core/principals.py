@@ -15,12 +15,12 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.records import record
 
-__all__ = ["Principal", "covers", "scopes_of"]
+__all__ = ["Principal", "covers", "declared_scopes"]
 
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3; none of it needs quoting in a challenge
 
 
-def scopes_of(what: str, scopes: Collection[str]) -> tuple[str, ...]:
+def declared_scopes(what: str, scopes: Collection[str]) -> tuple[str, ...]:
     """Scopes that were declared, each once."""
     if isinstance(scopes, str) or not all(isinstance(each, str) and _SCOPE.fullmatch(each) for each in scopes):
         raise LocalProtocolError(f"{what} are a list of names without blanks and quotes; not {scopes!r}")

@@ -31,11 +31,13 @@ from urllib.parse import unquote_plus
 
 import attrs
 
+from trio_mcp.core.auth_challenge import scopes_of
+from trio_mcp.core.auth_places import is_loopback
 from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError, McpError
 from trio_mcp.core.headers import JSON, Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
-from trio_mcp.core.principals import Principal, scopes_of
+from trio_mcp.core.principals import Principal, declared_scopes
 from trio_mcp.core.records import record
 
 __all__ = [
@@ -59,7 +61,6 @@ class CannotVerify(McpError):
 
 _SITE = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?"
 _URL = re.compile(rf"([Hh][Tt][Tt][Pp][Ss]?)://({_SITE})((?:/[A-Za-z0-9._~%!$&'()*+,;=:@-]*)*)")
-_LOOPBACK = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
 
 
 def _url(what: str, url: object) -> tuple[str, str]:
@@ -72,7 +73,7 @@ def _url(what: str, url: object) -> tuple[str, str]:
     if match is None:
         raise LocalProtocolError(f"{what} is a URL like 'https://example.com/mcp', without a query; not {url!r}")
     scheme, site = match[1].lower(), match[2].lower()
-    if scheme == "http" and not _LOOPBACK.fullmatch(site):
+    if scheme == "http" and not is_loopback(f"http://{site}"):
         raise LocalProtocolError(f"{what} must be https, for tokens are sent there; plain http is for loopback: {url}")
     return f"{scheme}://{site}", match[3]
 
@@ -84,7 +85,7 @@ def canonical(uri: str) -> str:
 
 
 def _scopes(given: Collection[str]) -> tuple[str, ...]:
-    return scopes_of("scopes", given)
+    return declared_scopes("scopes", given)
 
 
 def _servers(given: object) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ def _servers(given: object) -> tuple[str, ...]:
 
 
 def _implied(given: Mapping[str, Collection[str]]) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType({each: scopes_of(f"what {each!r} implies", given[each]) for each in given})
+    return MappingProxyType({each: declared_scopes(f"what {each!r} implies", given[each]) for each in given})
 
 
 @record
@@ -273,7 +274,4 @@ def _is_time(value: Any) -> bool:
 
 def scopes_in(claims: Mapping[str, Any]) -> frozenset[str]:
     """RFC 9068 has them in `scope`, with blanks between; other servers in `scp`, as a list or likewise."""
-    given = claims.get("scope", claims.get("scp", ""))
-    if isinstance(given, str):
-        return frozenset(given.split())
-    return frozenset(each for each in given if isinstance(each, str)) if isinstance(given, list) else frozenset()
+    return frozenset(scopes_of(claims.get("scope", claims.get("scp"))))
