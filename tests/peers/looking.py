@@ -260,7 +260,7 @@ class Visitor:
         while not seen or not seen[-1].startswith("error"):
             message = await self.logs.receive()
             data: Any = message.data
-            seen.append(f"{message.level} {message.logger} {data['level']}")
+            seen.append(f"{message.level} {message.logger} {data.get('level', data)}")
         return seen
 
     async def many(self) -> Any:

@@ -7,6 +7,7 @@ from functools import partial
 from tests.peers.behaviours import LISTS, Holding, seen_in
 from tests.peers.installed import LEGACY
 from tests.peers.interop import NOTHING, Gap, Pair
+from tests.peers.looking import TOO_LATE
 
 __all__ = ["GAPS", "LISTED"]
 
@@ -53,6 +54,23 @@ BEFORE_COMPLETIONS = {
 PYTHON_2 = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown resource": NEWER, "unknown prompt": NO_CODE}
 PYTHON_2_MODERN = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown prompt": INTERNAL}
 
+WITH_MORE = Server(
+    [f"{level} interop {{'msg': '{level}', 'extra': None}}" for level in ("notice", "warning", "error")],
+    "its kit has a text and more in a message, and no other data",
+)
+FASTMCP = {"unknown tool": AS_RESULT, "unknown resource": NEWER, "subscribe": NO_UPDATES, "logging": WITH_MORE}
+FASTMCP_MODERN = {
+    "unknown tool": AS_RESULT,
+    "subscribe": NO_UPDATES,
+    "list changed": Server("NothingToHear", "its kit has no subscriptions"),
+    "logging": WITH_MORE,
+}
+NOT_TOLD = Gap(
+    TOO_LATE,
+    "it sends a notification that the call is cancelled, and leaves the stream open, whose end would have said so",
+    "the proxy's",
+)
+
 GAPS: dict[Pair, dict[str, Gap]] = {
     **{("python-1.0.0", way): FIRST_RELEASE for way in ("stdio", "sse", "ws")},
     **{("python-1.9.4", way): BEFORE_COMPLETIONS for way in LEGACY},
@@ -65,4 +83,7 @@ GAPS: dict[Pair, dict[str, Gap]] = {
         ("typescript-2.4.0", way): {"list": ONE_PIECE, "unknown resource": NEWER} for way in ("stdio", "session", "sse")
     },
     **{("typescript-2.4.0", way): {"list": ONE_PIECE} for way in ("stdio-modern", "modern")},
+    **{("fastmcp-4.1.2", way): FASTMCP for way in ("stdio", "session", "sse")},
+    **{("fastmcp-4.1.2", way): FASTMCP_MODERN for way in ("stdio-modern", "modern")},
+    ("mcp-remote-0.15.1", "modern"): {"cancel": NOT_TOLD},
 }

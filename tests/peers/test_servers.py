@@ -1,5 +1,5 @@
 """Our client at servers that offer the same as our own with one of everything, each built with an SDK of others, old or
-new, and visited on every transport that it has.
+new, and visited on every transport that it has; and at our own behind mcp-remote, which makes a stdio server of it.
 
 What each behaviour looks like in each revision is in `behaviours`; where a server falls short, it is in `server_gaps`.
 What was seen goes into `INTEROP.md`.  That `looking` finds all there is, our own server shows first.
@@ -20,7 +20,7 @@ import trio
 
 from tests.fixtures.everything_server import make_server
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
-from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs
+from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs, node, npm
 from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, expected, shortcomings
 from tests.peers.listening import listening
 from tests.peers.looking import TOO_LATE, visiting
@@ -60,6 +60,7 @@ def beside(client: str, program: str, ways: Sequence[str], *more: Any, **others:
     return Kind(attrs.evolve(PEERS[client], program=program), ways, *more, **others)
 
 
+PROXY = "mcp-remote-0.15.1"
 OPTIONAL = {"optional": [2, None]}
 KINDS = {
     # To the probe it says nothing.
@@ -72,6 +73,8 @@ KINDS = {
     "typescript-1.12.3": beside("typescript-1.12.3", "server1.mjs", ("stdio", "session", "sse"), B),
     "typescript-1.32.2": beside("typescript-1.32.2", "server1.mjs", ("stdio", "session", "sse")),
     "typescript-2.4.0": Kind(PEERS["typescript-server-2.4.0"], MODERN),
+    "fastmcp-4.1.2": Kind(PEERS["fastmcp-4.1.2"], MODERN, also=OPTIONAL),
+    PROXY: Kind(PEERS[PROXY], PEERS[PROXY].ways),
 }
 VISITS: list[Pair] = [(name, way) for name, kind in KINDS.items() for way in kind.ways]
 
@@ -93,14 +96,25 @@ def gaps_of(pair: Pair) -> dict[str, Gap]:
     return {**ours, **GAPS.get(pair, {})}
 
 
+def witnessed(ended: Path, command: Sequence[str]) -> list[str]:
+    return [sys.executable, str(PROGRAMS / "witness.py"), str(ended), *command]
+
+
 @contextlib.asynccontextmanager
 async def served(pair: Pair, ended: Path) -> AsyncIterator[Any]:
     """A target: the command, which leaves its exit status in that file, or the URL of a process that ends with the
     block and must not before."""
     name, way = pair
-    command = needs(name, KINDS[name].peer.command)
+    peer = KINDS[name].peer
+    if name == PROXY:
+        proxy = str(needs(name, lambda: npm(name, peer.packages)) / "node_modules/mcp-remote/dist/proxy.js")
+        async with our_own(way, ended.parent) as url:
+            transport = "sse-only" if way == "sse" else "http-only"
+            yield witnessed(ended, [node(), proxy, url, "--silent", "--transport", transport])
+        return
+    command = needs(name, peer.command)
     if way.startswith("stdio"):
-        yield [sys.executable, str(PROGRAMS / "witness.py"), str(ended), *command, "stdio"]
+        yield witnessed(ended, [*command, "stdio"])
         return
     async with listening([*command, "session" if way == "modern" else way]) as origin:
         yield (origin.replace("http", "ws", 1) if way == "ws" else origin) + PATHS[way]
@@ -108,18 +122,20 @@ async def served(pair: Pair, ended: Path) -> AsyncIterator[Any]:
 
 async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
     """All that is seen of this server, and how it fares when the client has gone."""
-    kind, ended, on_stdio = KINDS[pair[0]], folder / "ended", pair[1].startswith("stdio")
-    options: dict[str, Any] = {**kind.options, **({"stderr": None} if on_stdio else {})}
+    kind, ended, options = KINDS[pair[0]], folder / "ended", dict(KINDS[pair[0]].options)
     if kind.both_eras and not pair[1].endswith("modern"):  # else it is found out
         options["revision"] = kind.handshake
     hasty = [name for name, gap in gaps_of(pair).items() if gap.seen == TOO_LATE]
     with trio.fail_after(PATIENCE):
         async with served(pair, ended) as target:
+            a_child = not isinstance(target, str)
+            if a_child:
+                options |= {"stderr": None, "env": {"MCP_REMOTE_CONFIG_DIR": str(folder)}}
             async with visiting(target, **options) as visitor:
                 seen = await visitor.look(expected(table_of(pair), gaps_of(pair)), hasty)
                 seen["deviations"] = list(visitor.client.deviations)
             status = "0"
-            if on_stdio:
+            if a_child:
                 status = ended.read_text() if ended.exists() else "nobody knows what"
     return {**seen, "end": "clean" if status == "0" else f"clean, but the server ended with {status}"}
 
