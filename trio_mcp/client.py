@@ -412,7 +412,7 @@ class Client:
             said = await self._call_anew(params, error, on_progress, along)
         result = from_json(CallToolResult, said)
         self._book.judge(name, result)
-        return result if returned is None else returned.value(name, result)
+        return result if returned is None else returned.value(name, result, boxed=self._book.boxes(name))
 
     @overload
     def follow_tool(

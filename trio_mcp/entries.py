@@ -88,8 +88,11 @@ class Entry:
         if revision.name not in self._json:
             from trio_mcp.core.codec import to_json
 
-            self._json[revision.name] = to_json(self.model, revision)
+            self._json[revision.name] = to_json(self._model_in(revision), revision)
         return self._json[revision.name]
+
+    def _model_in(self, revision: Revision) -> Described:
+        return self.model
 
     def under(self, prefix: str, owner: Catalog) -> Entry:
         """This entry of `owner` as it appears where that is mounted.  Resources keep their URIs."""
@@ -163,6 +166,13 @@ class ToolEntry(_NamedEntry):
     def prepare(self, ctx: Any, arguments: JsonObject) -> Callable[[], Any]:
         """The call.  Raises BadArguments.  tool-06: the handler never sees what its schema does not allow."""
         return self.handler.bind(ctx, self._arguments.read(arguments), arguments)
+
+    def _model_in(self, revision: Revision) -> Described:
+        if self.output is None or not self.output.boxed_in(revision):
+            return self.model
+        import attrs
+
+        return attrs.evolve(self.model, output_schema=self.output.boxed_schema())  # type: ignore[call-arg]
 
     def under(self, prefix: str, owner: Catalog) -> Entry:
         view = super().under(prefix, owner)

@@ -17,6 +17,10 @@ What surprises: a list of nothing but text is data, `["a", "b"]`, and no content
 JSON as its text even where that is a string, in quotes: both say the same.  An empty list that a resource returns is
 data as well, `[]`, and no missing resource: for that there is `ResourceNotFound`.
 
+Where structured content had to be an object (2025-06-18, 2025-11-25), data whose schema does not begin with
+`"type": "object"` stands in one, `{"result": ...}`, and so does its schema: as the official SDKs have it, whose clients
+look for it there.  That goes by the schema and not by the value: of `Forecast | None` the forecasts are in it, too.
+
 The models cost 20 ms to import, and jsonschema_rs as much: who returns text never needs them.  So they are imported
 where they are used, and whether a value is a model is asked only where some model has been made.
 """
@@ -338,18 +342,31 @@ _OF_ODD_VALUES = (TypeError, ValueError, AttributeError, LookupError, NameError,
 class Output:
     """What a tool promises to return: made once, when it is registered.
 
-    `schema` is its output schema, or None if it promises nothing but content.
+    `schema` is its output schema, or None if it promises nothing but content; some revisions have it in a box.
     """
 
-    __slots__ = ("_compiled", "_hint", "_write", "schema")
+    __slots__ = ("_compiled", "_hint", "_is_object", "_write", "schema")
 
     def __init__(self, hint: Any = ABSENT, schema: Mapping[str, Json] | None = None) -> None:
         self._hint = hint
         self._compiled: CompiledSchema | None = None
         self._write: Callable[[Any], Json] | None = None
         self.schema: JsonObject | None = _promised(hint) if schema is None else dict(schema)
+        # A schema by hand is shown as it was written or not at all: what it refers to may be found from its root only.
+        self._is_object = schema is not None or self.schema is None or self.schema.get("type") == "object"
         if schema is not None:  # our own are right
             self._compile()
+
+    def boxed_in(self, revision: Revision) -> bool:
+        """Whether all that it promises stands in `{"result": ...}` there (tool-34, tool-36)."""
+        return not self._is_object and _2025_06 <= revision.name < _2026_07
+
+    def boxed_schema(self) -> JsonObject:
+        assert self.schema is not None  # what promises nothing is in no box
+        inside = dict(self.schema)
+        # References begin at the root, which is the box now.
+        definitions = {"$defs": inside.pop("$defs")} if "$defs" in inside else {}
+        return {"type": "object", "properties": {_BOX: inside}, "required": [_BOX], **definitions}
 
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """`value` as plain JSON, which keeps the promise; that of an `error` need not."""
@@ -371,6 +388,9 @@ class Output:
 
             self._compiled = compile_schema(self.schema)
         return self._compiled
+
+
+_BOX = "result"
 
 
 def _promised(hint: Any) -> JsonObject | None:
@@ -449,7 +469,9 @@ def _tool_result(value: Any, output: Output, name: str, revision: Revision) -> J
             return {"content": [_item(value, _uri(name), revision)]}
     structured = output(value)
     result: JsonObject = {"content": [_text(_as_text(structured))]}  # tool-13
-    if output.schema is not None and _carries(structured, revision):
+    if output.boxed_in(revision):
+        result["structuredContent"] = {_BOX: structured}
+    elif output.schema is not None and _carries(structured, revision):
         result["structuredContent"] = structured
     return result
 
@@ -467,7 +489,8 @@ def _explicit(value: Any, output: Output, revision: Revision) -> JsonObject:
     import attrs
 
     structured = output(value.structured_content, error=value.is_error)
-    result = _checked(_written(attrs.evolve(value, structured_content=structured), revision))
+    carried = {_BOX: structured} if output.boxed_in(revision) else structured
+    result = _checked(_written(attrs.evolve(value, structured_content=carried), revision))
     if not any(block.get("type") == "text" for block in result["content"]):  # tool-13
         result["content"] = [*result["content"], _text(_as_text(structured))]
     return result

@@ -108,6 +108,17 @@ class ToolBook:
         tool = self._tools.get(name)
         return () if tool is None else tool.rules
 
+    def boxes(self, name: str) -> bool:
+        """Whether what a tool returns stands in an object for want of a better place: see `Returned`.
+
+        A closed object is none of those that are made for this: one with such a member is what its tool returns.
+        """
+        tool = self._tools.get(name)
+        schema = {} if tool is None or tool.output is None else tool.output
+        members = schema.get("properties")
+        only = isinstance(members, dict) and members.keys() == {"result"} and schema.get("required") == ["result"]
+        return only and "additionalProperties" not in schema
+
     def judge(self, name: str, result: CallToolResult) -> None:
         """Raise RemoteProtocolError for a result that is not what its tool has promised."""
         tool = self._tools.get(name)
@@ -145,8 +156,8 @@ class Returned(Generic[T]):
         self._plain = all(each in (str, None, NoneType) for each in kinds)
         self._binary = bytes in kinds
 
-    def value(self, name: str, result: CallToolResult) -> T:
-        """The result as a value of the type.
+    def value(self, name: str, result: CallToolResult, *, boxed: bool = False) -> T:
+        """The result as a value of the type.  `boxed`: by its schema, it should be looked for in its member "result".
 
         Raises `ToolFailed` if the tool says that it has failed, and `RemoteProtocolError` if what it gave is no such
         value.
@@ -157,16 +168,16 @@ class Returned(Generic[T]):
             raise ToolFailed(name, result)
         if self._binary and not result.has_structured_content and (data := _bytes(result)) is not None:
             return cast("T", data)
-        value = self._chosen(name, result)
+        value = self._chosen(name, result, boxed)
         try:
             made: Any = value if self._read is None else self._read(value)
         except Unreadable as error:
             raise RemoteProtocolError(f"the result of the tool {name!r} cannot be read: {error}") from error
         return cast("T", made)
 
-    def _chosen(self, name: str, result: CallToolResult) -> Json:
+    def _chosen(self, name: str, result: CallToolResult, boxed: bool) -> Json:
         """The first that fits; else an error that says what is wrong with the likeliest."""
-        meant = self._meant(result)
+        meant = self._meant(result, boxed)
         for value in meant:
             if not self._fits.errors(value):
                 return value
@@ -178,7 +189,7 @@ class Returned(Generic[T]):
         _refuse(name, "what is to be returned", self._fits.errors(meant[0]))
         raise AssertionError("it has just been found not to fit")
 
-    def _meant(self, result: CallToolResult) -> list[Json]:
+    def _meant(self, result: CallToolResult, boxed: bool) -> list[Json]:
         """What the result may mean, the likeliest first."""
         value, text = result.structured_content, _text(result)
         texts = [] if text is None else [text]
@@ -186,7 +197,8 @@ class Returned(Generic[T]):
             # Before 2026-07-28 it must be an object, and servers put what is none into one with this member; some do
             # so for a union that has objects in it, or in every revision.
             wrapped = [value["result"]] if isinstance(value, dict) and value.keys() == {"result"} else []
-            return [value, *wrapped, *(texts if self._plain else [])]
+            either = [*wrapped, value] if boxed else [value, *wrapped]
+            return [*either, *(texts if self._plain else [])]
         if not result.content:
             return [None]
         if text is None or self._plain:

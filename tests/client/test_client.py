@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import trio
@@ -21,6 +21,7 @@ from tests.requirements import req
 from trio_mcp import LocalProtocolError, RequestError, Server
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.models import PromptReference
+from trio_mcp.core.revisions import REVISIONS
 
 FOUND = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
 
@@ -51,6 +52,10 @@ async def toolbox(tools: Tools, **options: Any) -> AsyncIterator[tuple[Client, S
         with reachable(played.connect):
             async with open_client(URL, **{"revision": E, **options}) as client:
                 yield client, played
+
+
+class Record(TypedDict):
+    result: int
 
 
 THREE = {"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}
@@ -91,6 +96,25 @@ async def test_what_a_server_of_ours_returns_is_a_value_though_nothing_structure
     async with open_client(server, revision=revision) as client:
         arguments = {"text": given, "binary": isinstance(value, bytes)}
         assert await client.call_tool("give", arguments, returns=hint) == value
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+async def test_a_value_is_the_same_in_every_revision_boxed_or_not(revision: str, autojump_clock: MockClock) -> None:
+    server = Server("boxes")
+
+    @server.tool
+    async def number(mapped: bool) -> int | dict[str, int]:
+        return {"result": 3} if mapped else 3
+
+    @server.tool
+    async def record() -> Record:
+        return {"result": 3}
+
+    async with open_client(server, revision=revision) as client:
+        for hint in (int | dict[str, int], Any, list[int] | object):
+            assert await client.call_tool("number", {"mapped": False}, returns=hint) == 3
+            assert await client.call_tool("number", {"mapped": True}, returns=hint) == {"result": 3}
+            assert await client.call_tool("record", returns=hint) == {"result": 3}
 
 
 async def test_a_type_that_cannot_be_read_is_refused_before_the_tool_runs(autojump_clock: MockClock) -> None:

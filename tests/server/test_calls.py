@@ -371,11 +371,12 @@ def text(value: str) -> Object:
 
 
 def structured(value: Any, written: str, *, object: bool) -> Callable[[str], Object]:
-    """Structured content is there from 2025-06-18 on; what is no object, from 2026-07-28 on."""
+    """Structured content is there from 2025-06-18 on; what is no object, in a box until 2026-07-28."""
 
     def expected(revision: str) -> Object:
-        known = revision >= ("2025-06-18" if object else "2026-07-28")
-        return {**text(written), **({"structuredContent": value} if known else {})}
+        if revision < "2025-06-18":
+            return text(written)
+        return {**text(written), "structuredContent": value if object or revision == LATEST else {"result": value}}
 
     return expected
 

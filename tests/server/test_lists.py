@@ -400,6 +400,8 @@ def shown(each: List, revision: str) -> Object:
     when = since(revision, "2025-06-18", lastModified="2025-06-18T15:00:00Z")
     about = {"mimeType": "text/plain", "annotations": {"audience": ["user"], "priority": 0.5, **when}}
     takes = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    boxed = {"type": "object", "properties": {"result": numbers}, "required": ["result"]}
     items: dict[str, Object] = {
         "tools": {
             "name": "tool",
@@ -407,7 +409,7 @@ def shown(each: List, revision: str) -> Object:
             "inputSchema": {**takes, "additionalProperties": False},
             **since(revision, "2025-03-26", annotations={"title": "Hinted", "readOnlyHint": True}),
             # tool-36: only an object, before any schema could be one.
-            **since(revision, "2026-07-28", outputSchema={"type": "array", "items": {"type": "integer"}}),
+            **since(revision, "2025-06-18", outputSchema=numbers if revision == "2026-07-28" else boxed),
         },
         "prompts": {
             "name": "prompt",

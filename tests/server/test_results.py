@@ -247,7 +247,7 @@ SCALARS: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@req("tool-13", "tool-14", "tool-34", "tool-35")
+@req("tool-13", "tool-14", "tool-34", "tool-35", "tool-36")
 @REVISION
 @pytest.mark.parametrize(("hint", "value", "structured"), SCALARS)
 def test_data_is_structured_content_beside_its_text(
@@ -259,14 +259,49 @@ def test_data_is_structured_content_beside_its_text(
     official.check("CallToolResult", revision, "tools/call", result)
     assert [block["type"] for block in result["content"]] == ["text"]
     assert json.loads(result["content"][0]["text"]) == structured
-    carried = revision is V2026_07 or (revision in (V2025_06, V2025_11) and isinstance(structured, dict))
-    assert ("structuredContent" in result) is carried
-    assert result.get("structuredContent", structured) == structured
-    # So that it keeps what the list of tools says: tool-36, one whose root is no object is not in it.
-    tool = codec.to_json(Tool("t", {"type": "object"}, output_schema=output.schema), revision)
-    if "outputSchema" in tool:
-        assert "structuredContent" in result
+    boxed = revision in (V2025_06, V2025_11) and output.schema.get("type") != "object"
+    assert output.boxed_in(revision) is boxed
+    schema = output.boxed_schema() if boxed else output.schema
+    tool = codec.to_json(Tool("t", {"type": "object"}, output_schema=schema), revision)
+    if revision in (V2024_11, V2025_03):
+        assert "structuredContent" not in result
+        assert "outputSchema" not in tool
+    else:
+        assert result["structuredContent"] == ({"result": structured} if boxed else structured)
         jsonschema_rs.validator_for(tool["outputSchema"]).validate(result["structuredContent"])
+
+
+@dataclasses.dataclass
+class Tree:
+    leaves: list[int]
+    trees: list[Tree]
+
+
+@req("tool-34", "tool-36")
+@pytest.mark.parametrize("revision", [V2025_06, V2025_11], ids=str)
+def test_what_is_no_object_by_its_schema_is_boxed_whatever_is_returned(revision: Revision) -> None:
+    output = Output(Tree | None)
+    schema = output.boxed_schema()
+    assert output.schema is not None
+    assert "$defs" in output.schema
+    assert schema.keys() == {"type", "properties", "required", "$defs"}  # where references look for them
+    validator = jsonschema_rs.validator_for(schema)
+    tree = {"leaves": [], "trees": [{"leaves": [1], "trees": []}]}
+    for value, written in ((Tree([], [Tree([1], [])]), tree), (None, None)):
+        for returned in (value, CallToolResult([], structured_content=value)):
+            result = tool_result(returned, output, "t", revision)
+            assert result["structuredContent"] == {"result": written}
+            assert json.loads(result["content"][0]["text"]) == written
+            validator.validate(result["structuredContent"])
+    assert not validator.is_valid({"result": {"leaves": [], "trees": [{"leaves": ["1"], "trees": []}]}})
+
+
+@req("tool-36")
+@STRUCTURED
+def test_a_schema_by_hand_is_never_boxed(revision: Revision) -> None:
+    output = Output(schema={"type": "array", "items": {"$ref": "#/definitions/n"}, "definitions": {"n": {}}})
+    assert not output.boxed_in(revision)
+    assert ("structuredContent" in tool_result([1], output, "t", revision)) is (revision is V2026_07)
 
 
 @req("tool-35")
