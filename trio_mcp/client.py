@@ -25,12 +25,13 @@ from trio_mcp.caller import HeadersRefused, OnProgress
 from trio_mcp.client_options import (
     ANSWERING,
     CHILD,
-    PLAIN,
     Along,
     ClientOptions,
-    check_plain,
+    check_along,
+    check_options,
     checked_level,
     log_level_of,
+    members,
     offer_of,
 )
 from trio_mcp.connecting import PROBE, Target, how_to_reach
@@ -66,7 +67,7 @@ from trio_mcp.core.rounds import Ask, Rounds
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
-from trio_mcp.groups import open_nursery
+from trio_mcp.groups import Block, open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
 from trio_mcp.process import check_trio
@@ -104,8 +105,10 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
     return client
 
 
-class _Block(AbstractAsyncContextManager["Client"]):
+class _Block(Block["Client"]):
     """A class, as `groups.open_nursery` is one."""
+
+    _usage = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -142,14 +145,10 @@ class Client:
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
         given: Mapping[str, Any] = options
-        if unknown := given.keys() - ClientOptions.__annotations__:
-            known = ", ".join(ClientOptions.__annotations__)
-            raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
-        for name in PLAIN:
-            check_plain(name, given.get(name))
+        check_options(given)
         hold = how_to_reach(
-            target, ssl_context=options.get("ssl_context"), probe=options.get("probe", PROBE),
-            **{name: given[name] for name in CHILD if name in given},
+            target, ssl_context=options.get("ssl_context"), headers=options.get("headers"),
+            probe=options.get("probe", PROBE), **{name: given[name] for name in CHILD if name in given},
         )  # fmt: skip
         self._limits = options.get("limits") or Limits()
         self._answering = Answering(**{name: given[name] for name in ANSWERING if name in given})
@@ -229,7 +228,7 @@ class Client:
         task; what it raises ends the request, and is raised.
         """
         try:
-            return await self._request(method, params or {}, on_progress, meta=meta, headers=headers)
+            return await self._request(method, members("params", params), on_progress, meta=meta, headers=headers)
         except HeadersRefused as error:
             raise error.error from error
 
@@ -269,12 +268,12 @@ class Client:
         given = params.get("_meta", {})
         if not isinstance(given, Mapping):
             raise LocalProtocolError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
-        more = {**(self._meta() if self._meta is not None else {}), **(meta or {})}
+        more = {**(self._meta() if self._meta is not None else {}), **members("meta", meta)}
         return {**params, "_meta": {**given, **more}} if more else dict(params)
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
         """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
-        own = tuple((headers or {}).items())
+        own = tuple(members("headers", headers).items())
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
@@ -304,6 +303,7 @@ class Client:
         return result
 
     async def _page(self, method: str, shape: type[M], cursor: str | None, along: Along) -> M:
+        check_along(along)
         return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, **along))
 
     async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
@@ -331,6 +331,7 @@ class Client:
 
     async def ping(self) -> None:
         """Ask whether the server is there.  2026-07-28 has no such request."""
+        await self._keeper.caller()
         await self._keeper.ask("ping", {})
 
     # Tools.
@@ -401,11 +402,12 @@ class Client:
         A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool was listed
         before; with `returns` it is, if need be and if the server has a list.
         """
+        check_along(along, "call_tool", name)
+        params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
         returned: Returned[Any] | None = None
         if returns is not ABSENT:
             returned = Returned(returns)  # before anything is done
             await self._book.look_for(name, self._walk_tools)
-        params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
         try:
             said = await self._request("tools/call", params, on_progress, **along)
         except HeadersRefused as error:  # http-93
@@ -442,8 +444,11 @@ class Client:
         done at the end is cancelled.
         """
 
+        check_along(along, "follow_tool", name)
+        given = members("arguments", arguments)
+
         async def call(on_progress: OnProgress) -> Any:
-            return await self.call_tool(name, arguments, returns=returns, on_progress=on_progress, **along)
+            return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **along)
 
         return Follow(call, f"tools/call {name[:80]!r}, followed")
 
@@ -487,6 +492,7 @@ class Client:
 
     async def read(self, uri: str, **along: Unpack[Along]) -> ReadResourceResult:
         """What is in a resource."""
+        check_along(along)
         return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
 
     # Prompts and completion.
@@ -505,7 +511,8 @@ class Client:
         self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[Along]
     ) -> GetPromptResult:
         """A prompt, filled in."""
-        params: JsonObject = {"name": name, "arguments": dict(arguments or {})}
+        check_along(along, "prompt", name)
+        params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
         return from_json(GetPromptResult, await self.request("prompts/get", params, **along))
 
     async def complete(
@@ -521,7 +528,8 @@ class Client:
 
         `context` are the other arguments that have a value already; revisions before 2025-06-18 do without.
         """
-        others = None if context is None else CompletionContext(dict(context))
+        check_along(along)
+        others = None if context is None else CompletionContext(members("context", context))
         params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
         return from_json(CompleteResult, await self.request("completion/complete", params, **along)).completion
 
@@ -537,6 +545,7 @@ class Client:
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: hear of changes for as long
         as the block; see `Changes`.  ``resources=True`` is the list of resources, URIs are what the resources hold.
         """
+        self._keeper.check_run()
         return self._keeper.listening.listen(*changes, tools=tools, prompts=prompts, resources=resources)
 
     async def set_log_level(self, level: LogLevel) -> None:
@@ -545,8 +554,8 @@ class Client:
 
     async def set_roots(self, roots: GivenRoots) -> None:
         """Directories that the server may work in from now on; the option `roots` has to have been given."""
-        changed = self._answering.set_roots(roots)
         caller = await self._keeper.caller()
+        changed = self._answering.set_roots(roots)
         if changed and terms_of(caller).revision.handshake:
             caller.notify("notifications/roots/list_changed")
 

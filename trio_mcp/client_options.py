@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWERING",
     "CHILD",
-    "PLAIN",
     "Along",
     "ClientOptions",
-    "check_plain",
+    "check_along",
+    "check_options",
     "checked_level",
     "log_level_of",
+    "members",
     "offer_of",
 ]
 
@@ -94,8 +95,46 @@ class ClientOptions(TypedDict, total=False):
 
 
 CHILD = ("env", "environment", "cwd", "grace", "stderr")
-PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
+_PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that there is not, and LocalProtocolError for one that can be of no use."""
+    if unknown := given.keys() - ClientOptions.__annotations__:
+        known = ", ".join(ClientOptions.__annotations__)
+        raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
+    for name in _PLAIN:
+        _check_plain(name, given.get(name))
+    if not isinstance(limits := given.get("limits"), Limits | None):
+        raise LocalProtocolError(f"limits are Limits(...), not {type(limits).__name__}")
+
+
+def _check_plain(name: str, callback: Any) -> None:
+    if callback is None or (name == "headers" and isinstance(callback, Mapping)):
+        return
+    if not callable(callback):
+        wanted = "a mapping such as {'Authorization': ...}, or a function" if name == "headers" else "a function"
+        raise LocalProtocolError(f"{name} is {wanted}, not {type(callback).__name__}")  # no value: it may be a secret
+    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
+        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")
+
+
+def check_along(along: Mapping[str, object], method: str = "", name: str = "") -> None:
+    """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name."""
+    if unknown := along.keys() - Along.__annotations__:
+        keyword, known = min(unknown), ", ".join(Along.__annotations__)
+        instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
+        raise TypeError(f"nothing goes along with a request as {keyword!r}, but {known}{instead}")
+
+
+def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was given by name, as a dict of its own.  Raises LocalProtocolError for what is no mapping."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise LocalProtocolError(f"{what} must be a mapping by name, not {type(given).__name__}")
+    return dict(given)
 
 
 def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
@@ -117,8 +156,3 @@ def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
         raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
     return level
-
-
-def check_plain(name: str, callback: Any) -> None:
-    if callable(callback) and any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")

@@ -99,6 +99,7 @@ def how_to_reach(
     target: Target,
     *,
     ssl_context: ssl.SSLContext | None = None,
+    headers: object = None,
     probe: float = PROBE,
     **child: Any,
 ) -> Hold:
@@ -108,8 +109,10 @@ def how_to_reach(
     """
     from trio_mcp.server import Server
 
-    if isinstance(target, Server | trio.abc.Stream) and (child or ssl_context is not None):
-        raise _useless(target, child or {"ssl_context": ssl_context})
+    of_the_web = {"ssl_context": ssl_context, "headers": headers}
+    web = {name: value for name, value in of_the_web.items() if value is not None}
+    if isinstance(target, Server | trio.abc.Stream) and (child or web):
+        raise _useless(target, {**child, **web})
     if isinstance(target, Server):
         return lambda manner, status: _hold_server(target, manner, probe, status)
     if isinstance(target, trio.abc.Stream):
@@ -117,8 +120,8 @@ def how_to_reach(
     if isinstance(target, str):
         return _by_url(target, ssl_context, probe, child)
     if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
-        if ssl_context is not None:
-            raise _useless(target, {"ssl_context": ssl_context})
+        if web:
+            raise _useless(target, web)
         return lambda manner, status: _hold_child(target, child, manner, probe, status)
     # Not as it is, for arguments may be secrets.
     raise LocalProtocolError(
@@ -138,7 +141,9 @@ def _kind_of(target: Any) -> str:
 
 
 def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
-    what = "a URL" if isinstance(target, str) else f"a {type(target).__name__}"
+    what = f"a {type(target).__name__}"
+    if isinstance(target, Sequence):
+        what = "a URL" if isinstance(target, str) else "a command"
     return LocalProtocolError(f"{', '.join(sorted(options))} means nothing to {what}")
 
 

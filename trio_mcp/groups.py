@@ -6,11 +6,16 @@ reach it as it was.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import trio
 
-__all__ = ["open_nursery", "sole"]
+__all__ = ["Block", "open_nursery", "sole"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 def sole(error: BaseException) -> BaseException:
@@ -64,3 +69,21 @@ class open_nursery:
         finally:
             alone.__context__ = context  # as it was, without what the block was left with
             del alone, error, failures, traceback  # or they would be kept by their own tracebacks
+
+
+class Block(AbstractAsyncContextManager[T_co]):
+    """What is good for nothing but being entered by ``async with``; whoever forgets that is told how it is used."""
+
+    _usage: ClassVar[str]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no {name!r} yet: write {self._usage}")
+
+    def __await__(self) -> Generator[Any, Any, NoReturn]:
+        raise TypeError(f"this is not awaited: write {self._usage}")
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"`with` alone cannot wait: write {self._usage}")
+
+    def __exit__(self, *_: object) -> None:
+        """There, for without it Python would say that this is what is missing."""

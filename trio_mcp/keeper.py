@@ -25,7 +25,7 @@ from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, failure_of
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
-from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.listen import Kind
@@ -90,6 +90,7 @@ class Keeper:
         self._log_level = household.log_level
         self._manner = Manner(offer, self, limits, headers, mirrors, tap)
         self._nursery: trio.Nursery | None = None
+        self._run: trio.lowlevel.TrioToken | None = None  # in which it lives
         self._connection: Connection | None = None
         self._ending = self._over = trio.Event()  # of the session at hand
         self._opened_at = 0.0
@@ -108,6 +109,7 @@ class Keeper:
 
     async def live(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         failure: Failure | None = None
+        self._run = trio.lowlevel.current_trio_token()
         try:
             async with open_nursery() as nursery:
                 self._nursery = nursery
@@ -166,6 +168,7 @@ class Keeper:
             await self._over.wait()
 
     async def aclose(self) -> None:
+        self.check_run()
         self._closing.set()
         await self._closed.wait()
 
@@ -176,8 +179,24 @@ class Keeper:
         assert self._connection is not None  # nobody has a client that was not opened
         return self._connection
 
+    def check_run(self) -> None:
+        """Raise LocalProtocolError in another run of Trio, or in none: nothing here may be touched from there."""
+        try:
+            run = trio.lowlevel.current_trio_token()
+        except RuntimeError:
+            run = None
+        if run is not self._run:
+            raise LocalProtocolError(
+                "this client lives in another trio.run; from a thread, have it called there: "
+                "trio.from_thread.run(client.call_tool, ..., trio_token=...)"
+            )
+
     async def caller(self) -> Caller:
         """Whom to ask now; a session that the server has lost is opened anew first."""
+        self.check_run()
+        return await self._usable()
+
+    async def _usable(self) -> Caller:
         while True:
             if self._closing.is_set() or self.connection.caller.failure is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()  # for that may be why
@@ -238,15 +257,18 @@ class Keeper:
     async def ask(
         self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None, headers: Fields = ()
     ) -> JsonObject:
-        """One request, made a second time only where the first is known not to have been carried out."""
-        caller = await self.caller()
+        """One request, made a second time only where the first is known not to have been carried out.
+
+        Whoever asks has gone by `caller` before, which is where it is seen from which run they come.
+        """
+        caller = await self._usable()
         try:
             return await caller.request(method, params, on_progress=on_progress, headers=headers)
         except SessionLost as error:
             if error.request_may_have_run:
                 raise
         await caller.over.wait()  # until it is known what has become of all others that were sent
-        caller = await self.caller()
+        caller = await self._usable()
         return await caller.request(method, params, on_progress=on_progress, headers=headers)
 
     # As its sessions have it.

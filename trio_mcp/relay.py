@@ -66,7 +66,7 @@ from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.description import revisions_of
-from trio_mcp.groups import open_nursery
+from trio_mcp.groups import Block, open_nursery
 from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 from trio_mcp.relay_server import Shown
 from trio_mcp.server import Server
@@ -122,8 +122,10 @@ def open_relay(
     return _Block(target, asks, middleware, revisions, options)
 
 
-class _Block(AbstractAsyncContextManager[Server]):
+class _Block(Block[Server]):
     """A class, as `groups.open_nursery` is one."""
+
+    _usage = "async with open_relay(...) as server"
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import pytest
 import trio
@@ -18,7 +18,7 @@ from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from trio_mcp import LocalProtocolError, RequestError, Server
+from trio_mcp import LocalProtocolError, RequestError, Server, open_relay
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.models import PromptReference
 from trio_mcp.core.revisions import REVISIONS
@@ -197,8 +197,41 @@ async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_
 async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
-        with pytest.raises(TypeError, match="metadata"):
+        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers$"):
             await client.list_prompts(**wrong)
+        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers$"):
+            await client.read("notes://x", **wrong)
+
+
+@pytest.mark.parametrize("method", ["call_tool", "follow_tool", "prompt"])
+async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
+    async with open_client(build()) as client:
+        wrong: dict[str, Any] = {"city": "Oslo"}
+        with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
+            await getattr(client, method)("forecast", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("what", "ask"),
+    [
+        ("arguments", lambda client, wrong: client.call_tool("forecast", wrong)),
+        ("arguments", lambda client, wrong: client.follow_tool("forecast", wrong).__aenter__()),
+        ("arguments", lambda client, wrong: client.prompt("p", wrong)),
+        ("context", lambda client, wrong: client.complete(PromptReference("p"), "a", "", context=wrong)),
+        ("params", lambda client, wrong: client.request("tools/list", wrong)),
+        ("meta", lambda client, wrong: client.call_tool("t", meta=wrong)),
+        ("headers", lambda client, wrong: client.call_tool("t", headers=wrong)),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["Oslo", ["Oslo"], ""])
+async def test_what_is_no_mapping_is_refused_before_it_is_sent(
+    what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
+) -> None:
+    async with open_client(build()) as client:
+        with pytest.raises(
+            LocalProtocolError, match=rf"^{what} must be a mapping by name, not {type(wrong).__name__}$"
+        ):
+            await ask(client, wrong)
 
 
 async def test_the_answer_to_a_question_goes_with_headers_of_its_own(autojump_clock: MockClock) -> None:
@@ -254,6 +287,75 @@ def test_a_callback_that_would_never_be_awaited_is_refused_at_the_start(name: st
     options: dict[str, Any] = {name: callback}
     with pytest.raises(LocalProtocolError, match=f"{name} .* plain function"):
         open_client(["python"], **options)
+
+
+@pytest.mark.parametrize("name", ["on_log", "on_page_done", "meta", "tap", "stderr"])
+def test_a_callback_that_cannot_be_called_is_refused_at_the_start(name: str) -> None:
+    options: dict[str, Any] = {name: "Geheim"}
+    with pytest.raises(LocalProtocolError, match=f"^{name} is a function, not str$"):
+        open_client(["python"], **options)
+
+
+def test_limits_and_headers_are_what_they_are_called() -> None:
+    with pytest.raises(LocalProtocolError, match="not int"):
+        open_client(URL, limits=cast("Any", 5))
+    with pytest.raises(LocalProtocolError, match=r"^headers is a mapping .* not str$"):
+        open_client(URL, headers=cast("Any", "Authorization: Bearer Geheim"))
+
+
+@pytest.mark.parametrize(
+    "target", [["python", "x.py"], ("python",), Server("here"), trio.testing.memory_stream_pair()[0]]
+)
+def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"^headers means nothing to a (command|Server|StapledStream)$"):
+        open_client(target, headers={"Authorization": "Bearer Geheim"})
+
+
+# Where a client is used.
+
+
+@pytest.mark.parametrize("make", [open_client, open_relay])
+async def test_who_forgets_to_enter_a_block_is_told(make: Callable[..., Any]) -> None:
+    usage = rf"write async with {make.__name__}\(\.\.\.\) as "
+    with pytest.raises(AttributeError, match=rf"'call_tool' yet: {usage}"):
+        make(Server("here")).call_tool  # noqa: B018
+    with pytest.raises(TypeError, match=usage):
+        await make(Server("here"))
+    with pytest.raises(TypeError, match=usage), make(Server("here")):
+        raise AssertionError("it was entered")
+
+
+USES: list[Callable[[Client], Any]] = [
+    lambda client: client.call_tool("forecast", {"city": "Oslo"}),
+    lambda client: client.list_tools(),
+    lambda client: client.read("notes://x"),
+    lambda client: client.set_log_level("debug"),
+    lambda client: client.set_roots([]),
+    lambda client: client.listen(tools=True).__aenter__(),
+    lambda client: client.aclose(),
+    lambda client: client.ping(),
+]
+
+
+@pytest.mark.parametrize("run", [trio.run, lambda use: asyncio.run(use())], ids=["Trio", "asyncio"])
+@pytest.mark.parametrize("use", USES)
+async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
+    use: Callable[[Client], Any], run: Callable[..., Any]
+) -> None:
+    async with open_client(build(), revision=D, roots=[]) as client:
+
+        async def elsewhere() -> None:
+            await use(client)
+
+        with pytest.raises(LocalProtocolError, match=r"another trio\.run.* trio\.from_thread\.run"):
+            await trio.to_thread.run_sync(run, elsewhere)
+        assert (await client.list_tools()).tools
+
+
+async def test_a_client_is_used_from_a_thread_by_its_own_run() -> None:
+    async with open_client(build()) as client:
+        page = await trio.to_thread.run_sync(lambda: trio.from_thread.run(client.list_tools))
+        assert page.tools
 
 
 async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
