@@ -16,6 +16,7 @@ from tests.core.auth_server import (
     World,
     entropy,
     failed,
+    key,
     reply,
     world,
 )
@@ -257,6 +258,16 @@ def test_a_flow_that_gained_nothing_does_not_end_the_need_of_who_knows_the_deman
     visitor.drive(verdict.flow)
     assert isinstance(early.go(LATER), Authorized)
     assert len(visitor.pages) == 2
+
+
+def test_who_is_told_to_bind_tokens_does_not_renew_one_that_is_not_bound() -> None:
+    visitor = Visitor(world(dpop=True), Application("V"))
+    visitor.call()
+    bound = Visitor(visitor.world, Application("V", dpop=key()), visitor.persisted[-1])
+    visitor.world.mcp.scheme = "DPoP"
+    assert bound.call() == 200
+    grants = [each["grant_type"] for each in visitor.world.servers[0].of("token")]
+    assert grants == ["authorization_code", "authorization_code"]
 
 
 # What nobody sees.

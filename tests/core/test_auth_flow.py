@@ -9,6 +9,8 @@ from urllib.parse import parse_qsl
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.core.auth_server import (
     CALLBACK,
@@ -48,6 +50,7 @@ from trio_mcp.core.auth_deeds import (
     Listen,
     Listening,
     OpenBrowser,
+    Persist,
     Replied,
     Returned,
     SendRequest,
@@ -199,6 +202,33 @@ def test_an_answer_to_somebody_else_is_discarded_and_the_right_one_waited_for() 
     deeds = visitor.authorizer.receive(flow, Returned(f"?{right}"), NOW)
     assert b"code-" in deeds[-1].body  # type: ignore[union-attr]
     assert b"stolen" not in deeds[-1].body  # type: ignore[union-attr]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(exchange=st.sampled_from(EXCHANGES), status=st.sampled_from([200, 400, 401]), data=st.data())
+def test_whatever_a_server_writes_a_flow_ends_well_or_says_why(
+    exchange: tuple[str, int], status: int, data: st.DataObject
+) -> None:
+    visitor = visitor_of(exchange[0])
+    flow, deeds = upto(visitor, exchange[1])
+    heard = visitor.act(deeds)
+    if isinstance(heard, Replied):
+        said = json.loads(heard.body) if heard.body else {}
+        name = data.draw(st.sampled_from([*said, "error", "error_description", "scope"]))
+        heard = reply(status, {**said, name: data.draw(JSON_VALUES)})
+    deeds = visitor.authorizer.receive(flow, heard, NOW)
+    while not flow.over:
+        deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
+    assert isinstance(deeds[-1], Done | Failed)
+    for each in deeds:
+        if isinstance(each, Persist):
+            assert read_record(json.loads(json.dumps(as_json(each.record)))) == each.record
 
 
 # A new process.

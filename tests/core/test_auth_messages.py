@@ -266,6 +266,12 @@ def test_where_a_redirect_may_lead(location: str, target: str | None) -> None:
 # Documents.
 
 
+@pytest.mark.parametrize("body", [b'{"a": NaN}', b'{"a": -Infinity}', b"[]", b"7", b"", b'{"a": 1}' + b" " * 100])
+def test_what_is_no_object_of_json_is_none(body: bytes) -> None:
+    assert read_object(body, 100) is None
+    assert read_object(b'{"a": 1}' + b" " * 92, 100) == {"a": 1}
+
+
 @given(st.binary(max_size=300))
 def test_any_body_is_an_object_or_none(body: bytes) -> None:
     assert isinstance(read_object(body, 200), dict | None)
@@ -328,11 +334,12 @@ def test_what_is_not_said_is_not_assumed() -> None:
     assert (server.methods, server.grants) == (None, ("a",))
 
 
-def test_an_issuer_of_2025_03_26_names_itself_as_it_likes_and_is_known_by_its_place() -> None:
-    server = read_server({**METADATA, "issuer": "https://honest.example"}, ISSUER, STRICT, legacy=True)
-    assert (server.issuer, server.signs_as) == (ISSUER, "https://honest.example")
-    nameless = {name: value for name, value in METADATA.items() if name != "issuer"}
-    assert read_server(nameless, ISSUER, STRICT, legacy=True).signs_as == ISSUER
+def test_an_issuer_of_2025_03_26_may_write_itself_with_a_slash_and_not_as_somebody_else() -> None:
+    server = read_server({**METADATA, "issuer": f"{ISSUER}/"}, ISSUER, STRICT, legacy=True)
+    assert (server.issuer, server.signs_as) == (ISSUER, f"{ISSUER}/")
+    for name in ("https://honest.example", f"{ISSUER}//", "HTTPS://as.example", None):
+        with pytest.raises(AuthorizationFailed, match="another issuer"):
+            read_server({**METADATA, "issuer": name}, ISSUER, STRICT, legacy=True)
 
 
 @req("auth-85")
@@ -397,6 +404,7 @@ def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types:
             {"client_id": "c", "token_endpoint_auth_method": "client_secret_post"},
             Client("c", ISSUER, None, Method.POST, (CALLBACK,)),
         ),
+        ({"client_id": "c", "client_secret_expires_at": 10**400}, Client("c", ISSUER, redirect_uris=(CALLBACK,))),
         ({"client_id": 7}, None),
         ({"client_id": ""}, None),
         ({"client_id": "é"}, None),

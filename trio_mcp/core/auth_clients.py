@@ -16,7 +16,7 @@ from urllib.parse import quote_plus
 
 import attrs
 
-from trio_mcp.core.auth_documents import ServerDocument
+from trio_mcp.core.auth_documents import ServerDocument, read_seconds
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
 from trio_mcp.core.auth_places import client_id_fault, is_loopback, redirect_fault
 from trio_mcp.core.auth_proofs import Entropy, Key, client_assertion
@@ -251,7 +251,7 @@ def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri
         secret if is_printable(secret) else None,
         _method(method),
         (redirect_uri,),
-        float(until) if isinstance(until, int | float) and until > 0 else None,
+        read_seconds(until) or None,  # zero means never
     )
 
 

@@ -9,7 +9,9 @@ whose tokens we would fetch), and an issuer that is not the one whose URL was as
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from typing import NoReturn
 
 from trio_mcp.core.auth_challenge import scopes_of
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
@@ -18,7 +20,15 @@ from trio_mcp.core.errors import shown
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.records import record
 
-__all__ = ["ResourceDocument", "ServerDocument", "default_server", "read_object", "read_resource", "read_server"]
+__all__ = [
+    "ResourceDocument",
+    "ServerDocument",
+    "default_server",
+    "read_object",
+    "read_resource",
+    "read_seconds",
+    "read_server",
+]
 
 _ISSUERS = 20  # of one resource that are looked at; real ones have one
 
@@ -28,10 +38,23 @@ def read_object(body: bytes, limit: int) -> dict[str, Json] | None:
     if len(body) > limit:
         return None
     try:
-        value = json.loads(str(body, "utf-8"))
+        value = json.loads(str(body, "utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError):  # not UTF-8, no JSON, or deeper than anybody writes it
         return None
     return value if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_seconds(value: Json) -> float | None:
+    """A time or a lifetime.  Some servers write the number as a string; what is none means that nobody has said."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
+        value = int(value)
+    if type(value) not in (int, float) or not 0 <= value <= 10**12:
+        return None
+    return float(value)
 
 
 @record
@@ -80,8 +103,8 @@ def _server_fault(why: str, advice: str) -> AuthorizationFailed:
 class ServerDocument:
     """Authorization Server Metadata (RFC 8414) or that of an OpenID provider, as far as it matters here.
 
-    `issuer` is the one it was asked as, and what credentials are kept under; `signs_as` is what it calls itself.  They
-    differ in 2025-03-26 only, where nobody has said beforehand who the issuer is.  None is what was not said.
+    `issuer` is the one it was asked as, and what credentials are kept under; `signs_as` is how it writes that itself,
+    which may differ by a slash in 2025-03-26.  None is what was not said.
     """
 
     issuer: str
@@ -104,8 +127,10 @@ def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: 
 
     `legacy`: by the rules of 2025-03-26, where `issuer` is only the place it was found at.
     """
-    signs_as = said.get("issuer", issuer if legacy else None)
-    if not isinstance(signs_as, str) or (signs_as != issuer and not legacy):
+    signs_as = said.get("issuer")
+    # There, nobody has said how the origin is written as an issuer, and some write a slash.  More must not differ:
+    # a server that calls itself by another's name would be sent the codes of that other (a mix-up).
+    if signs_as != issuer and not (legacy and signs_as == f"{issuer}/"):
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
             f"the metadata of {shown(issuer)} is that of another issuer, {shown(signs_as)}",
@@ -120,7 +145,7 @@ def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: 
         )
     return ServerDocument(
         issuer,
-        signs_as,
+        str(signs_as),
         token_endpoint,
         _endpoint(said, "authorization_endpoint", issuer, rules),
         _endpoint(said, "registration_endpoint", issuer, rules),

@@ -471,6 +471,8 @@ class Flow:
         same = held.issuer == self._issuer and held.resource == self._resource
         if not same or not {*demand.scopes} <= {*held.asked} or not self._is_ours(held):
             return False
+        if self._must_prove() and held.tokens.kind != DPOP:
+            return False  # the next one would be no more bound than this
         self._adopt(held)
         self._grant = refresh_grant(held.tokens.refresh)
         return True

@@ -18,7 +18,7 @@ import attrs
 
 from trio_mcp.core.auth_challenge import BEARER, DPOP, scopes_of
 from trio_mcp.core.auth_clients import IdentityAssertion, is_printable
-from trio_mcp.core.auth_documents import ServerDocument
+from trio_mcp.core.auth_documents import ServerDocument, read_seconds
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
 from trio_mcp.core.auth_proofs import Entropy, base64url, token_text
 from trio_mcp.core.auth_records import Tokens
@@ -228,7 +228,7 @@ def read_tokens(
     if kind is None or (kind == DPOP and not proven):
         raise _bad_answer(issuer, f"a token of the type {censored(named, (access,))}, which was not asked for")
     refresh = said.get("refresh_token")
-    lifetime = _seconds(said.get("expires_in"))
+    lifetime = read_seconds(said.get("expires_in"))
     granted = said.get("scope")
     return Tokens(
         access,
@@ -255,12 +255,3 @@ def _bad_answer(issuer: str, what: str) -> AuthorizationFailed:
     return AuthorizationFailed(
         Blame.AUTHORIZATION_SERVER, f"{shown(issuer)} answered with {what}", "its operator must mend it"
     )
-
-
-def _seconds(value: Json) -> float | None:
-    """A lifetime.  Some servers write the number as a string; what is none means that nobody has said."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
-        value = int(value)
-    if type(value) not in (int, float) or not 0 <= value <= 10**12:
-        return None
-    return float(value)
