@@ -6,7 +6,7 @@ returns or raises becomes the answer.  What may be raised, and what the client g
 
 | Raised by a handler | tools/call | everything else |
 |---|---|---|
-| ToolError | a result with isError and its text | -32603, generic |
+| ToolError | a result with isError and its text | -32603, with its text |
 | PathRefused | a result with isError and its text | -32602 |
 | RequestError | that JSON-RPC error | that JSON-RPC error |
 | NotDeclared (the client cannot be asked) | modern: -32021; legacy: isError, saying so | the same; legacy: -32603 |
@@ -169,11 +169,17 @@ class Dispatcher:
                     _called(ctx), code, ctx.revision, error.code,
                 )  # fmt: skip
             return error
-        if tool and isinstance(error, ToolError):
+        if isinstance(error, ToolError):
             try:
-                return tool_failure(error, ctx.terms.revision)
+                said = tool_failure(error, ctx.terms.revision)
             except (BadResult, NotInThisRevision) as unwritable:
                 error = unwritable
+            else:
+                if tool:
+                    return said
+                texts = [block["text"] for block in said["content"] if block.get("type") == "text"]
+                if any(texts):  # a picture is nothing that an error could show
+                    return RequestError(INTERNAL_ERROR, "\n".join(texts))
         if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)

@@ -64,6 +64,11 @@ def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float
     left to it, and so are all of them outside the main thread.
     """
     check_seconds("grace", grace)
+    if trio.lowlevel.in_trio_run():
+        raise LocalProtocolError(
+            "run() begins a Trio program of its own, and this is one already; in here, await serve_stdio(server), or "
+            "serve_http(server, host, port)"
+        )
     life = _Life(server, grace)
     try:
         trio.run(life.live, serve)

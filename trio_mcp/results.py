@@ -69,13 +69,18 @@ __all__ = [
 ]
 
 _2024_11, _2025_03, _2025_06, _2025_11, _2026_07 = REVISIONS  # their names, oldest first
+_URI_SHOWN = 200  # of its characters, in a message: all of it is in the data
 
 
 # What handlers raise, and return instead of a result.
 
 
 class ToolError(McpError):
-    """Raised by a tool to tell the model what went wrong: `content` is text, or a list of content blocks and text."""
+    """Raised by a tool to tell the model what went wrong: `content` is text, or a list of content blocks and text.
+
+    Where it is raised for a resource, a prompt or a completion, which have no such results, the client gets its text as
+    the message of an error.
+    """
 
     def __init__(self, content: str | Sequence[ContentBlock | str]) -> None:
         if not isinstance(content, str | list | tuple):
@@ -88,10 +93,14 @@ class ToolError(McpError):
 
 
 class ResourceNotFound(RequestError):
-    """Raised where there is no resource at `uri`.  The session gives it the code of the revision (res-05, res-06)."""
+    """Raise this where a resource, or a template for a URI that it stands for, has nothing to read.
 
-    def __init__(self, uri: str, message: str = "Resource not found") -> None:
-        super().__init__(RESOURCE_NOT_FOUND, message, {"uri": uri})
+    The client gets an error that says so, with the code that its revision has for it.
+    """
+
+    # Not with that code yet: the session knows the revision (res-05, res-06).
+    def __init__(self, uri: str, message: str | None = None) -> None:
+        super().__init__(RESOURCE_NOT_FOUND, message or f"Resource not found: {shown(uri, _URI_SHOWN)}", {"uri": uri})
 
 
 class InputRequired:

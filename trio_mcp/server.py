@@ -435,6 +435,8 @@ class Server:
         of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143) after SIGTERM, which gives the calls
         that run `grace` seconds.
         """
+        if "transport" in options or (address and address[0] in _TRANSPORTS):
+            raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
         if address:
             raise TypeError(f"say by name what it is: run(http={address[0]!r}) serves HTTP at an address")
         if options:
@@ -453,6 +455,10 @@ class Server:
 
         host, port = place(http)
         live(self, lambda: serve_http(self, host, port, task_status=_Announced(self), **options), grace=grace)
+
+
+# What other packages call them, in this place.
+_TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
 
 
 def _check_http_options(options: HttpOptions) -> None:

@@ -80,7 +80,17 @@ def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
         with _owned(give_back=False) as stream:
             await serve_stream(server, stream, tap=tap)
 
+    _greet(server)
     live(server, serve, grace=grace)
+
+
+def _greet(server: Server) -> None:
+    """Tell whoever has started this by hand why nothing happens; what a host gives it is no terminal."""
+    if sys.__stderr__ is not None and os.isatty(0):
+        name = server.offer().info["name"]
+        line = f"{name} waits for a client on standard input, which hosts are: give one this command (Ctrl-C ends it)\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
 
 
 @contextmanager

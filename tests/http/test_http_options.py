@@ -37,7 +37,7 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"transport": "http"}, r"run has no option 'transport'; .* run\(http="),
+        ({"transport": "http"}, r"run\(\) serves stdio, run\(http="),
         ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
         ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
         ({"http": "127.0.0.1:0", "ssl_context": None}, "run has no option 'ssl_context'; serve_http has it"),
@@ -53,6 +53,14 @@ def test_an_address_is_given_by_name() -> None:
     run: Any = Server("test").run
     with pytest.raises(TypeError, match=r"run\(http='127.0.0.1:3000'\)"):
         run("127.0.0.1:3000")
+
+
+@pytest.mark.parametrize("name", ["stdio", "sse", "streamable-http"])
+def test_a_transport_by_its_name_elsewhere_is_told_how_it_is_had(name: str) -> None:
+    run: Any = Server("test").run
+    for how in (lambda: run(name), lambda: run(transport=name)):
+        with pytest.raises(TypeError, match=r'run\(\) serves stdio, run\(http="127.0.0.1:3000"\) HTTP'):
+            how()
 
 
 async def raises(request: HttpRequest) -> str | None:

@@ -159,7 +159,11 @@ SAID: dict[str, tuple[Callable[[Context], Any], Callable[[bool], tuple[Told, Tol
     ),
     "no resource": (
         fails(lambda: ResourceNotFound("x://y")),
-        lambda modern: ((-32602 if modern else -32002, "not found"),) * 2,
+        lambda modern: ((-32602 if modern else -32002, "not found: 'x://y'"),) * 2,
+    ),
+    "a ToolError": (
+        fails(lambda: ToolError(["sold", image(PNG, mime_type="image/png"), "out"])),
+        lambda modern: ((None, "sold\nout"), (-32603, "sold\nout")),
     ),
     "nobody to ask": (
         fails(UNDECLARED),
@@ -293,6 +297,18 @@ FAILURES: dict[str, Callable[[Context], Any]] = {
     "a tool error with half a pair": fails(lambda: ToolError("\ud800")),
     **{what: (lambda ctx, make=make: make()) for what, make in WRITTEN_NOWHERE.items()},
 }
+
+
+async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_no_result_can_show_it(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    acting.does = fails(lambda: ToolError([image(PNG, mime_type="image/png")]))
+    async with connected(acting.server, LATEST) as wire:
+        with pytest.raises(WireError, match=GENERIC):
+            await ask(wire, "prompt")
+        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+        assert (await ask(wire, "tool"))["isError"] is True
 
 
 @req("core-31", "log-06", "prm-08", "res-05", "res-07", "cmpl-06")

@@ -94,6 +94,12 @@ def test_an_option_that_does_not_exist_is_told() -> None:
         Server("mistaken").run(http="127.0.0.1:0", jason_only=True)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("options", [{}, {"http": "127.0.0.1:0"}], ids=["stdio", "http"])
+async def test_a_trio_program_is_told_what_to_await_instead(options: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError, match=r"await serve_stdio\(server\), or serve_http\(server, host, port\)"):
+        Server("inside").run(**options)
+
+
 def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
     with pytest.raises(LocalProtocolError, match="allowed_hosts"):
         Server("open").run(http="0.0.0.0:0")

@@ -465,6 +465,10 @@ def test_a_resource_that_is_not_found_is_told_with_its_uri(revision: Revision) -
     error = ResourceNotFound("a:b")
     assert isinstance(error, RequestError)
     assert error.data == {"uri": "a:b"}
+    assert error.message == "Resource not found: 'a:b'"
+    assert ResourceNotFound("a:b", "there is no b").message == "there is no b"
+    assert len(ResourceNotFound("a:\n" + "b" * 10_000).message) < 300
+    assert "\n" not in ResourceNotFound("a:\nb").message
     assert revision.error_code(error.code) == (-32602 if revision is LATEST else -32002)
 
 

@@ -33,6 +33,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from tests.requirements import req
 from trio_mcp import process, stdio
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.session import Offer
 from trio_mcp.stdio import own_stdio
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
@@ -964,6 +965,9 @@ class StandIn:
         self.serve = serve
         self.drain = trio.Event()
 
+    def offer(self) -> Offer:
+        return Offer({"name": "stand-in", "version": "1.0"}, {})
+
     @contextlib.asynccontextmanager
     async def draining(self, seconds: float) -> AsyncIterator[None]:
         self.drain.set()
@@ -1008,6 +1012,21 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
     with standing_in(pipes(tmp_path)):
         yield lambda serve, **options: stdio.run(cast(Any, StandIn(serve)), **options)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.mark.parametrize("kind", [terminal, pipes])
+def test_who_starts_a_server_by_hand_is_told_what_it_waits_for(runs: Runs, kind: Kind, tmp_path: Path) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        pass
+
+    told, tell = os.pipe()
+    with standing_in(kind(tmp_path), stderr=tell):
+        runs(serve)
+    os.close(tell)
+    with open(told) as stderr:
+        said = stderr.read()
+    assert said.startswith("stand-in waits for a client on standard input") is (kind is terminal)
+    assert said.count("\n") == (kind is terminal)
 
 
 def test_the_wire_is_closed_but_not_given_back_when_a_run_ends(runs: Runs) -> None:
