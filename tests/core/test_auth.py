@@ -65,7 +65,8 @@ def test_tokens_go_to_https_and_to_one_origin_only(url: str) -> None:
     with pytest.raises(LocalProtocolError, match="tokens are not sent"):
         Authorizer(url, Application("V"), entropy=entropy)
     authorizer = Authorizer(MCP, Application("V"), entropy=entropy)
-    assert authorizer.errand("GET", "https://mcp.example/sse").go(NOW) == Authorized()
+    for same in ("https://mcp.example/sse", "https://MCP.example:443/mcp"):
+        assert authorizer.errand("GET", same).go(NOW) == Authorized()
     with pytest.raises(LocalProtocolError, match="another origin"):
         authorizer.errand("POST", "https://evil.example/mcp")
 
@@ -145,13 +146,19 @@ def test_steps_up_are_counted_for_each_operation_and_what_it_lacks() -> None:
         assert failed(visitor, operation).blame is Blame.USER
         pages.append(len(visitor.pages))
     assert pages == [2, 3, 3, 3, 4]
+    # A new token is a new chance.
+    visitor.now = NOW + 3600
+    visitor.call()
+    failed(visitor, "x")
+    assert len(visitor.pages) == 5
     # Of a great many, the oldest are forgotten.
+    failed(visitor, "x")
     for number in range(300):
         visitor.world.mcp.needs = {f"{number}": "b"}
         failed(visitor, f"{number}")
     visitor.world.mcp.needs = {"x": "b"}
     failed(visitor, "x")
-    assert len(visitor.pages) == 4 + 300 + 1
+    assert len(visitor.pages) == 6 + 300 + 1
 
 
 def test_one_request_steps_up_twice_at_most() -> None:

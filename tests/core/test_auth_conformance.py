@@ -86,7 +86,19 @@ LOCATIONS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
 
 
 @req("auth-08", "auth-35", "auth-40", "auth-41", "auth-61", "auth-67", "auth-68", "auth-42", "auth-43", "auth-44")
-@req("auth-07", "auth-16", "auth-17", "auth-18", "auth-29", "auth-84", "auth-54", "auth-92", "auth-93", "auth-98")
+@req(
+    "auth-07",
+    "auth-59",
+    "auth-16",
+    "auth-17",
+    "auth-18",
+    "auth-29",
+    "auth-84",
+    "auth-54",
+    "auth-92",
+    "auth-93",
+    "auth-98",
+)
 @pytest.mark.parametrize("name", LOCATIONS)
 def test_documents_are_asked_for_in_order_and_everything_else_follows(name: str) -> None:
     settings, of_resource, of_server = LOCATIONS[name]

@@ -252,6 +252,7 @@ def test_where_the_document_of_an_issuer_is() -> None:
         ("/b", "https://h/b"),
         ("b", "https://h/b"),
         ("https://h/b", "https://h/b"),
+        ("https://H:443/b", "https://H:443/b"),
         ("https://evil/b", None),
         ("http://h/b", None),
         ("//evil/b", None),

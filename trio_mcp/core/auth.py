@@ -32,7 +32,7 @@ from trio_mcp.core.auth_clients import Application, IdentityAssertion
 from trio_mcp.core.auth_deeds import Deed, Done, Failed, Heard, Persist
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
 from trio_mcp.core.auth_flow import Flow, Setting
-from trio_mcp.core.auth_places import Rules, origin_of, url_fault
+from trio_mcp.core.auth_places import Rules, origin_of, same_origin, url_fault
 from trio_mcp.core.auth_proofs import Entropy, Nonces, dpop_proof
 from trio_mcp.core.auth_records import Record, Tokens
 from trio_mcp.core.errors import LocalProtocolError, shown
@@ -105,7 +105,7 @@ class Authorizer:
     def errand(self, method: str, url: str | None = None, operation: str = "") -> Errand:
         """A request that is to be made; `operation` names what it does, such as ``tools/call add``."""
         url = url or self.server_url
-        if origin_of(url) != origin_of(self.server_url):
+        if not same_origin(url, self.server_url):
             raise LocalProtocolError("the token of an MCP server is not sent to another origin")
         return Errand(self, method, url, operation)
 
@@ -138,7 +138,9 @@ class Authorizer:
                 self.record = deed.record
         if flow.over and self.flow is flow:
             self.flow = None
-            self.generation += flow.obtained
+            if flow.obtained:
+                self.generation += 1
+                self._stepped_up.clear()  # what was refused then may be granted now
         return deeds
 
     # For errands.

@@ -253,7 +253,8 @@ class Flow:
         if not isinstance(heard, (*_ANSWERS[self.step], GivenUp)):
             raise LocalProtocolError(f"a flow that waits for {self.step.name} is not told {type(heard).__name__}")
         if isinstance(heard, Listening) and (fault := redirect_fault(heard.redirect_uri)):
-            raise LocalProtocolError(f"the redirect URI {shown(heard.redirect_uri)} {fault}; it must be on loopback")
+            uri = shown(heard.redirect_uri)
+            raise LocalProtocolError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
         return self._step(lambda: self._judge(heard, now), now)
 
     def abandon(self) -> None:

@@ -16,7 +16,7 @@ from trio_mcp.core.records import record
 
 __all__ = [
     "Rules", "client_id_fault", "covers", "is_loopback", "issuer_fault", "legacy_place", "moved_to", "origin_of",
-    "redirect_fault", "resource_places", "server_places", "url_fault",
+    "redirect_fault", "resource_places", "same_origin", "server_places", "url_fault",
 ]  # fmt: skip
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -95,6 +95,10 @@ def _site(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
+def same_origin(one: str, other: str) -> bool:
+    return _site(urlsplit(one)) == _site(urlsplit(other))
+
+
 def origin_of(url: str) -> str:
     """Scheme, host and port, in lower case (auth-14: the authorization base URL of 2025-03-26)."""
     parts = urlsplit(url)
@@ -105,9 +109,9 @@ def covers(resource: str, url: str) -> bool:
     """Whether `resource` names the server at `url`: itself, or something that it is part of."""
     if url_fault(resource, Rules(loopback=True)) is not None:  # auth-43: absolute, without a fragment
         return False
-    theirs, ours = urlsplit(resource), urlsplit(url)
-    if _site(theirs) != _site(ours):  # auth-45: in lower case, as urlsplit has them
+    if not same_origin(resource, url):  # auth-45: scheme and host are compared in lower case
         return False
+    theirs, ours = urlsplit(resource), urlsplit(url)
     if theirs.query and theirs.query != ours.query:
         return False
     within = theirs.path.rstrip("/")  # auth-46: the slash at the end makes no other resource
@@ -153,6 +157,6 @@ def moved_to(url: str, location: str, rules: Rules) -> str | None:
         target = urljoin(url, location)
     except ValueError:
         return None
-    if url_fault(target, rules) is not None or origin_of(target) != origin_of(url):
+    if url_fault(target, rules) is not None or not same_origin(target, url):
         return None
     return target
