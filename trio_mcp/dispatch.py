@@ -120,9 +120,15 @@ class Dispatcher:
         self._publisher = publisher
         self._threads = threads
 
-    @property
     def protection(self) -> Protection | None:
-        """That of the server which runs; those that are mounted in it are reached through it only."""
+        """That of the server which runs: who gets through to it gets through to all that is mounted in it.
+
+        Raises LocalProtocolError where only something mounted has any, which would be open to everybody.
+        """
+        if self._features.protection is None and any(part.protection is not None for part in self._parts.values()):
+            raise LocalProtocolError(
+                "a server that is mounted here is protected, and the whole is not; call protect of that which is served"
+            )
         return self._features.protection
 
     async def __call__(self, ctx: Context) -> JsonObject:

@@ -141,7 +141,7 @@ class Endpoint:
         self.public_url = public_url_of(options)
         """Without a slash at its end; None if none was given."""
         self.keep_alive = keep_alive_of(options)
-        self._gate = Gate(options, run.dispatcher.protection, self.policy.path)
+        self._gate = Gate(options, run.dispatcher.protection(), self.policy.path)
         self.places = frozenset(self.policy.places) | self._gate.places
         """The paths at which something is, without a slash at their ends."""
         self._event_log = options.get("event_log")

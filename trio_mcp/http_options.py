@@ -64,7 +64,7 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
     public = public_url_of(options)
     if public is not None and not isinstance(hosts, str):
         hosts = (*hosts, public.partition("://")[2].partition("/")[0])
-    protection = run.dispatcher.protection
+    protection = run.dispatcher.protection()
     if protection is not None and protection.host is not None and not isinstance(hosts, str):
         hosts = (*hosts, protection.host)
     given = {name: value for name, value in options.items() if name in _OF_THE_POLICY}

@@ -207,7 +207,7 @@ class JwksVerifier:
 
     async def _get(self) -> bytes:
         async with (
-            HttpPool(ssl_context=self._ssl_context, limits=Limits(message_bytes=_MOST)) as pool,
+            HttpPool(ssl_context=self._ssl_context, limits=Limits()) as pool,
             pool.request("GET", self._url, (("Accept", "application/json"),), replayable=True) as reply,
         ):
             if reply.status != 200:  # no redirect is followed: keys come from where the author has said

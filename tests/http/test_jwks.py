@@ -307,6 +307,19 @@ async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clo
         assert issuer.asked == 2
 
 
+async def test_no_fetch_begins_while_one_is_under_way(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_mcp.jwks._PATIENCE", 60.0)
+    async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
+        issuer.wait = 30
+        verify = verifier()
+        for _ in range(4):
+            nursery.start_soon(verify, signed(kid="k"))
+            await trio.sleep(7)
+        assert issuer.asked == 1
+
+
 async def test_unknown_keys_do_not_make_us_ask_without_end(autojump_clock: MockClock) -> None:
     async with issuing(public("ES256", "k")) as issuer:
         verify = verifier()

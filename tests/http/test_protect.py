@@ -305,6 +305,14 @@ async def test_what_is_mounted_keeps_its_scopes(autojump_clock: MockClock) -> No
         assert (await web.post(call("o_write"), headers=token("bob"))).result["content"][0]["text"] == "written"
 
 
+async def test_what_is_protected_by_itself_is_not_served_openly_by_another(autojump_clock: MockClock) -> None:
+    whole = Server("whole")
+    whole.mount(protected(), prefix="o_")
+    with pytest.raises(LocalProtocolError, match="call protect of that which is served"):
+        async with served(whole):
+            raise AssertionError("it is served")
+
+
 async def whoever(asking: HttpRequest) -> str:
     return "ada"
 
@@ -343,6 +351,37 @@ async def test_a_session_is_for_its_principal_alone_and_for_all_tokens_of_it(
             assert answer.status == status
         assert (await web.end(session, token("other"))).status == 403
         assert (await web.end(session, token("second"))).status == 204
+
+
+@req("auth-19")
+@pytest.mark.parametrize("revision", [D, E])
+async def test_calls_at_the_same_time_each_have_the_scopes_of_their_own_token(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    server = protected(verify=lambda token: Principal("ada", ["read", token]))
+    go = trio.Event()
+
+    @server.tool
+    async def wait(ctx: Context) -> str:
+        before = ctx.scopes
+        await go.wait()
+        return " ".join(sorted(before & ctx.scopes))
+
+    async with served(server) as web:
+        session = None if revision == E else await web.initialize(revision, headers=bearer("zero"))
+        found: dict[str, str] = {}
+
+        async def one(scope: str) -> None:
+            how: Any = {"session": session, "headers": bearer(scope)}
+            answer = await web.post(call("wait", scope, revision=revision), revision=revision, **how)
+            found[scope] = answer.messages[-1]["result"]["content"][0]["text"]
+
+        async with trio.open_nursery() as nursery:
+            for scope in ("a", "b", "c"):
+                nursery.start_soon(one, scope)
+            await trio.sleep(1)
+            go.set()
+        assert found == {scope: f"{scope} read" for scope in "abc"}
 
 
 # Metadata.
