@@ -4,7 +4,8 @@
 is one of `WAYS`; the target is a URL, or the command of the server as a JSON array where the way is stdio.  It looks at
 one behaviour after another (all, if none is named) and prints a line of JSON for each, as soon as it was seen:
 ``{"behaviour": "call", "seen": true}``.  What a client raised is seen as well: ``{"raised": text, "code": code}``.  The
-last one is ``end``, told after everything was closed.  Standard error stays empty, the status is 0.
+last one is ``end``, told after everything was closed.  Standard error stays empty, the status is 0.  A server of others
+is the program ``SERVER WAY``, with the same content as our fixture; `looking` is what our client sees of it.
 
 **Behaviours.**  `BEHAVIOURS` names them in their order.  What a client does for each, and what is seen of our fixture
 in each revision, stands in `behaviours.py`.
@@ -12,7 +13,7 @@ in each revision, stands in `behaviours.py`.
 **Gaps.**  Where a pair falls short, a `Gap` says what is seen instead (`NOTHING`, where the program does not look at
 all), why, and whose gap it is.  `shortcomings` is strict both ways: what is seen must be what the gap says, and a gap
 that is none, for the table says the same, has gone and must leave the list.  Gaps are by pair, then by behaviour:
-`python_gaps.py` for the clients in Python, `typescript_gaps.py` for those on node.
+`python_gaps.py` for the clients in Python, `typescript_gaps.py` for those on node, `server_gaps.py` for the servers.
 
 **Collecting.**  A `Side` is one table of `INTEROP.md`: a test module says once which pairs and behaviours it `holds`,
 and each visit is a `record` there, which gives what is to be asserted.  At the end of a run `write_file` puts what was

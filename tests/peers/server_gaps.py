@@ -11,7 +11,7 @@ from tests.peers.looking import TOO_LATE
 
 __all__ = ["GAPS", "LISTED"]
 
-# What each server lists; schemas are made from functions or classes by many, who could not have written all there is.
+# All but the tool whose schema is more than types can say: most kits take functions only.
 TOOLS = Holding("test_simple_text", "test_error_handling", "interop_echo", "interop_toggle")
 LISTED = {**LISTS, "tools": TOOLS}
 TEXT, _, ITEM = seen_in("2024-11-05")["read"]
@@ -48,7 +48,7 @@ PYTHON_1 = {
 BEFORE_BAD_ARGUMENTS = {**PYTHON_1, "bad arguments": AS_RESULT}
 BEFORE_COMPLETIONS = {
     **BEFORE_BAD_ARGUMENTS,
-    "cancel": Server(NOTHING, "a call that is cancelled ends its session, and all of it on stdio"),
+    "cancel": Server(NOTHING, "a call that is cancelled takes its whole session along"),
     "completion": Server("NotDeclared", "its kit does not say that it completes anything"),
 }
 PYTHON_2 = {"list": ONE_PIECE, "unknown tool": AS_RESULT, "unknown resource": NEWER, "unknown prompt": NO_CODE}

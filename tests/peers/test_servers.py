@@ -39,8 +39,7 @@ A, B, C, D, E = REVISIONS
 
 @attrs.frozen
 class Kind:
-    """A server: what is installed and runs it, its ways to be reached, and the newest revision with a handshake that it
-    has."""
+    """A server: what runs it, the ways to reach it, and the newest revision with a handshake that it has."""
 
     peer: Peer
     ways: Sequence[str]
@@ -55,23 +54,23 @@ class Kind:
         return any(way.endswith("modern") for way in self.ways)
 
 
-def beside(client: str, program: str, ways: Sequence[str], *more: Any, **others: Any) -> Kind:
-    """The one by the SDK of this client, where it is installed."""
-    return Kind(attrs.evolve(PEERS[client], program=program), ways, *more, **others)
+def beside(client: str, program: str) -> Peer:
+    """What runs a server where this client is installed."""
+    return attrs.evolve(PEERS[client], program=program)
 
 
 PROXY = "mcp-remote-0.15.1"
 OPTIONAL = {"optional": [2, None]}
 KINDS = {
     # To the probe it says nothing.
-    "python-1.0.0": beside("python-1.0.0", "server0.py", ("stdio", "sse", "ws"), A, options={"probe": 0.5}),
-    "python-1.9.4": beside("python-1.9.4", "server1.py", LEGACY, B),
-    "python-1.12.4": beside("python-1.12.4", "server1.py", LEGACY, C, also=OPTIONAL),
-    "python-1.30.0": beside("python-1.30.0", "server1.py", LEGACY, also=OPTIONAL),
-    "python-2.3.0": beside("python-2.3.0", "server2.py", MODERN, also=OPTIONAL),
-    "typescript-1.0.4": beside("typescript-1.0.4", "server1.mjs", ("stdio", "sse"), A),
-    "typescript-1.12.3": beside("typescript-1.12.3", "server1.mjs", ("stdio", "session", "sse"), B),
-    "typescript-1.32.2": beside("typescript-1.32.2", "server1.mjs", ("stdio", "session", "sse")),
+    "python-1.0.0": Kind(beside("python-1.0.0", "server0.py"), ("stdio", "sse", "ws"), A, {"probe": 0.5}, OPTIONAL),
+    "python-1.9.4": Kind(beside("python-1.9.4", "server1.py"), LEGACY, B, also=OPTIONAL),
+    "python-1.12.4": Kind(beside("python-1.12.4", "server1.py"), LEGACY, C, also=OPTIONAL),
+    "python-1.30.0": Kind(beside("python-1.30.0", "server1.py"), LEGACY, also=OPTIONAL),
+    "python-2.3.0": Kind(beside("python-2.3.0", "server2.py"), MODERN, also=OPTIONAL),
+    "typescript-1.0.4": Kind(beside("typescript-1.0.4", "server1.mjs"), ("stdio", "sse"), A),
+    "typescript-1.12.3": Kind(beside("typescript-1.12.3", "server1.mjs"), ("stdio", "session", "sse"), B),
+    "typescript-1.32.2": Kind(beside("typescript-1.32.2", "server1.mjs"), ("stdio", "session", "sse")),
     "typescript-2.4.0": Kind(PEERS["typescript-server-2.4.0"], MODERN),
     "fastmcp-4.1.2": Kind(PEERS["fastmcp-4.1.2"], MODERN, also=OPTIONAL),
     PROXY: Kind(PEERS[PROXY], PEERS[PROXY].ways),
@@ -97,13 +96,13 @@ def gaps_of(pair: Pair) -> dict[str, Gap]:
 
 
 def witnessed(ended: Path, command: Sequence[str]) -> list[str]:
+    """The command of a server that leaves its exit status in that file."""
     return [sys.executable, str(PROGRAMS / "witness.py"), str(ended), *command]
 
 
 @contextlib.asynccontextmanager
 async def served(pair: Pair, ended: Path) -> AsyncIterator[Any]:
-    """A target: the command, which leaves its exit status in that file, or the URL of a process that ends with the
-    block and must not before."""
+    """A target: a command that is `witnessed`, or the URL of a process that ends with the block and not before."""
     name, way = pair
     peer = KINDS[name].peer
     if name == PROXY:

@@ -54,6 +54,10 @@ async def interop_echo(text: str, delay_ms: int = 0) -> str:
     return text
 
 
+async def half(number: int) -> str:
+    return json.dumps(number // 2 if number % 2 == 0 else None)
+
+
 async def test_error_handling() -> str:
     raise ValueError("This tool intentionally returns an error for testing")
 
@@ -95,6 +99,7 @@ async def interop_roots() -> str:
 TOOLS: dict[Any, dict[str, str]] = {
     test_simple_text: {},
     interop_echo: {"text": "string", "delay_ms": "integer"},
+    half: {"number": "integer"},
     test_error_handling: {},
     interop_check: {"count": "integer", "label": "string"},
     test_tool_with_progress: {},
