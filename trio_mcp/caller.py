@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -69,6 +70,8 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 Failure: TypeAlias = Callable[[], McpError]
 """Makes the error for one call that has no answer; each has its own, with its own traceback."""
 
+_SILENCE = 10.0  # seconds after which it is told that a server is still waited for
+
 _REPORTS = 1000  # of progress that wait for a slow callback; then the oldest are left out, for the last says it all
 
 
@@ -76,16 +79,21 @@ class OpeningError(McpError):
     """The server and this client have found no way to speak with each other.
 
     `negotiation` is what was tried, what came back, and why it ended; `error` what the server refused with, if it did.
+    `told` means that another error says why, and has this one as its cause.
     """
 
-    def __init__(self, negotiation: Negotiation, error: RequestError | None = None) -> None:
+    def __init__(self, negotiation: Negotiation, error: RequestError | None = None, *, told: bool = False) -> None:
         super().__init__(negotiation.why)
         self.negotiation = negotiation
         self.error = error
+        self._told = told
 
     def __str__(self) -> str:
-        tried = "; ".join(f"{each.tried}: {each.answered}" for each in self.negotiation.attempts)
-        return f"the connection could not be opened: {self.negotiation.why}" + (f" (tried {tried})" if tried else "")
+        why = self.negotiation.why  # said once: it may be all that a server wrote before it died
+        attempts = [(each.tried, each.answered) for each in self.negotiation.attempts]
+        tried = "; ".join(deed if said == why else f"{deed}: {said}" for deed, said in attempts)
+        said = "the connection could not be opened" + ("" if self._told else f": {why}")
+        return said + (f" (tried {tried})" if tried else "")
 
 
 class SessionLost(SessionClosed):
@@ -329,17 +337,26 @@ class Caller:
             probe_until=None if probe is None else now + probe, deadline=None if within is None else now + within
         )
         self._wake()
+        silence = now + _SILENCE
         while not self._settled.is_set():
             deadline = self.session.next_deadline()
-            with trio.move_on_at(trio.current_time() + 3600 if deadline is None else deadline):
+            with trio.move_on_at(min(silence, trio.current_time() + 3600 if deadline is None else deadline)):
                 await self._settled.wait()
+            if trio.current_time() >= silence:
+                silence = math.inf
+                _log.warning("the server has not answered for %g seconds, and is still waited for", _SILENCE)
             self.act(self.session.tick(trio.current_time()))
         if self._failed is None:
             return
-        negotiation = OpeningError(self._failed.negotiation, self._failed.error)
-        error = negotiation if self._failure is None else self._failure()
-        error.__cause__ = error.__cause__ or (None if error is negotiation else negotiation)
-        raise error
+        negotiation, refused = self._failed.negotiation, self._failed.error
+        if self._failure is not None:
+            error = self._failure()
+            error.__cause__ = error.__cause__ or OpeningError(negotiation, refused, told=True)
+            raise error
+        if within is not None and trio.current_time() >= now + within:
+            why = f"{negotiation.why}, which was {within:g} seconds; a cancel scope around the opening can make it less"
+            negotiation = attrs.evolve(negotiation, why=why)
+        raise OpeningError(negotiation, refused)
 
     def fall_back(self, why: str) -> None:
         """The carrier has seen that the server which is being probed is not modern."""

@@ -616,14 +616,19 @@ def test_a_session_may_be_lost_at_any_step() -> None:
     assert "may have run: False" not in outcomes
 
 
-async def test_nobody_waits_for_ever_for_a_session_to_open(autojump_clock: MockClock) -> None:
+async def test_nobody_waits_for_ever_for_a_session_to_open(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(asked: Asked, out: Out) -> None:
         await out.hold()
 
     async with nothing_left(), script(play) as played:
         with reachable(played.connect):
             start = trio.current_time()
-            with pytest.raises(OpeningError, match="in time"):
+            with pytest.raises(OpeningError, match="in time, which was 300 seconds; a cancel scope"):
                 async with open_client(URL):
                     raise AssertionError("it was opened")
             assert trio.current_time() == start + 300
+            assert [each.getMessage() for each in caplog.records] == [
+                "the server has not answered for 10 seconds, and is still waited for"
+            ]

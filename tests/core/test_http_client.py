@@ -523,6 +523,31 @@ def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None
     assert len(verdict.why) < 250
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        (
+            "<!DOCTYPE HTML>\n<html><head><title>Error</title></head><style>p {}</style>\n"
+            "<body><h1>Error</h1>\n<p>Message: Unsupported method ('POST').</p></body></html>",
+            "\"Error Message: Unsupported method ('POST').\"",
+        ),
+        ("<HTML><HEAD><title>Bad gateway</title><p", "'Bad gateway'"),
+        ("<3 and < 5", "'<3 and < 5'"),
+    ],
+)
+def test_of_a_page_the_words_are_told(page: str, words: str) -> None:
+    assert reply(exchange(), 501, page.encode()) == Failed(f"HTTP 501, which says {words}", 501)
+    assert reply(exchange(), 501, b"<html></html>") == Failed("HTTP 501, without a JSON-RPC error", 501)
+
+
+def test_a_sentence_of_an_error_is_told_to_its_end() -> None:
+    sentence = "these credentials are not accepted; the Authorization header has to have others, of the same user"
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": sentence}}).encode()
+    verdict = reply(exchange(), 401, body)
+    assert isinstance(verdict, Challenged)
+    assert verdict.why == f"HTTP 401: '{sentence}' (-32600)"
+
+
 def test_where_a_url_leads_is_told_without_who_asks_and_what_for() -> None:
     assert place_of("https://me:secret@a.example:8/mcp?token=secret#x") == "https://a.example:8/mcp"
 

@@ -413,11 +413,16 @@ def _said(status: int, body: bytes, limits: Limits) -> str:
     if isinstance(message, Error):
         return f"HTTP {status}: {_in_words(message)}"
     text = body[:_QUOTED].decode(errors="replace").strip()
+    if text.startswith("<"):  # a page, of which the words are told
+        text = " ".join(_MARKUP.sub(" ", text).split())
     return f"HTTP {status}, " + (f"which says {shown(text, 200)}" if text else "without a JSON-RPC error")
 
 
+_MARKUP = re.compile(r"<(head|script|style)\b.*?</\1>|<[a-z/!?][^>]*>?", re.DOTALL | re.IGNORECASE)
+
+
 def _in_words(error: Error) -> str:
-    return f"{shown(error.message)} ({error.code})"
+    return f"{shown(error.message, 200)} ({error.code})"
 
 
 def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVerdict:
