@@ -32,6 +32,7 @@ from trio_mcp.client_options import (
     checked_level,
     log_level_of,
     members,
+    name_the_options,
     offer_of,
 )
 from trio_mcp.connecting import PROBE, Target, how_to_reach
@@ -254,10 +255,16 @@ class Client:
         headers: Mapping[str, str] | None,
     ) -> tuple[JsonObject, JsonObject]:
         """The result, and the params of the request that had it; the first is made with `asked` and `fields`."""
+        if not (on_progress is None or callable(on_progress)):
+            raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
         terms = terms_of(await self._keeper.caller())
         rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
         while True:
-            result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
+            try:
+                result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
+            except RequestError as error:
+                name_the_options(error)
+                raise
             step = rounds.receive(result)
             if not isinstance(step, Ask):
                 return step.result, asked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
 from trio_mcp.asked import PageRequest
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
@@ -33,6 +33,7 @@ __all__ = [
     "checked_level",
     "log_level_of",
     "members",
+    "name_the_options",
     "offer_of",
 ]
 
@@ -96,6 +97,12 @@ class ClientOptions(TypedDict, total=False):
 
 CHILD = ("env", "environment", "cwd", "grace", "stderr")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
+# By capability and its member; "" is that it is there at all.
+_DECLARED_BY = {
+    "sampling": {"": "sampling", "tools": "sampling_tools"},
+    "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
+    "roots": {"": "roots"},
+}
 _PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
 
 
@@ -156,3 +163,17 @@ def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
         raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
     return level
+
+
+def name_the_options(error: RequestError) -> None:
+    """Note on an error of a server that misses a capability of the client by which option that is declared."""
+    needed = error.data.get("requiredCapabilities") if isinstance(error.data, dict) else None
+    if error.code != MISSING_CLIENT_CAPABILITY or not isinstance(needed, dict):
+        return
+    names = []
+    for capability, options in _DECLARED_BY.items():
+        inside = needed.get(capability)
+        if isinstance(inside, dict):
+            names += [name for member, name in options.items() if member in (inside or {"": {}})]
+    if names:
+        error.add_note(f"a client declares that by its options: {', '.join(names)}")

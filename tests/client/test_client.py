@@ -203,6 +203,12 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
             await client.read("notes://x", **wrong)
 
 
+async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
+    async with open_client(build()) as client:
+        with pytest.raises(LocalProtocolError, match=r"^on_progress is a function, not bool$"):
+            await client.call_tool("forecast", on_progress=cast("Any", True))
+
+
 @pytest.mark.parametrize("method", ["call_tool", "follow_tool", "prompt"])
 async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
@@ -309,6 +315,28 @@ def test_limits_and_headers_are_what_they_are_called() -> None:
 def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
     with pytest.raises(LocalProtocolError, match=r"^headers means nothing to a (command|Server|StapledStream)$"):
         open_client(target, headers={"Authorization": "Bearer Geheim"})
+
+
+@pytest.mark.parametrize(
+    ("data", "noted"),
+    [
+        ({"requiredCapabilities": {"elicitation": {"form": {}}}}, ["elicitation"]),
+        ({"requiredCapabilities": {"elicitation": {"url": {}}}}, ["elicitation_url"]),
+        ({"requiredCapabilities": {"sampling": {"tools": {}}, "roots": {}}}, ["sampling_tools, roots"]),
+        ({"requiredCapabilities": {"sampling": {}, "elicitation": {}}}, ["sampling, elicitation"]),
+        ({"requiredCapabilities": {"sampling": True, "telepathy": {}}}, []),
+        ({"requiredCapabilities": "sampling"}, []),
+        (None, []),
+    ],
+)
+async def test_a_server_that_misses_a_capability_has_the_option_for_it_named(
+    data: Any, noted: list[str], autojump_clock: MockClock
+) -> None:
+    refusal = {"code": -32021, "message": "it is missing", "data": data}
+    async with toolbox(Tools(refusal)) as (client, _):
+        with pytest.raises(RequestError, match="missing") as refused:
+            await client.call_tool("t")
+    assert getattr(refused.value, "__notes__", []) == [f"a client declares that by its options: {x}" for x in noted]
 
 
 # Where a client is used.
