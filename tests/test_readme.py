@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import socket
 import subprocess
@@ -20,15 +21,29 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+import trio_mcp
 from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
 from tests.peers.installed import needs, tool
-from tests.server.wire import LATEST, Object, connected, everywhere, speaking
-from trio_mcp import ClientOptions, Context, HttpAddress, HttpOptions, Server, open_client, serve_http
+from tests.server.wire import LATEST, Object, WireError, connected, everywhere, speaking
+from trio_mcp import (
+    Client,
+    ClientOptions,
+    Context,
+    HttpAddress,
+    HttpOptions,
+    Server,
+    connecting,
+    open_client,
+    registration,
+    serve_http,
+)
+from trio_mcp.testing import open_memory_pair
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("servers", "http", "clients", "core"))]
-README, SERVERS, HTTP, CLIENTS, CORE = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
+DOCS = ("servers", "http", "clients", "core", "official_sdk")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in DOCS)]
+README, SERVERS, HTTP, CLIENTS, CORE, OFFICIAL = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
 SCREEN = 90  # lines of the README, with which somebody begins
 
 
@@ -36,7 +51,7 @@ SCREEN = 90  # lines of the README, with which somebody begins
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another, page after page."""
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 14
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -66,6 +81,7 @@ def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
         [sys.executable, "client.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
     )
     assert shown.stderr == ""
+    assert f"Run it by `{set_up_python()} client.py`" in README
     assert shown.stdout.splitlines() == [
         "2026-07-28 ['forecast']",
         *(f"{day} 3 day {day + 1}" for day in range(3)),
@@ -73,10 +89,35 @@ def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
     ]
 
 
+async def test_a_host_starts_the_server_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
+    shown = json.loads(marked("host", "json"))["mcpServers"]["weather"]
+    assert (shown["command"], shown["args"]) == (f"/path/to/{set_up_python()}", ["/path/to/weather.py"])
+    async with open_client([sys.executable, str(tmp_path / "weather.py")], cwd="/") as client:
+        assert [tool.name async for tool in client.tools()] == ["forecast"]
+
+
+def set_up_python() -> str:
+    """The Python that the first command of the README leaves behind."""
+    (python,) = re.findall(r"(\S+) -m trio_mcp demo", marked("demo", "sh"))
+    assert isinstance(python, str)
+    return python
+
+
 def test_what_is_linked_is_there() -> None:
     for page, text in zip(PAGES, TEXTS, strict=True):
         for target in re.findall(r"\]\((?!https:)([^)]+)\)", text):
-            assert (page.parent / target).exists(), f"{page.name} links {target}"
+            path, _, heading = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name} links {target}"
+            if heading:
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+                assert heading in [each.lower().replace(" ", "-") for each in headings]
+
+
+def test_the_first_screen_says_where_the_rest_is() -> None:
+    for page in PAGES[1:]:
+        assert README.count(f"| [docs/{page.name}](docs/{page.name}) |") == 1
 
 
 @everywhere
@@ -172,8 +213,75 @@ async def test_a_relay_shows_what_is_shown(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_test_of_it_passes(said: dict[str, Any], autojump_clock: MockClock) -> None:
-    await said["test_an_unknown_city_is_the_models_mistake"]()
+def test_a_test_of_it_passes_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
+    (tmp_path / "test_weather.py").write_text("from weather import server\n" + marked("test", "python"))
+    (tmp_path / "pytest.ini").write_text(marked("pytest.ini", "ini", SERVERS))
+    # Ours would load what it has no use for.
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_trio.plugin"]
+    shown = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "1 passed" in shown.stdout
+    assert shown.returncode == 0
+
+
+@everywhere
+async def test_the_library_says_what_it_lacks(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
+    library = said["library"]
+    async with connected(library, revision) as wire:
+        found = await wire.call("resources/read", {"uri": "books://bees"})
+        assert found["contents"][0]["text"].startswith("A hive in July")
+        with pytest.raises(WireError, match="There is no ulysses; there are bees, tides") as missing:
+            await wire.call("resources/read", {"uri": "books://ulysses"})
+        assert missing.value.code == (-32602 if revision == LATEST else -32002)
+        with pytest.raises(WireError, match="There is no ulysses") as missing:
+            await wire.call("prompts/get", {"name": "discuss", "arguments": {"title": "ulysses"}})
+        assert missing.value.code == -32602
+        for ref in ({"type": "ref/prompt", "name": "discuss"}, {"type": "ref/resource", "uri": "books://{title}"}):
+            done = await wire.call("completion/complete", {"ref": ref, "argument": {"name": "title", "value": "be"}})
+            assert done["completion"]["values"] == ["bees"]
+
+
+@everywhere
+async def test_arguments_that_do_not_fit_are_told_as_it_says(
+    revision: str, said: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    params = {"name": "forecast", "arguments": {"city": "Oslo", "days": "3"}}
+    async with connected(said["server"], revision) as wire:
+        if revision >= "2025-11-25":
+            result = await wire.call("tools/call", params)
+            assert result["isError"]
+            assert "/days" in result["content"][0]["text"]
+        else:
+            with pytest.raises(WireError, match="/days") as refused:
+                await wire.call("tools/call", params)
+            assert refused.value.code == -32602
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
+async def test_a_book_is_bound_in_two_rounds(revision: str, said: dict[str, Any], autojump_clock: MockClock) -> None:
+    async with open_memory_pair(said["library"], revision=revision, elicitation=lambda form: {"leather": True}) as pair:
+        bound = await pair.client.call_tool("bind", {"title": "Bees"}, returns=str)
+    assert bound == "Bees in leather, for 7."
+
+
+async def test_the_opening_is_bounded_as_shown(said: dict[str, Any], autojump_clock: MockClock) -> None:
+    silent, _ = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        begun = trio.current_time()
+        with pytest.raises(trio.TooSlowError):
+            await said["connect"](nursery, silent)
+        assert trio.current_time() - begun == 10
+        client = await said["connect"](nursery, said["server"])
+        assert isinstance(client, Client)
+        await client.aclose()
+
+
+def test_the_times_of_an_opening_are_those_said() -> None:
+    assert f"{connecting.PROBE:g} seconds for the question whether it is a modern\none" in CLIENTS
+    assert f"{connecting.OPENING:g} seconds, because" in CLIENTS
 
 
 class Started:
@@ -226,9 +334,25 @@ def test_the_tables_name_every_option() -> None:
     assert named == HttpOptions.__annotations__.keys() | own
 
 
+def test_the_table_names_every_option_of_the_decorators() -> None:
+    makers = (registration.tool_of, registration.resource_of, registration.prompt_of, registration.completer_of)
+    parameters = [each for maker in makers for each in inspect.signature(maker).parameters.values()]
+    assert options_in(SERVERS) == {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
 def options_in(page: str) -> set[str]:
     (table,) = re.findall(r"^\| Option.*?\n\n", page, re.MULTILINE | re.DOTALL)
     return {name for row in table.splitlines()[2:-1] for name in re.findall(r"`(\w+)", row.split("|")[1])}
+
+
+def test_what_stands_for_names_of_the_official_sdk_is_there() -> None:
+    homes = {"server": dir(Server), "client": dir(Client), "ctx": [*dir(Context), "lifespan"]}  # which objects have
+    for row in re.findall(r"^\| (?!There|---).*$", OFFICIAL, re.MULTILINE):
+        here = row.split(" | ")[1]
+        for home, name in re.findall(r"\b(server|client|ctx)\.(\w+)", here):
+            assert name in homes[home], row
+        for name in re.findall(r"`([A-Z]\w+)[(`]", here):
+            assert name in trio_mcp.__all__, row
 
 
 def test_the_map_names_every_module_of_the_core() -> None:
