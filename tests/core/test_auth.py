@@ -18,6 +18,7 @@ from tests.core.auth_server import (
     failed,
     key,
     reply,
+    unsigned,
     world,
 )
 from tests.requirements import req
@@ -200,6 +201,19 @@ def test_of_many_requests_in_need_one_begins_a_flow_and_the_others_wait_for_it()
     assert len(visitor.world.servers[0].of("authorize")) == 1
 
 
+def test_of_many_requests_whose_token_has_ended_one_renews_it() -> None:
+    visitor = Visitor(world())
+    visitor.call()
+    errands = [visitor.authorizer.errand("POST") for _ in range(10)]
+    begun, *waiting = [each.go(LATER) for each in errands]
+    assert isinstance(begun, Begin)
+    assert waiting == [Wait(begun.flow)] * 9
+    visitor.now = LATER
+    visitor.drive(begun.flow)
+    assert len({each.go(LATER) for each in errands}) == 1
+    assert [each["grant_type"] for each in visitor.world.servers[0].of("token")][1:] == ["refresh_token"]
+
+
 def test_who_waits_for_a_flow_that_fails_gets_its_error_and_may_try_anew() -> None:
     visitor = Visitor(world(denies={"error": "access_denied"}))
     first, second, begun = two_errands(visitor)
@@ -275,6 +289,15 @@ def test_who_is_told_to_bind_tokens_does_not_renew_one_that_is_not_bound() -> No
     assert bound.call() == 200
     grants = [each["grant_type"] for each in visitor.world.servers[0].of("token")]
     assert grants == ["authorization_code", "authorization_code"]
+
+
+def test_a_nonce_that_comes_with_an_answer_is_used_for_the_next_request() -> None:
+    visitor = Visitor(world(dpop=True), Application("V", dpop=key()))
+    visitor.call()
+    visitor.authorizer.replied([(b"dpop-nonce", b"n9")])
+    verdict = visitor.authorizer.errand("POST").go(NOW)
+    assert isinstance(verdict, Authorized)
+    assert unsigned(dict(verdict.headers)["DPoP"])[1]["nonce"] == "n9"
 
 
 # What nobody sees.

@@ -232,7 +232,8 @@ def test_the_scopes_are_those_of_the_challenge_else_all_that_are_supported(
 ) -> None:
     visitor = Visitor(world(mcp_scope=challenged, mcp_metadata={"scopes_supported": supported}))
     assert visitor.call() == 200
-    assert only(visitor.world.servers[0].of("authorize")).get("scope") == asked
+    server = visitor.world.servers[0]
+    assert only(server.of("register")).get("scope") == only(server.of("authorize")).get("scope") == asked
 
 
 @pytest.mark.parametrize(("wanted", "asked"), [(("mcp:mine",), "mcp:mine"), ((), None)])

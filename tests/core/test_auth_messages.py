@@ -382,11 +382,13 @@ def test_the_document_of_a_client() -> None:
     ],
 )
 def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types: list[str]) -> None:
-    said = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri)
+    said = registration(Application("V"), attrs.evolve(SERVER, grants=grants), uri, ())
+    assert "scope" not in said
     assert (said["application_type"], said["grant_types"], said["redirect_uris"]) == (kind, grant_types, [uri])
     assert said["token_endpoint_auth_method"] == "none"
     odd = attrs.evolve(SERVER, methods=("tls_client_auth",))
-    assert registration(Application("V"), odd, uri)["token_endpoint_auth_method"] == "none"
+    said = registration(Application("V"), odd, uri, ("a", "b"))
+    assert (said["token_endpoint_auth_method"], said["scope"]) == ("none", "a b")
 
 
 @pytest.mark.parametrize(

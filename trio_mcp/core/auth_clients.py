@@ -226,11 +226,14 @@ def _no_client(issuer: str) -> AuthorizationFailed:
 _ASKED_FOR = (Method.NONE, Method.BASIC, Method.POST)
 
 
-def registration(application: Application, server: ServerDocument, redirect_uri: str) -> dict[str, Json]:
-    """The body of a registration request."""
+def registration(
+    application: Application, server: ServerDocument, redirect_uri: str, scopes: Sequence[str]
+) -> dict[str, Json]:
+    """The body of a registration request.  Some servers give no scope that was not named in it."""
     taken = server.methods
     method = next((each for each in _ASKED_FOR if taken is None or each.value in taken), Method.NONE)
-    return _described(application, (redirect_uri,), method, server.grants)
+    named = {"scope": " ".join(scopes)} if scopes else {}
+    return {**_described(application, (redirect_uri,), method, server.grants), **named}
 
 
 def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> Client:

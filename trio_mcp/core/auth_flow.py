@@ -310,8 +310,8 @@ class Flow:
     def _ask_registration(self) -> Deed:
         assert self._server is not None
         assert self._server.registration_endpoint is not None
-        body = json.dumps(registration(self._application, self._server, self._redirect_uri)).encode()
-        return self._post(self._server.registration_endpoint, _JSON_HEADERS, body)
+        said = registration(self._application, self._server, self._redirect_uri, self._asked)
+        return self._post(self._server.registration_endpoint, _JSON_HEADERS, json.dumps(said).encode())
 
     def _ask_browser(self) -> Deed:
         assert self._server is not None
