@@ -46,6 +46,7 @@ http_client
 replay
 templates
 validation
+self_described
 schema
 icons
 auth_errors auth_places auth_challenge

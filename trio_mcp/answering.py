@@ -54,6 +54,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.revisions import Revision, Role, missing_capabilities
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.self_described import describes_itself
 from trio_mcp.core.terms import Terms
 from trio_mcp.paths import PathRefused, file_path
 from trio_mcp.questions import Accepted, Declined, Dismissed, Sample
@@ -336,7 +337,8 @@ def _values(said: object) -> Mapping[str, Any]:
     if isinstance(said, Mapping):
         return said
     kind = type(said)
-    values = to_json_value(said) if dataclasses.is_dataclass(kind) or attrs.has(kind) else None
+    has_fields = dataclasses.is_dataclass(kind) or attrs.has(kind) or describes_itself(kind)
+    values = to_json_value(said) if has_fields else None
     if not isinstance(values, dict):
         wanted = "the values by field, an object with those fields, Accepted, Declined, Dismissed or None"
         raise LocalProtocolError(f"the elicitation callback returns {wanted}, not {_kind_of(said)}")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
+from trio_mcp.core.self_described import describes_itself
 
 __all__ = ["MAKERS", "TEXTS", "Form", "Hint", "Member", "Walk", "compiled", "full_name", "is_typed_dict"]
 
@@ -97,6 +98,8 @@ class Walk(abc.ABC):
         if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
             value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), where)
             return self.of(substituted(value, variables))
+        if describes_itself(kind):
+            return self.self_described(kind)
         found = members_of(kind, where) if isinstance(kind, type) else None
         if found is None:
             raise unsupported(hint, where)
@@ -132,6 +135,10 @@ class Walk(abc.ABC):
     @abc.abstractmethod
     def members(self, kind: type, members: list[Member]) -> Form | None:
         """A class with named members; recognised by `schema`, in the same order as there."""
+
+    @abc.abstractmethod
+    def self_described(self, kind: Any) -> Form | None:
+        """Such as a model of pydantic's."""
 
 
 # Those made of an array; a sequence is a list already.

@@ -414,7 +414,8 @@ def _promised(hint: Any) -> JsonObject | None:
 
     try:
         unchanged = len(alternatives) == len(_alternatives(hint))
-        schema = schema_of(hint if unchanged else typing.Union[tuple(alternatives)], where="what it returns")  # noqa: UP007
+        data = hint if unchanged else typing.Union[tuple(alternatives)]  # noqa: UP007
+        schema = schema_of(data, where="what it returns", mode="serialization")
     except LocalProtocolError as error:
         raise LocalProtocolError(f"{error}; {change}") from None
     return schema or None

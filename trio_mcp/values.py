@@ -177,6 +177,9 @@ class _Reading(Walk):
             return functools.partial(_read_object, kind, readers)
         return functools.partial(_read_members, readers) if readers else None
 
+    def self_described(self, kind: Any) -> Read:
+        return functools.partial(_by_its_rules, kind, kind.model_validate)
+
 
 def _read_members(readers: Mapping[str, Read], found: JsonObject) -> JsonObject:
     made, name = dict(found), ""
@@ -191,8 +194,12 @@ def _read_members(readers: Mapping[str, Read], found: JsonObject) -> JsonObject:
 
 def _read_object(kind: Any, readers: Mapping[str, Read], found: JsonObject) -> Any:
     made = _read_members(readers, found)
+    return _by_its_rules(kind, lambda members: kind(**members), made)
+
+
+def _by_its_rules(kind: Any, make: Callable[[Any], Any], found: Json) -> Any:
     try:
-        return kind(**made)
+        return make(found)
     except (TypeError, ValueError) as error:  # as validators and `__post_init__` do
         raise Unreadable(f"is no {kind.__name__} by its own rules") from error
 
@@ -389,6 +396,18 @@ class _Choosing(_Reading):
 
         def read(found: JsonObject) -> Any:
             if not required <= found.keys() <= names:
+                raise Unreadable(f"is no {kind.__name__}")
+            return make(found)
+
+        return read
+
+    def self_described(self, kind: Any) -> Read:
+        from trio_mcp.core.validation import compile_schema
+
+        make, schema = super().self_described(kind), compile_schema(schema_of(kind))
+
+        def read(found: Json) -> Any:
+            if schema.errors(found):  # a model may take more, such as "3" for 3
                 raise Unreadable(f"is no {kind.__name__}")
             return make(found)
 

@@ -26,6 +26,7 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
+from trio_mcp.core.self_described import describes_itself
 from trio_mcp.hints import Hint, Member, Walk, compiled, full_name, is_typed_dict
 
 __all__ = ["Write", "to_json_value", "writer_of"]
@@ -117,6 +118,9 @@ class _Writing(Walk):
         parts = [(name, attribute, writers[name]) for name, attribute in _attributes(kind) or ()]
         return lambda value: _write_object(parts, value) if isinstance(value, kind) else _write(value)
 
+    def self_described(self, kind: Any) -> Write | None:
+        return lambda value: _write_self_described(value, kind) if isinstance(value, kind) else _write(value)
+
 
 def _python_type(hint: Hint) -> type | None:
     """The class of the values of `hint`, where it has one."""
@@ -179,6 +183,14 @@ def _write_object(parts: Sequence[tuple[str, str, Write]], value: Any) -> JsonOb
     return {name: write(getattr(value, attribute)) for name, attribute, write in parts}
 
 
+def _write_self_described(value: Any, kind: Any = None) -> Json:
+    """As `kind`, if it is of a class derived from that."""
+    only = {}
+    if kind is not None and type(value) is not kind:
+        only = {"include": {*kind.model_fields, *kind.model_computed_fields}}
+    return _write(value.model_dump(mode="json", by_alias=True, **only))  # what it leaves as it is may be NaN
+
+
 def _write_bytes(value: bytes) -> str:
     import base64
 
@@ -223,6 +235,8 @@ def _writer_of_class(kind: Any) -> Write:
             return _BY_BASE[full_name(each)]
     if _of_the_protocol(kind):
         raise LocalProtocolError(f"{kind.__name__} is an object of the protocol, not data")
+    if describes_itself(kind):
+        return _write_self_described
     if (attributes := _attributes(kind)) is not None:
         return functools.partial(_write_object, [(*each, _write) for each in attributes])
     if issubclass(kind, Mapping):
@@ -231,7 +245,7 @@ def _writer_of_class(kind: Any) -> Write:
         return _write_array
     if issubclass(kind, collections.abc.Awaitable):
         raise LocalProtocolError(f"a {kind.__name__} is no value yet: await it, and return what that gives")
-    known = "text, a number, a list, a mapping, a dataclass or an attrs object"
+    known = "text, a number, a list, a mapping, a dataclass, an attrs or a pydantic object"
     raise LocalProtocolError(f"{kind.__name__} has no JSON form here; make it {known}")
 
 

@@ -710,6 +710,96 @@ def test_a_hint_without_a_schema_says_which_and_what_to_do(hint: Any, why: str) 
         schema_of(hint)
 
 
+# Classes that describe themselves.
+
+
+def describing(name: str, schema: Any, written: Any = None) -> Any:
+    """A class like a model of pydantic's: with a schema, and perhaps another one for what is written."""
+
+    class Model:
+        @classmethod
+        def model_json_schema(cls, mode: str) -> Any:
+            said = written if mode == "serialization" and written else schema
+            if isinstance(said, Exception):
+                raise said
+            return json.loads(json.dumps(said))
+
+        @classmethod
+        def model_validate(cls, value: Any) -> Any:
+            return cls
+
+        def model_dump(self) -> Any: ...
+
+    Model.__name__ = name
+    return Model
+
+
+NAME = {"type": "string", "title": "Name"}
+OWNED = {
+    "type": "object",
+    "title": "Owned",
+    "properties": {
+        "$ref": {"$ref": "#/$defs/Name", "description": "Whose."},  # a member may be called like a keyword
+        "names": {"anyOf": [{"items": {"$ref": "#/$defs/Name"}, "type": "array"}, {"type": "null"}], "default": None},
+        "discriminator": {"default": {"$ref": "data"}},
+        "either": {"oneOf": [{"$ref": "#/$defs/Name"}], "discriminator": {"mapping": {"n": "#/$defs/Name"}}},
+    },
+    "$defs": {"Name": NAME, "Unused": {"type": "null"}},
+}
+
+
+def test_a_class_may_describe_itself_and_is_written_out_like_others() -> None:
+    found = schema_of(dict[str, describing("Owned", OWNED)])  # type: ignore[misc]
+    assert found == {
+        "type": "object",
+        "additionalProperties": {
+            "type": "object",
+            "title": "Owned",
+            "properties": {
+                "$ref": {**NAME, "description": "Whose."},
+                "names": {"anyOf": [{"items": NAME, "type": "array"}, {"type": "null"}], "default": None},
+                "discriminator": {"default": {"$ref": "data"}},
+                "either": {"oneOf": [NAME]},
+            },
+        },
+    }
+
+
+def test_what_contains_itself_in_a_class_that_describes_itself_is_referred_to() -> None:
+    def node(value: str) -> Any:
+        members = {"value": {"type": value}, "next": {"$ref": "#/$defs/Node"}}
+        body = {"type": "object", "properties": members, "required": ["value"]}
+        return describing("Node", {"$defs": {"Node": body}, "$ref": "#/$defs/Node"})
+
+    one, other = node("string"), node("integer")
+    alone = schema_of(one)
+    assert (alone["type"], alone["$defs"].keys()) == ("object", {"Node"})
+    both = compile_schema(schema_of(tuple[one, other, one]))
+    text, number = {"value": "a", "next": {"value": "b"}}, {"value": 1, "next": {"value": 2}}
+    assert not both.errors([text, number, text])
+    wrong = [each.path for each in both.errors([text, text, number])]
+    assert wrong == ["/1/value", "/1/next/value", "/2/value", "/2/next/value"]
+
+
+def test_a_class_may_be_written_otherwise_than_it_is_read() -> None:
+    kind = describing("Two", {"type": "object"}, {"type": "array"})
+    assert schema_of(kind) == {"type": "object"}
+    assert schema_of(list[kind], mode="serialization") == {"type": "array", "items": {"type": "array"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (ValueError("no schema for Callable"), "the hint: Odd does not describe itself: no schema for Callable"),
+        ({"$ref": "#/$defs/Lost"}, "the schema of Odd refers to '#/.defs/Lost', which is not in it"),
+        ({"items": {"$ref": "https://example.com/"}}, "the schema of Odd refers to 'https://example.com/'"),
+    ],
+)
+def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        schema_of(describing("Odd", schema))
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [

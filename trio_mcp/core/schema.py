@@ -7,7 +7,8 @@ matching converter accepts and makes, no more and no less:
 - a set is an array of different items; a fixed tuple an array of that length; a mapping an object, its keys text;
 - a TypedDict, NamedTuple, dataclass or attrs class is an object, closed: a member nobody reads is a mistake, which is
   told and not dropped in silence.  attrs members go by their alias, as in the call of the class;
-- fields that `__init__` does not take do not exist.
+- fields that `__init__` does not take do not exist;
+- a class that describes itself, such as pydantic's models, is what it says (see `self_described`).
 
 A parameter with a default is not required, which does not make null a value of it: only `X | None` does.  A default
 that the schema would refuse is a mistake: hosts send what they are shown.
@@ -45,6 +46,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.records import record
+from trio_mcp.core.self_described import Definition, Mode, describes_itself, own_schema
 
 __all__ = [
     "Description", "Field", "describe", "hint_of", "members_of", "parameters_schema", "resolved_alone", "schema_of",
@@ -72,9 +74,12 @@ class Field:
     pattern: str | None = None
 
 
-def schema_of(hint: Hint, *, where: str = "the hint") -> JsonObject:
-    """The schema of a type hint, with any root.  Raises `LocalProtocolError`, beginning with `where`."""
-    builder = _Builder()
+def schema_of(hint: Hint, *, where: str = "the hint", mode: Mode = "validation") -> JsonObject:
+    """The schema of a type hint, with any root.  Raises `LocalProtocolError`, beginning with `where`.
+
+    `mode` makes a difference to classes that describe themselves.
+    """
+    builder = _Builder(mode)
     schema = builder.build(hint, where)
     for _ in builder.definitions:  # an alias may lead to a recursive class
         if "$ref" in schema:
@@ -212,8 +217,9 @@ class _Member(NamedTuple):
 class _Builder:
     """One schema in the making: what is being built, and the definitions it needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = "validation") -> None:
         self.definitions: dict[str, JsonObject] = {}
+        self._mode = mode
         self._open: list[Hint] = []
         self._recursive: dict[Hint, str] = {}
 
@@ -274,6 +280,10 @@ class _Builder:
         if not isinstance(kind, type) and hasattr(kind, "__value__"):  # type Alias = ...
             value = resolved_alone(kind.__value__, vars(sys.modules[kind.__module__]), f"{where}: {kind.__name__}")
             return self.build(substituted(value, variables), where)
+        if describes_itself(kind):
+            hint = own_schema(kind, where, self._mode)
+        if isinstance(hint, Definition):
+            return hint.written_out(lambda part: self._once(part, where))
         if not isinstance(kind, type) or (members := members_of(kind, where)) is None:
             raise unsupported(hint, where)
         said = describe(kind)
@@ -344,7 +354,7 @@ def wrapper_of(origin: Hint) -> str | None:
 
 
 def unsupported(hint: Hint, where: str) -> LocalProtocolError:
-    known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass or an attrs class"
+    known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass, an attrs or a pydantic class"
     return LocalProtocolError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
 
 
