@@ -30,6 +30,7 @@ from trio_mcp.client_options import (
     check_along,
     check_options,
     checked_level,
+    fields_of,
     log_level_of,
     members,
     name_the_options,
@@ -280,7 +281,7 @@ class Client:
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
         """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
-        own = tuple(members("headers", headers).items())
+        own = () if headers is None else fields_of(headers)
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
@@ -568,9 +569,10 @@ class Client:
 
     def _own_headers(self) -> Fields:
         try:
-            return tuple((self._headers() if callable(self._headers) else self._headers).items())
+            headers = self._headers() if callable(self._headers) else self._headers
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
             raise LocalProtocolError("the headers for a request could not be made") from error
+        return fields_of(headers)
 
 
 def _principal(fields: Fields) -> str | None:

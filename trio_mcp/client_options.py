@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
 from trio_mcp.asked import PageRequest
 from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, LocalProtocolError, RequestError
+from trio_mcp.core.headers import Fields
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
@@ -31,6 +32,7 @@ __all__ = [
     "check_along",
     "check_options",
     "checked_level",
+    "fields_of",
     "log_level_of",
     "members",
     "name_the_options",
@@ -137,11 +139,23 @@ def check_along(along: Mapping[str, object], method: str = "", name: str = "") -
 
 def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """What was given by name, as a dict of its own.  Raises LocalProtocolError for what is no mapping."""
-    if given is None:
-        return {}
+    return {} if given is None else dict(_mapping(what, given))
+
+
+def _mapping(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise LocalProtocolError(f"{what} must be a mapping by name, not {type(given).__name__}")
-    return dict(given)
+    return given
+
+
+def fields_of(headers: Mapping[str, str]) -> Fields:
+    """Headers as they are sent.  Raises LocalProtocolError for what is no text, as the None of a variable not set."""
+    fields = tuple(_mapping("headers", headers).items())
+    for name, value in fields:
+        if not (isinstance(name, str) and isinstance(value, str)):
+            wrong = value if isinstance(name, str) else name
+            raise LocalProtocolError(f"the header {name!r} must be text, not {type(wrong).__name__}")
+    return fields
 
 
 def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:

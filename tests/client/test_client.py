@@ -317,6 +317,28 @@ def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
         open_client(target, headers={"Authorization": "Bearer Geheim"})
 
 
+@pytest.mark.parametrize("wrap", [lambda headers: headers, lambda headers: lambda: headers], ids=["given", "made"])
+@pytest.mark.parametrize("headers", [{"X": "y", "Authorization": None}, {None: "x"}])
+@pytest.mark.parametrize("url", [URL, "ws://127.0.0.1:3000/ws"])
+async def test_a_header_that_is_no_text_is_refused(
+    url: str, headers: Any, wrap: Callable[[Any], Any], autojump_clock: MockClock
+) -> None:
+    async with nothing_left(), script(Tools().play) as played:
+        with reachable(played.connect), pytest.raises(LocalProtocolError, match="must be text, not NoneType"):
+            async with open_client(url, headers=wrap(headers)):
+                raise AssertionError("it was opened")
+
+
+async def test_headers_that_are_made_are_a_mapping(autojump_clock: MockClock) -> None:
+    told: Any = {}
+    async with toolbox(Tools(THREE), headers=lambda: told) as (client, _):
+        told = "Authorization: Bearer Geheim"
+        with pytest.raises(LocalProtocolError, match=r"^headers must be a mapping by name, not str$"):
+            await client.call_tool("t")
+        told = {"Authorization": "Bearer Geheim"}
+        await client.call_tool("t")
+
+
 @pytest.mark.parametrize(
     ("data", "noted"),
     [
