@@ -340,8 +340,26 @@ def test_the_table_names_every_option_of_the_decorators() -> None:
     assert options_in(SERVERS) == {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-def options_in(page: str) -> set[str]:
-    (table,) = re.findall(r"^\| Option.*?\n\n", page, re.MULTILINE | re.DOTALL)
+def test_the_tables_name_every_option_of_a_server() -> None:
+    for head, function in (("Of `Server", Server.__init__), ("Of `protect`", Server.protect)):
+        parameters = [
+            each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY
+        ]
+        page = SERVERS if "Server" in head else HTTP
+        assert options_in(page, head) == {each.name for each in parameters}
+        for each in parameters:
+            if type(each.default) in (int, float):
+                assert f"| `{each.name}` | {each.default}: " in page
+
+
+def test_the_table_of_the_context_names_what_there_is() -> None:
+    there = {*dir(Context), *Context.__slots__}
+    assert {name for name in options_in(SERVERS, "Of `ctx`") if name != "await"} - there == set()
+    assert set(re.findall(r"`await (\w+)\(", SERVERS)) - there == set()
+
+
+def options_in(page: str, head: str = "Option") -> set[str]:
+    (table,) = re.findall(rf"^\| {head}.*?\n\n", page, re.MULTILINE | re.DOTALL)
     return {name for row in table.splitlines()[2:-1] for name in re.findall(r"`(\w+)", row.split("|")[1])}
 
 
