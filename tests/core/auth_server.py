@@ -307,14 +307,16 @@ class McpServer:
         granted = self.trusts.tokens.get(token)
         if granted is None or scheme != granted.kind or (self.scheme == "DPoP" and scheme != "DPoP"):
             return self._refuse(401, scope=self.scope)
-        if granted.kind == "DPoP" and (error := self._disproven(headers["DPoP"], token)):
+        if granted.kind == "DPoP" and (error := self._disproven(headers.get("DPoP"), token)):
             return self._refuse(401, error=error)
         lacking = {*self.needs.get(operation, "").split()} - {*granted.scopes}
         if lacking:
             return self._refuse(403, error="insufficient_scope", scope=self.needs[operation])
         return reply(200, {"operation": operation})
 
-    def _disproven(self, proof: str, token: str) -> str | None:
+    def _disproven(self, proof: str | None, token: str) -> str | None:
+        if proof is None:
+            return "invalid_token"
         _, claims = unsigned(proof)
         if claims.get("nonce") != self.nonce:
             return "use_dpop_nonce"

@@ -464,6 +464,7 @@ def test_an_enterprise_vouches_for_its_user() -> None:
     [
         (400, {"error": "invalid_scope", "error_description": "id-token is not good"}, Blame.IDENTITY_PROVIDER),
         (400, {"error": "invalid_grant"}, Blame.APPLICATION),
+        (503, {"error": "server_error"}, Blame.IDENTITY_PROVIDER),
         (200, {"access_token": "x", "issued_token_type": "urn:ietf:params:oauth:token-type:jwt"}, None),
         (200, {}, None),
         (200, None, None),

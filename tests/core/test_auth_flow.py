@@ -29,7 +29,7 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.auth import Authorizer, Begin
+from trio_mcp.core.auth import Authorized, Authorizer, Begin
 from trio_mcp.core.auth_clients import (
     Application,
     AuthorizationCode,
@@ -361,6 +361,40 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     assert len(server.of("register")) == 3
 
 
+@pytest.mark.parametrize("told_by", ["browser", "token endpoint"])
+def test_scopes_that_are_no_longer_known_are_not_asked_for_for_ever(told_by: str) -> None:
+    visitor = Visitor(world(mcp_scope="old", mcp_needs={"x": "new"}))
+    visitor.call()
+    server = visitor.world.servers[0]
+    if told_by == "browser":
+        server.denies = {"error": "invalid_scope"}
+    else:
+        visitor.world.broken = lambda request: (
+            reply(400, {"error": "invalid_scope"}) if request.url.endswith("/token") else None
+        )
+    error = failed(visitor, "x")
+    assert (error.blame, error.code) == (Blame.AUTHORIZATION_SERVER, "invalid_scope")
+    server.denies, visitor.world.broken = {}, lambda request: None
+    assert visitor.call("x") == 200
+    assert [each["scope"] for each in server.of("authorize")] == ["old", "old new", "new"]
+
+
+def test_a_renewal_that_lost_its_refresh_token_to_another_request_bothers_nobody() -> None:
+    visitor = Visitor(world())
+    visitor.call()
+    errand = visitor.authorizer.errand("POST")
+    first = errand.go(LATER)
+    assert isinstance(first, Begin)
+    visitor.authorizer._distrust()
+    visitor.authorizer.abandon(first.flow)
+    second = errand.go(LATER)
+    assert isinstance(second, Begin)
+    visitor.drive(second.flow)
+    assert second.flow.outcome == Done()
+    assert isinstance(errand.go(LATER), Authorized)
+    assert len(visitor.pages) == 1
+
+
 def test_a_refusal_by_the_user_does_not_cost_the_registration() -> None:
     visitor = Visitor(world(denies={"error": "access_denied"}))
     assert failed(visitor).blame is Blame.USER
@@ -399,8 +433,12 @@ def test_what_was_granted_to_another_application_is_not_used_to_renew() -> None:
     later = Visitor(visitor.world, application, visitor.persisted[-1], now=LATER)
     assert later.call() == 200
     assert [each["client_id"] for each in server.of("token")] == ["known", "other"]
-    # It had no issuer of its own, and belongs to this one from now on.
+    # It had no issuer of its own, and belongs to this one from now on, which is stored once.
     assert "other" in {each.client_id for each in later.persisted[-1].registered}
+    count = len(later.persisted)
+    server.tokens.clear()
+    assert later.call() == 200
+    assert len(later.persisted) == count + 1
 
 
 @pytest.mark.parametrize("lost", ["key", "dpop", "tls"])
@@ -422,6 +460,10 @@ def test_without_the_keys_of_before_everything_begins_anew(lost: str) -> None:
         without: dict[str, Any] = {lost: None}
         application = attrs.evolve(application, **without)
     later = Visitor(visitor.world, application, record, now=LATER)
+    if lost != "dpop":  # as long as the server takes the old token, nobody is bothered
+        assert later.call() == 200
+        assert later.pages == []
+        visitor.world.servers[0].tokens.clear()
     if lost == "key":
         assert failed(later).blame is Blame.APPLICATION
     else:

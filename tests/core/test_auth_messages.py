@@ -582,6 +582,7 @@ def test_the_code_that_came_back(query: str, code: str | None) -> None:
         ("state=state", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
         ("state=state&code=", Blame.AUTHORIZATION_SERVER, "neither a code nor an error"),
         ("state=state&error=access_denied", Blame.USER, "access_denied'; it must be allowed"),
+        ("state=state&error=invalid_scope", Blame.AUTHORIZATION_SERVER, "must be known there"),
         ("state=state&error=server_error", Blame.AUTHORIZATION_SERVER, "tried again later"),
         ("state=state&error=new_error&code=c", Blame.AUTHORIZATION_SERVER, "'new_error'; its operator can say why"),
         ("state=state&error=e&error_description=verifier", Blame.AUTHORIZATION_SERVER, "secret"),

@@ -25,10 +25,14 @@ class Blame(enum.Enum):
 
 
 class AuthorizationFailed(McpError):
-    """There is no token for a request, or none that is good enough.  `advice` is what the one to blame can do."""
+    """There is no token for a request, or none that is good enough.
 
-    def __init__(self, blame: Blame, why: str, advice: str) -> None:
+    `advice` is what the one to blame can do, `code` the error of OAuth that was answered with, if any was.
+    """
+
+    def __init__(self, blame: Blame, why: str, advice: str, code: str = "") -> None:
         super().__init__(f"{why}; {advice}")
+        self.code = code
         self.blame = blame
         self.why = why
         self.advice = advice

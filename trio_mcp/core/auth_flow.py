@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 
@@ -98,10 +98,8 @@ from trio_mcp.core.auth_records import Authorization, Record
 from trio_mcp.core.auth_search import Search
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.headers import JSON, PROTOCOL_VERSION, Fields
+from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.records import record
-
-if TYPE_CHECKING:
-    from trio_mcp.core.jsonrpc import JsonObject
 
 __all__ = ["FLOW", "Flow", "Found", "Setting", "Step"]
 
@@ -135,7 +133,7 @@ class Found(enum.Enum):
     TO_EXCHANGE = enum.auto()  # the assertion is the user's, and the provider makes ours of it
     NONCE = enum.auto()  # the same again, with the nonce that came
     STALE = enum.auto()  # the refresh token is no longer good
-    SPENT = enum.auto()  # likewise, and nobody has said what the server demands
+    SPENT = enum.auto()  # there is nothing to renew by, and nobody has said what the server demands
 
 
 FLOW: dict[Step, dict[Found, Step]] = {
@@ -144,6 +142,7 @@ FLOW: dict[Step, dict[Found, Step]] = {
         Found.RENEWABLE: Step.REFRESH,
         Found.BY_ASSERTION: Step.ASSERTION,
         Found.BY_ITSELF: Step.TOKEN,
+        Found.SPENT: Step.OVER,
     },
     # A server that refuses a token is asked first whether it still uses the same issuer; only then is one renewed.
     Step.RESOURCE: {
@@ -369,24 +368,36 @@ class Flow:
     def _given_up(self, why: str) -> AuthorizationFailed:
         if self.step is Step.BROWSER:
             # A server that has lost the registration shows the user an error, and sends nobody back.
-            self._forget_client(only_reused=True)
+            if self._reused:
+                self._forget_client()
             return AuthorizationFailed(
                 Blame.USER, f"{shown(self._issuer)} was not told to give a token: {why}", "it must be allowed there"
             )
         return AuthorizationFailed(Blame.APPLICATION, f"the authorization was given up: {why}", "it can be begun anew")
 
-    def _forget_client(self, *, only_reused: bool = False) -> None:
-        if self._client is not None and (self._reused or not only_reused):
-            known = next((each for each in self.record.registered if each.issuer == self._issuer), None)
-            if known is not None and known.client_id == self._client.client_id and known.redirect_uris:
-                self._keep(self.record.without_client(known))
+    def _learn_from(self, refusal: AuthorizationFailed) -> None:
+        """What was remembered and is no longer known there must not spoil the next flow too."""
+        held = self.record.authorization
+        if refusal.code in ("invalid_client", "unauthorized_client"):
+            self._forget_client()
+        elif refusal.code == "invalid_scope" and held is not None:
+            self._keep(attrs.evolve(self.record, authorization=attrs.evolve(held, asked=())))
+
+    def _forget_client(self) -> None:
+        assert self._client is not None
+        known = next((each for each in self.record.registered if each.issuer == self._issuer), None)
+        if known is not None and known.client_id == self._client.client_id and known.redirect_uris:
+            self._keep(self.record.without_client(known))
 
     # Where to begin.
 
     def _find_beginning(self) -> Found:
         held = self.record.authorization
-        if held is None or self.demand is not None or not self._is_ours(held):
+        if held is None or self.demand is not None:
             return Found.NOTHING
+        alone = self._application.needs_no_user
+        if not self._is_ours(held) or not (alone or held.tokens.refresh):
+            return Found.NOTHING if alone else Found.SPENT  # no user is bothered before the server insists
         self._adopt(held)
         if held.tokens.refresh is not None:
             self._grant = refresh_grant(held.tokens.refresh)
@@ -592,8 +603,7 @@ class Flow:
         try:
             code = read_return(query, self._pending)
         except AuthorizationFailed as error:
-            if error.blame is Blame.APPLICATION:
-                self._forget_client(only_reused=True)
+            self._learn_from(error)
             raise
         if code is None:
             return None
@@ -626,13 +636,14 @@ class Flow:
             return Found.NONCE
         # Some servers refuse with a 200.
         if not 200 <= reply.status < 300 or (error is not None and "access_token" not in (said or {})):
-            return self._refused(reply, said, error)
+            return self._refused(reply, said)
         self._take_tokens(said, now)
         return Found.GOOD
 
-    def _refused(self, reply: Replied, said: JsonObject | None, error: object) -> Found:
-        if error == "invalid_client":
-            self._forget_client()
+    def _refused(self, reply: Replied, said: JsonObject | None) -> Found:
+        secrets = [*map(self._grant.get, _SECRETS), self._client.secret if self._client else None]
+        refusal = refused(self._issuer, said, reply.status, secrets)
+        self._learn_from(refusal)
         passing = reply.status >= 500 or reply.status in (408, 425, 429)
         if self.step is Step.REFRESH and not passing:
             self._keep(self.record.without_refresh())
@@ -640,8 +651,7 @@ class Flow:
         if self.demand is None and not passing:
             # What was known without discovery is no longer so: the next request finds out anew.
             self._keep(attrs.evolve(self.record, authorization=None))
-        secrets = [*map(self._grant.get, _SECRETS), self._client.secret if self._client else None]
-        raise refused(self._issuer, said, reply.status, secrets)
+        raise refusal
 
     def _take_tokens(self, said: JsonObject | None, now: float) -> None:
         assert self._client is not None

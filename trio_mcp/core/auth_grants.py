@@ -187,15 +187,16 @@ def exchange_grant(
     }
 
 
-# What is not in it blames the server that said it.
-_MEANINGS: Mapping[str, tuple[Blame, str]] = MappingProxyType(
+# None blames the server that said it, as what is not in it does.
+_MEANINGS: Mapping[str, tuple[Blame | None, str]] = MappingProxyType(
     {
         "access_denied": (Blame.USER, "it must be allowed there"),
         "invalid_client": (Blame.APPLICATION, "its client id, secret or key is not the one that is known there"),
         "unauthorized_client": (Blame.APPLICATION, "its registration there must allow this grant"),
         "invalid_grant": (Blame.APPLICATION, "what it presented is no longer good, and it must start anew"),
-        "temporarily_unavailable": (Blame.AUTHORIZATION_SERVER, "it may be tried again later"),
-        "server_error": (Blame.AUTHORIZATION_SERVER, "it may be tried again later"),
+        "invalid_scope": (None, "the scopes that the MCP server names must be known there"),
+        "temporarily_unavailable": (None, "it may be tried again later"),
+        "server_error": (None, "it may be tried again later"),
     }
 )
 
@@ -211,9 +212,11 @@ def refused(
     error = said.get("error") if said else None
     words = said.get("error_description") if said else None
     reason = ": ".join(str(each) for each in (error, words) if each) or f"status {status}"
-    meant = _MEANINGS.get(error) if isinstance(error, str) else None
-    blamed, advice = meant or (blame, "its operator can say why")
-    return AuthorizationFailed(blamed, f"{shown(issuer)} gave no token: {censored(reason, secrets)}", advice)
+    code = error if isinstance(error, str) else ""
+    blamed, advice = _MEANINGS.get(code, (None, "its operator can say why"))
+    return AuthorizationFailed(
+        blamed or blame, f"{shown(issuer)} gave no token: {censored(reason, secrets)}", advice, code
+    )
 
 
 def read_tokens(
