@@ -191,6 +191,20 @@ TOOLS = [
 
 @behind
 @before
+async def test_a_value_that_the_server_behind_has_in_a_box_is_in_no_other_one(
+    behind: str, before: str, autojump_clock: MockClock
+) -> None:
+    async with relayed(build(), behind, before) as client:
+        assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+        result = await client.call_tool("add", {"a": 1, "b": 2})
+    boxed = C <= behind <= D
+    carried = behind >= C and (before == E or (before >= C and boxed))
+    assert result.has_structured_content is carried
+    assert result.structured_content == (({"result": 3} if boxed else 3) if carried else None)
+
+
+@behind
+@before
 @pytest.mark.parametrize(
     "sees",
     [
