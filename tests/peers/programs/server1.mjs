@@ -150,43 +150,46 @@ function prompt({ name, arguments: args }) {
   return { messages: offered.PROMPTS[name][1](args) };
 }
 
-// A server has one connection.
-function made() {
-  const lists = { listChanged: true };
-  const capabilities = {
-    tools: lists,
-    resources: { ...lists, subscribe: true },
-    prompts: lists,
-    logging: {},
-    completions: {},
+// What a tool is given besides its arguments: its server, what that knows of the client, and ways to speak to it.
+function surroundings(server, connection, meta, extra) {
+  const send = extra.sendNotification ?? ((notification) => server.notification(notification));
+  const request = extra.sendRequest ?? ((asked, result) => server.request(asked, result));
+  const tell = (method, params) => send({ method, params });
+  const { progressToken } = meta ?? {};
+  return {
+    server,
+    connection,
+    signal: extra.signal,
+    tell,
+    progress: (progress, total) => tell("notifications/progress", { progressToken, progress, total }),
+    ask: (method, params, result) => request({ method, params }, result),
   };
-  const server = new Server({ name: "peer", version: "1" }, { capabilities, instructions: "interop fixture" });
-  const connection = { level: "debug", subscribed: new Set() };
+}
 
-  function call({ params: { name, arguments: args, _meta } }, extra) {
-    if (!(name in TOOLS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
-    const send = extra.sendNotification ?? ((notification) => server.notification(notification));
-    const request = extra.sendRequest ?? ((asked, result) => server.request(asked, result));
-    const tell = (method, params) => send({ method, params });
-    const progressToken = _meta?.progressToken;
-    return TOOLS[name][1](args ?? {}, {
-      server,
-      connection,
-      signal: extra.signal,
-      tell,
-      progress: (progress, total) => tell("notifications/progress", { progressToken, progress, total }),
-      ask: (method, params, result) => request({ method, params }, result),
-    });
-  }
-
+function handleContent(server) {
   const templates = [{ uriTemplate: offered.TEMPLATE, name: "item", mimeType: "application/json" }];
-  server.setRequestHandler(types.ListToolsRequestSchema, ({ params }) => page("tools", tools(), params?.cursor));
-  server.setRequestHandler(types.CallToolRequestSchema, call);
-  server.setRequestHandler(types.ListResourcesRequestSchema, ({ params }) =>
-    page("resources", resources(), params?.cursor),
-  );
+  const lists = [
+    ["tools", types.ListToolsRequestSchema, tools],
+    ["resources", types.ListResourcesRequestSchema, resources],
+    ["prompts", types.ListPromptsRequestSchema, prompts],
+  ];
+  for (const [kind, schema, all] of lists) {
+    server.setRequestHandler(schema, ({ params }) => page(kind, all(), params?.cursor));
+  }
   server.setRequestHandler(types.ListResourceTemplatesRequestSchema, () => ({ resourceTemplates: templates }));
   server.setRequestHandler(types.ReadResourceRequestSchema, ({ params }) => contents(params.uri));
+  server.setRequestHandler(types.GetPromptRequestSchema, ({ params }) => prompt(params));
+  server.setRequestHandler(types.CompleteRequestSchema, ({ params: { argument, context } }) => ({
+    completion: { values: offered.completed(argument.name, argument.value, context) },
+  }));
+}
+
+function handleConnection(server) {
+  const connection = { level: "debug", subscribed: new Set() };
+  server.setRequestHandler(types.CallToolRequestSchema, ({ params: { name, arguments: args, _meta } }, extra) => {
+    if (!(name in TOOLS)) throw new types.McpError(types.ErrorCode.InvalidParams, `there is no ${name}`);
+    return TOOLS[name][1](args ?? {}, surroundings(server, connection, _meta, extra));
+  });
   server.setRequestHandler(types.SubscribeRequestSchema, ({ params }) => {
     connection.subscribed.add(params.uri);
     return {};
@@ -195,15 +198,20 @@ function made() {
     connection.subscribed.delete(params.uri);
     return {};
   });
-  server.setRequestHandler(types.ListPromptsRequestSchema, ({ params }) => page("prompts", prompts(), params?.cursor));
-  server.setRequestHandler(types.GetPromptRequestSchema, ({ params }) => prompt(params));
-  server.setRequestHandler(types.CompleteRequestSchema, ({ params: { argument, context } }) => ({
-    completion: { values: offered.completed(argument.name, argument.value, context) },
-  }));
   server.setRequestHandler(types.SetLevelRequestSchema, ({ params }) => {
     connection.level = params.level;
     return {};
   });
+}
+
+// A server has one connection.
+function made() {
+  const lists = { listChanged: true };
+  const resources = { ...lists, subscribe: true };
+  const capabilities = { tools: lists, resources, prompts: lists, logging: {}, completions: {} };
+  const server = new Server({ name: "peer", version: "1" }, { capabilities, instructions: "interop fixture" });
+  handleContent(server);
+  handleConnection(server);
   return server;
 }
 

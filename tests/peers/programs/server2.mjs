@@ -12,19 +12,11 @@ const { inputRequired } = sdk;
 // Where a server is made for each request, it is not the one that others listen to.
 const bus = new sdk.InMemoryServerEventBus();
 
-function addTools(server) {
-  function tool(name, inputSchema, run, more = {}) {
-    return server.registerTool(name, { inputSchema: z.object(inputSchema), ...more }, run);
-  }
-  const progress = ({ mcpReq }, progress, total) =>
-    mcpReq.notify({
-      method: "notifications/progress",
-      params: { progressToken: mcpReq._meta.progressToken, progress, total },
-    });
-  // Calls again with the answer, when there is one.
-  const asking = (question, go) => (args, { mcpReq: { inputResponses } }) =>
-    inputResponses ? go(inputResponses.answer) : inputRequired({ inputRequests: { answer: question(args) } });
+const registering = (server) => (name, inputSchema, run, more = {}) =>
+  server.registerTool(name, { inputSchema: z.object(inputSchema), ...more }, run);
 
+function addPlainTools(server) {
+  const tool = registering(server);
   tool("test_simple_text", {}, () => offered.said("This is a simple text response for testing."));
   tool("interop_echo", { text: z.string(), delay_ms: z.int().default(0) }, async ({ text, delay_ms }) => {
     await offered.pause(delay_ms);
@@ -42,6 +34,15 @@ function addTools(server) {
   tool("interop_check", { count: z.int().min(1).max(10), label: z.string() }, ({ count, label }) =>
     offered.said(`${label}x${count}`),
   );
+}
+
+function addTellingTools(server) {
+  const tool = registering(server);
+  const progress = ({ mcpReq }, progress, total) =>
+    mcpReq.notify({
+      method: "notifications/progress",
+      params: { progressToken: mcpReq._meta.progressToken, progress, total },
+    });
   tool("test_tool_with_progress", {}, async (_, context) => {
     for (const done of [0, 50, 100]) {
       await progress(context, done, 100);
@@ -64,6 +65,10 @@ function addTools(server) {
     bus.publish({ kind: "resource_updated", uri });
     return offered.said("touched");
   });
+}
+
+function addToggle(server) {
+  const tool = registering(server);
   const dynamic = {
     tools: tool("interop_dynamic", {}, () => offered.said("there")),
     resources: server.registerResource("interop-dynamic", "test://interop-dynamic", {}, ({ href: uri }) => ({
@@ -78,6 +83,13 @@ function addTools(server) {
     bus.publish({ kind: `${kind}_list_changed` });
     return offered.said(on ? "on" : "off");
   });
+}
+
+function addAskingTools(server) {
+  const tool = registering(server);
+  // Called again with the answer, when there is one.
+  const asking = (question, go) => (args, { mcpReq: { inputResponses } }) =>
+    inputResponses ? go(inputResponses.answer) : inputRequired({ inputRequests: { answer: question(args) } });
   tool(
     "test_sampling",
     { prompt: z.string() },
@@ -131,9 +143,7 @@ function made() {
     { name: "peer", version: "1" },
     { capabilities: { logging: {}, resources: { subscribe: true } }, instructions: "interop fixture" },
   );
-  addTools(server);
-  addResources(server);
-  addPrompts(server);
+  for (const add of [addPlainTools, addTellingTools, addToggle, addAskingTools, addResources, addPrompts]) add(server);
   for (const method of ["resources/subscribe", "resources/unsubscribe"]) {
     server.server.setRequestHandler(method, () => ({}));
   }
