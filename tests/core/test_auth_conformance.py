@@ -149,6 +149,7 @@ def test_the_document_of_the_client_is_its_id_where_the_server_reads_such(suppor
     assert visitor.call() == 200
     assert (only(server.of("authorize"))["client_id"] == url) is supported
     assert len(server.of("register")) == (not supported)
+    assert len(visitor.persisted[-1].registered) == (not supported)
 
 
 PRE_REGISTERED = Client("pre-registered", ISSUER, "a:secret/%")
@@ -166,6 +167,7 @@ def test_credentials_that_the_application_brings_come_first() -> None:
     server.clients["pre-registered"] = {"client_secret": "a:secret/%"}
     assert visitor.call() == 200
     assert only(server.of("authorize"))["client_id"] == "pre-registered"
+    assert visitor.persisted[-1].registered == ()
     assert server.asked[-1].headers["Authorization"].startswith("Basic ")
 
 

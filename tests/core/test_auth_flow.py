@@ -399,8 +399,12 @@ def test_a_refusal_by_the_user_does_not_cost_the_registration() -> None:
     visitor = Visitor(world(denies={"error": "access_denied"}))
     assert failed(visitor).blame is Blame.USER
     assert failed(visitor).blame is Blame.USER
-    flow, _ = upto(visitor, 3)
-    visitor.authorizer.abandon(flow)
+    assert len(visitor.world.servers[0].of("register")) == 1
+    # Nor does a page that was closed, where the registration is a new one and surely known.
+    visitor = Visitor(world())
+    flow, _ = upto(visitor, 4)
+    visitor.authorizer.receive(flow, GivenUp("closed"), NOW)
+    assert visitor.call() == 200
     assert len(visitor.world.servers[0].of("register")) == 1
 
 

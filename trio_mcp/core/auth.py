@@ -6,11 +6,13 @@ takes to get a token is a `Flow`, and there is one at a time: the first errand i
 others to `Wait` for it, and its outcome is the outcome of all.  A flow that was abandoned has no outcome; then one of
 those who waited begins a new one.  Nothing is locked meanwhile, and who needs no token does not wait.
 
-Drive a flow by `start` and `receive`, do each deed, and `abandon` it however that ends::
+A flow is driven by `start` and `receive`, and is to be left by `abandon`, however that comes about::
 
     deeds = authorizer.start(flow, now)
-    while not flow.over:
-        heard = ...  # what came of the deeds
+    while True:
+        for deed in deeds: ...  # store what a Persist has
+        if flow.over: break
+        heard = ...  # what came of the last deed, the only one that is answered
         deeds = authorizer.receive(flow, heard, now)
 
 `now` is Unix time, for tokens outlive processes.  Whoever restarts with the `Record` that was last persisted goes on
