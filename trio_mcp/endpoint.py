@@ -26,6 +26,7 @@ import logging
 import math
 from collections.abc import Callable
 from typing import TypeAlias, Unpack
+from weakref import WeakKeyDictionary
 
 import attrs
 import trio
@@ -52,7 +53,7 @@ from trio_mcp.core.replay import MemoryEventLog, NotReplayable, Replay
 from trio_mcp.core.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
-from trio_mcp.gate import Caller, Gate, name_of
+from trio_mcp.gate import Caller, Gate, name_of, seconds_left
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
@@ -71,6 +72,7 @@ _Good: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
 _BUSY = 30  # seconds after which it is worth asking a server again that is full, or is being replaced
 _RETRY = 1.0  # seconds after which the client of a stream that ends with the server looks whether there is another one
+_LOOK = 10.0  # seconds for which a stream may outlive the token in whose name it stands
 _SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -153,6 +155,7 @@ class Endpoint:
         # Beside those of the run, which may be shared with others and go on without this endpoint.
         self._draining = False
         self._dismissed = False
+        self._standing: WeakKeyDictionary[Lane, float] = WeakKeyDictionary()  # until when their tokens are good
         self._carried: Silence[Lane] = Silence(self.keep_alive)
         self._traffic = Traffic(run.nursery, run.limits.outgoing, self._carried)
 
@@ -162,11 +165,23 @@ class Endpoint:
         try:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._sessions.expire)
+                if self._run.dispatcher.protection() is not None:
+                    nursery.start_soon(self._end_with_tokens)
                 while True:
                     (await self._carried.next()).show_life()
         finally:
             self._run.connections.discard(self)
             self.stop()
+
+    async def _end_with_tokens(self) -> None:
+        """Streams that stand open end with their tokens, for what they tell is for who has one; the client comes back
+        with another.  A call that was begun in time may take longer."""
+        while True:
+            await trio.sleep(_LOOK)
+            now = trio.current_time()
+            for lane in [lane for lane, until in self._standing.items() if until <= now]:
+                self._standing[lane] = math.inf  # unless another response carries it on
+                lane.cut()
 
     # The head.
 
@@ -267,6 +282,8 @@ class Endpoint:
         else:
             alone = _Alone(self._run, self._traffic, verdict, self._alone)
             conversation, lane = alone.conversation, alone.lane
+        if getattr(verdict.message, "method", None) == "subscriptions/listen":  # which may go on for ever
+            self._stand(lane, case)
         gone = lane.carry(case.response, verdict.cors)
         self._hear(conversation, verdict.message, case, lane)
         return await _begin(lane, gone)
@@ -300,6 +317,7 @@ class Endpoint:
         session = self._session(verdict.session)
         if verdict.after is None:
             lane = session.stand()
+            self._stand(lane, case)
             return await _begin(lane, lane.carry(case.response, verdict.cors))
         replay = session.log.replay(verdict.after)
         if not isinstance(replay, NotReplayable):
@@ -311,7 +329,12 @@ class Endpoint:
             return await self._replay(replay, verdict, case)
         if not resumed.carried and session.streams >= self._limits.streams:
             return await _refuse(self._too_many_streams(verdict.cors), case)
+        if resumed in self._standing:
+            self._stand(resumed, case)
         return await _begin(resumed, resumed.carry(case.response, verdict.cors, replay))
+
+    def _stand(self, lane: Lane, case: _Case) -> None:
+        self._standing[lane] = trio.current_time() + seconds_left(case.admitted.caller)
 
     async def _replay(self, replay: Replay, verdict: OpenStream, case: _Case) -> Gone:
         """The rest of a stream to which nothing is added any more."""
@@ -331,6 +354,7 @@ class Endpoint:
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
         stream = LegacyStream(self._run, self._traffic, self._sessions, id, case.principal, opening)
         self._sessions.add(id, stream)
+        self._stand(stream.lane, case)
         return await _begin(stream.lane, stream.lane.carry(case.response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:

@@ -325,6 +325,13 @@ class Lane:
         self.wake()
         return True
 
+    def cut(self) -> None:
+        """End the response at once, whoever reads it; what that means to the lane is as if its client had left."""
+        response = self._response
+        if response is not None:
+            self._leave()
+            response.drop()
+
     def close(self) -> None:
         """The server has stopped."""
         self._drop()

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from tests.client.everywhere import Where, at_home, everywhere, visiting
 from tests.http.asgi_servers import Events, hosted, lifespan_of
-from tests.http.client import Answer, Web, request
+from tests.http.client import Answer, Cut, Stream, Web, request
 from tests.http.served import bearer, listening, served
 from tests.http.stage import OLD, A, B, C, D, E
 from tests.http.ws import Socket, opening, websocket
@@ -529,6 +529,73 @@ async def test_a_websocket_ends_with_its_token(
             await app(scope, receive, send)
         assert seen[1]["type"] == "websocket.accept"
     assert trio.current_time() - began == 60
+
+
+@pytest.mark.parametrize("revision", [A, B, C, D, E])
+async def test_a_stream_that_stands_ends_with_its_token(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_mcp.gate.time.time", lambda: 1000.0)
+    lives = {"short": 1060.0, "long": 1600.0, "ever": None}
+    server = protected(verify=lambda token: Principal("ada", ["read"], expires=lives[token]))
+    async with served(server, **_OLD) as web:
+        for name, until in (("short", 60), ("long", 600)):
+            began = trio.current_time()
+            async with await standing(web, revision, bearer(name)) as stream:
+                with pytest.raises(Cut):
+                    await to_its_end(stream)
+                assert until <= trio.current_time() - began <= until + 10
+        async with await standing(web, revision, bearer("ever")) as stream:
+            with trio.move_on_after(5000) as scope:
+                await to_its_end(stream)
+            assert scope.cancelled_caught
+
+
+async def to_its_end(stream: Stream) -> None:
+    async for _ in stream:
+        pass
+
+
+async def standing(web: Web, revision: str, headers: Any) -> Stream:
+    if revision == A:
+        return await web.open(path="/sse", headers=headers)
+    if revision == E:
+        asked = request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        return await web.open(asked, headers=headers)
+    session = await web.initialize(revision, headers=headers)
+    return await web.open(session=session, headers=headers)
+
+
+@pytest.mark.parametrize("revision", [D, E])
+async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_another(
+    revision: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_mcp.gate.time.time", lambda: 1000.0)
+    server = protected(verify=lambda token: Principal("ada", ["read"], expires=1000 + float(token)))
+
+    @server.tool
+    async def wait(ctx: Context) -> str:
+        await ctx.progress(1)
+        await trio.sleep(300)
+        return "waited"
+
+    async with served(server) as web:
+        session = None if revision == E else await web.initialize(revision, headers=bearer("60"))
+        how: Any = {"session": session, "revision": revision}
+        async with web.stream(call("wait", revision=revision, progress="p"), headers=bearer("60"), **how) as stream:
+            assert (await stream.response())["result"]["content"][0]["text"] == "waited"
+        if session is None:
+            return
+        async with web.stream(session=session, headers=bearer("60")) as stream:
+            with pytest.raises(Cut):
+                await stream.rest()
+        began, after = trio.current_time(), stream.last_event_id
+        async with web.stream(session=session, after=after, headers=bearer("600")) as stream:
+            server.remove_tool("wait")
+            assert (await stream.message())["method"] == "notifications/tools/list_changed"
+            with pytest.raises(Cut):
+                await stream.rest()
+            assert 600 <= trio.current_time() - began <= 610
 
 
 # What cannot be.
