@@ -57,7 +57,8 @@ class _Stream:
 
     exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
     resumption: StreamResumption
-    opened: trio.Event = attrs.field(factory=trio.Event)
+    begun: trio.Event = attrs.field(factory=trio.Event)  # it has been asked for, however that went
+    opened: bool = False
     tried: int = 0  # connections by GET
     held: float = 0  # seconds, of the last connection
     settled: bool = False  # what was asked for has come
@@ -75,7 +76,7 @@ class HttpLink(Posts):
         """Hear what the server says outside of requests, until it has no stream for that, or the session ends.
 
         For a legacy session that has opened; in the modern era there is none, and this returns at once.  `standing` is
-        set as soon as something can be heard, and at the end.
+        set as soon as something can be heard, or cannot be at once.
         """
         if standing is None:
             standing = trio.Event()
@@ -95,7 +96,7 @@ class HttpLink(Posts):
         except McpError as error:
             verdict = Failed(str(error))
         if isinstance(verdict, SessionGone):
-            if stream.opened.is_set():
+            if stream.opened:
                 self._forgotten(None)
                 return
             # A 404 to the first GET may be that of a server which has no such thing; any POST will tell.
@@ -162,6 +163,8 @@ class HttpLink(Posts):
                 stream.broken = error
                 plan = stream.resumption.ended()
                 continue
+            finally:
+                stream.begun.set()
             if stream.settled or isinstance(verdict, SessionGone | Challenged):
                 return verdict
             if isinstance(verdict, Streaming):
@@ -175,8 +178,8 @@ class HttpLink(Posts):
     async def _listen(self, stream: _Stream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
         reader = EventReader(self._limits.message_bytes)
-        stream.opened.set()
-        stream.broken = None
+        stream.opened, stream.broken = True, None
+        stream.begun.set()
         start = trio.current_time()
         try:
             while not stream.settled and (data := await reply.receive()):

@@ -259,15 +259,18 @@ class Posts:
         """Send it, wherever that leads, and say what came back; a stream has been read by `listen` then."""
         moves = 0
         body = b"" if exchange.message is None else self._encoded(exchange.message)
-        again = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
+        answers = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
+        repeated = False
         while True:
             try:
                 status, verdict = await self._attempt(exchange, body, listen, after)
             except ReplyBroken:
-                if not again:
+                if repeated or not answers:
                     raise
-                again = False
+                repeated = True
                 continue
+            if repeated and status in (400, 404, 409):  # it was taken the first time, and nobody waits for it now
+                return Accepted()
             if isinstance(verdict, Redirected):
                 moves += 1
                 if moves > _MOVES:

@@ -197,6 +197,7 @@ class Keeper:
         return await self._usable()
 
     async def _usable(self) -> Caller:
+        anew = False
         while True:
             if self._closing.is_set() or self.connection.caller.failure is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()  # for that may be why
@@ -206,9 +207,10 @@ class Keeper:
             if failure is None:
                 return self.connection.caller
             error = failure()
-            if not isinstance(error, SessionLost):
+            if anew or not isinstance(error, SessionLost):  # http-58: a server that loses each session has none
                 raise error
             await self._renewed()
+            anew = True
 
     async def _renewed(self) -> None:
         """Wait until the session was opened anew; raises if it could not be."""

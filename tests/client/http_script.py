@@ -201,14 +201,14 @@ def modern(play: Play) -> Play:
     return playing
 
 
-def legacy(play: Play, *, session: str | None = SESSION) -> Play:
+def legacy(play: Play, *, session: str | None = SESSION, **capabilities: Any) -> Play:
     """Opens a session, and has no stream for what belongs to no request."""
 
     async def playing(asked: Asked, out: Out) -> None:
         if asked.what == "initialize":
             result = {
                 "protocolVersion": asked.message["params"]["protocolVersion"],
-                "capabilities": {"tools": {"listChanged": True}},
+                "capabilities": {"tools": {"listChanged": True}, **capabilities},
                 "serverInfo": {"name": "script", "version": "1"},
             }
             await out.json(asked.answer(result), headers={} if session is None else {"Mcp-Session-Id": session})

@@ -241,6 +241,40 @@ async def test_whatever_happens_after_any_byte_each_call_has_one_outcome(
     assert {"not opened", "a result"} <= seen
 
 
+@pytest.mark.parametrize("status", [400, 404])
+async def test_an_answer_that_was_taken_before_its_connection_broke_is_no_mistake(
+    status: int, autojump_clock: MockClock
+) -> None:
+    """The second sending is refused, for nobody waits for it; the session is as it was."""
+    told = trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call":
+            await out.begin()
+            sample = {"messages": [], "maxTokens": 1}
+            await out.event({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": sample})
+            await told.wait()
+            await out.event(asked.answer({"content": []}))
+            await out.end()
+        elif asked.what == "GET":
+            await out.reply(405)
+        elif asked.what == "answer" and not told.is_set():
+            told.set()
+            out.cut()
+        else:
+            await out.reply(status)
+
+    async with nothing_left(), script(legacy(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL, revision=D, sampling=lambda asked: ("x", "m")) as client:
+                with trio.fail_after(BOUND):
+                    await client.call_tool("t")
+                await wait_all_tasks_blocked()
+                assert client.deviations == ()
+        assert server.heard.count("answer") == 2
+        assert server.heard.count("initialize") == 1
+
+
 @pytest.mark.parametrize("cuts", [1, 2])
 async def test_an_answer_whose_connection_broke_is_sent_once_more(cuts: int, autojump_clock: MockClock) -> None:
     told = trio.Event()

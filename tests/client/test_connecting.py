@@ -19,7 +19,7 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
 from tests.http.stage import A, D, E
 from tests.requirements import req
-from trio_mcp.caller import OpeningError
+from trio_mcp.caller import OpeningError, SessionLost
 from trio_mcp.child import ServerExited
 from trio_mcp.client import open_client
 from trio_mcp.client_options import ClientOptions
@@ -302,16 +302,22 @@ async def test_a_question_finds_the_stream_that_it_comes_by(autojump_clock: Mock
 
 
 @pytest.mark.parametrize(
-    ("options", "refuses", "seconds"), [({"roots": []}, False, STANDING), ({"roots": []}, True, 0), ({}, False, 0)]
-)
+    ("options", "refusal", "seconds"),
+    [
+        ({"roots": []}, None, STANDING), ({"roots": []}, 405, 0), ({"roots": []}, 500, 0), ({"roots": []}, "cut", 0),
+        ({}, None, 0),
+    ],
+)  # fmt: skip
 async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobody_up_for_long(
-    options: Any, refuses: bool, seconds: float, autojump_clock: MockClock
+    options: Any, refusal: Any, seconds: float, autojump_clock: MockClock
 ) -> None:
     async def play(asked: Asked, out: Out) -> None:
         if asked.what != "GET":
             await out.json(asked.answer({"tools": []}))
+        elif refusal == "cut":
+            out.cut()
         else:
-            await (out.reply(405) if refuses else out.hold())
+            await (out.hold() if refusal is None else out.reply(refusal))
 
     async with script(legacy(play)) as server:
         start = trio.current_time()
@@ -319,6 +325,26 @@ async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobod
             async with open_client(URL, revision=D, **options) as client:
                 assert trio.current_time() - start == seconds
                 assert (await client.list_tools()).tools == []
+
+
+@req("http-58")
+@pytest.mark.parametrize("options", [{}, {"roots": []}, {"log_level": "info", "on_log": print}])
+async def test_a_server_that_knows_no_session_of_its_own_is_not_opened_for_ever(
+    options: Any, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(404)
+
+    async with script(legacy(play, logging={})) as server:
+        with reachable(server.connect), trio.fail_after(600), pytest.raises(SessionLost):
+            await visit_often(options)
+        assert server.heard.count("initialize") <= 3
+
+
+async def visit_often(options: Any) -> None:
+    async with open_client(URL, revision=D, **options) as client:
+        for _ in range(20):
+            await client.list_tools()
 
 
 @pytest.mark.parametrize(
