@@ -3,6 +3,11 @@
 They are strict where a client could cheat and open to every variation that a server is allowed: `AuthServer` and
 `McpServer` are settings, a memory of what was asked, and one method that answers a request.  `World` finds who is
 meant by a URL, and `Visitor` drives an `Authorizer` against it as an application does, one deed after the other.
+
+They misbehave as they are told: the issuer and PKCE by `metadata`, a mixed-up answer by `iss`, what the user refuses by
+`denies`, `redirects`, tokens that have come to their end (`expire`) or are good once (`rotates`).  `World.broken` puts
+anything at all in the place of a reply, and `tests.http.auth_site` has the slow and the dead.
+
 Nothing here does any I/O, so whatever speaks HTTP can stand before it.
 """
 
@@ -79,7 +84,8 @@ def reply(status: int, body: Any = None, **headers: str) -> Replied:
 
 @attrs.frozen
 class Asked:
-    """One request that a server got: what it is (metadata, register, authorize, token) and what was in it."""
+    """One request that a server got: what it is (metadata, register, authorize, token, userinfo, revoke) and what was
+    in it."""
 
     kind: str
     fields: dict[str, Any]
@@ -119,6 +125,8 @@ class AuthServer:
     tokens: dict[str, Granted] = attrs.field(factory=dict)
     refresh_tokens: dict[str, Granted] = attrs.field(factory=dict)
     denies: dict[str, str] = attrs.field(factory=dict)  # what the browser brings back instead of a code
+    redirects: dict[str, str] = attrs.field(factory=dict)  # where requests for these paths are sent on to
+    user: str = "ada"
     _count: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     @property
@@ -147,8 +155,19 @@ class AuthServer:
         }
         return {name: value for name, value in said.items() if value is not None}
 
+    def expire(self) -> None:
+        """No access token that was given so far is good any more."""
+        self.tokens.clear()
+
     def answer(self, request: SendRequest) -> Replied:
         path, headers = urlsplit(request.url).path, Headers(request.headers)
+        if path in self.redirects:
+            self.asked.append(Asked("redirected", {"path": path}, headers))
+            return reply(307, None, Location=self.redirects[path])  # which keeps the method and all that is in a form
+        if path == f"{self.endpoints}/userinfo":
+            self.asked.append(Asked("userinfo", {}, headers))
+            known = headers.get("Authorization", "").removeprefix("Bearer ") in self.tokens
+            return reply(200, {"sub": self.user}) if known else reply(401)
         if request.method == "GET":
             found = self.path is not None and path == self.path
             self.asked.append(Asked("metadata", {"path": path}, headers))
@@ -161,6 +180,8 @@ class AuthServer:
             token = dict(parse_qsl(request.body.decode(), strict_parsing=True))
             self.asked.append(Asked("token", token, headers))
             return self._token(token, headers)
+        if path == f"{self.endpoints}/revoke":
+            return self._revoke(dict(parse_qsl(request.body.decode(), strict_parsing=True)), headers)
         return reply(404)
 
     def _register(self, fields: dict[str, Any]) -> Replied:
@@ -171,6 +192,12 @@ class AuthServer:
 
     def browse(self, url: str) -> str:
         """What a browser comes back with whose user agrees to everything."""
+        back = self.authorize(url)
+        assert back is not None, "the user sees an error, and the browser does not come back"
+        return back
+
+    def authorize(self, url: str) -> str | None:
+        """As `browse`; None where the user sees an error."""
         parts = urlsplit(url)
         assert parts.path == f"{self.endpoints}/authorize"
         fields = dict(parse_qsl(parts.query, strict_parsing=True))
@@ -181,7 +208,8 @@ class AuthServer:
             if client is None
             else fields["redirect_uri"] in (client.get("redirect_uris") or [CALLBACK])
         )
-        assert known, "the user sees an error, and the browser does not come back"
+        if not known:
+            return None
         code = f"code-{next(self._count)}"
         self.codes[code] = fields
         back = self.denies or {"code": code}
@@ -221,6 +249,14 @@ class AuthServer:
                 return reply(400, {"error": "unsupported_grant_type"})
         return self._give(granted, fields["grant_type"])
 
+    def _revoke(self, fields: dict[str, str], headers: Headers) -> Replied:
+        self.asked.append(Asked("revoke", fields, headers))
+        if self._authenticate(fields, headers) is None:
+            return reply(401, {"error": "invalid_client"})
+        self.tokens.pop(fields["token"], None)
+        self.refresh_tokens.pop(fields["token"], None)
+        return reply(200)
+
     def _redeems(self, fields: dict[str, str], asked: dict[str, str], client_id: str) -> bool:
         challenge = base64.urlsafe_b64encode(hashlib.sha256(fields["code_verifier"].encode()).digest())
         return (
@@ -255,7 +291,8 @@ class AuthServer:
     def _give(self, granted: Granted, grant: str) -> Replied:
         number = next(self._count)
         granted = attrs.evolve(granted, scopes=tuple(each for each in granted.scopes if each not in self.withholds))
-        access, refresh = f"access-{number}-of-{urlsplit(self.issuer).netloc}", f"refresh-{number}"
+        access = f"access-{number}-of-{urlsplit(self.issuer).netloc.replace(':', '.')}"  # no token has a colon in it
+        refresh = f"refresh-{number}"
         self.tokens[access] = granted
         said = {"access_token": access, "token_type": granted.kind, "expires_in": self.expires_in}
         if granted.scopes:

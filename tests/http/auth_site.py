@@ -1,0 +1,111 @@
+"""The authorization server of the tests where real programs reach it: `AuthServer` behind HTTP, and the ways in which a
+place on a network misbehaves.
+
+    async with auth_site(expires_in=60) as site:
+        server.protect(verify=site.verifier(url), resource=url, authorization_servers=[site.issuer])
+
+It listens on loopback, or on any of Trio's listeners.  `site.server` has the settings and what was asked; a browser
+that visits its authorization endpoint is sent back at once, for its user agrees to everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import attrs
+import h11
+import trio
+
+from tests.core.auth_server import AuthServer, reply
+from trio_mcp import Principal
+from trio_mcp.core.auth_deeds import Replied, SendRequest
+
+__all__ = ["AuthSite", "auth_site"]
+
+
+@attrs.define
+class AuthSite:
+    """What is asked by a path that ends so (token, register, ...) takes so many seconds, or gets no answer at all."""
+
+    server: AuthServer
+    slow: dict[str, float] = attrs.field(factory=dict)
+    dead: set[str] = attrs.field(factory=set)
+
+    @property
+    def issuer(self) -> str:
+        return self.server.issuer
+
+    def verifier(self, resource: str) -> Callable[[str], Principal | None]:
+        """For `Server.protect`: a token is good that was given for this resource and is still known."""
+
+        def verify(token: str) -> Principal | None:
+            granted = self.server.tokens.get(token)
+            if granted is None or granted.resource != resource:
+                return None
+            return Principal(granted.client_id, granted.scopes)
+
+        return verify
+
+    async def answer(self, stream: trio.abc.Stream) -> None:
+        """Serve one request, which is all that a connection is good for here."""
+        async with stream:
+            http = h11.Connection(h11.SERVER)
+            try:
+                request = await _read(http, stream, self.server.origin)
+            except (h11.RemoteProtocolError, trio.BrokenResourceError):
+                return  # who was there is gone
+            kind = urlsplit(request.url).path.rpartition("/")[2]
+            await trio.sleep(self.slow.get(kind, 0))
+            if kind in self.dead:
+                return
+            said = self._visited(request.url) if kind == "authorize" else self.server.answer(request)
+            fields = [*said.headers.items(), ("Content-Length", str(len(said.body))), ("Connection", "close")]
+            answered = http.send(h11.Response(status_code=said.status, headers=fields)) or b""
+            try:
+                await stream.send_all(answered + (http.send(h11.Data(data=said.body)) or b""))
+            except trio.BrokenResourceError:
+                return
+
+    def _visited(self, url: str) -> Replied:
+        back = self.server.authorize(url)
+        if back is None:
+            return reply(400, {"error": "invalid_request"})
+        (redirect_uri,) = parse_qs(urlsplit(url).query)["redirect_uri"]
+        return reply(302, None, Location=f"{redirect_uri}{'&' if '?' in redirect_uri else '?'}{back}")
+
+
+async def _read(http: h11.Connection, stream: trio.abc.Stream, origin: str) -> SendRequest:
+    head, body = None, b""
+    while not isinstance(event := http.next_event(), h11.EndOfMessage):
+        if event is h11.NEED_DATA:
+            http.receive_data(bytes(await stream.receive_some()))
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+        else:
+            raise h11.RemoteProtocolError("it was closed")
+    assert head is not None
+    headers = tuple((name.decode(), value.decode()) for name, value in head.headers)
+    return SendRequest(head.method.decode(), origin + head.target.decode(), headers, body)
+
+
+@asynccontextmanager
+async def auth_site(
+    listener: trio.abc.Listener[Any] | None = None, *, issuer: str | None = None, **settings: Any
+) -> AsyncIterator[AuthSite]:
+    """An authorization server with these settings of `AuthServer`.  `issuer` is how it calls itself, wherever it is."""
+    if listener is None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        where = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+    else:
+        where = "http://127.0.0.1:9"  # whoever connects is led here by something else
+    issuer = where if issuer is None else issuer.replace("HERE", where)
+    site = AuthSite(AuthServer(**{"issuer": issuer, "iss": issuer, **settings}))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, site.answer, [listener])
+        yield site
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,106 @@
+"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY``.
+
+The ways are session, which opens with a handshake, and modern.  The server has a tool `who` and a tool `write`, which
+needs another scope.  What it sees is told as by the other programs.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from mcp.client.auth import OAuthClientProvider
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+from mcp.shared.auth import OAuthClientMetadata
+from report import Report
+from surf import Browser
+
+CALLBACK = "http://127.0.0.1:9/callback"
+
+
+class Memory:
+    """Where it keeps its tokens, and how often it got some."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+        self.clients: list[Any] = []
+
+    async def get_tokens(self) -> Any:
+        return self.tokens[-1] if self.tokens else None
+
+    async def set_tokens(self, tokens: Any) -> None:
+        self.tokens.append(tokens)
+
+    async def get_client_info(self) -> Any:
+        return self.clients[-1] if self.clients else None
+
+    async def set_client_info(self, client_info: Any) -> None:
+        self.clients.append(client_info)
+
+
+class User:
+    """Opens the pages that the SDK wants to be seen."""
+
+    def __init__(self) -> None:
+        self.visits = 0
+        self._back: dict[str, str] = {}
+        self._browser = Browser()
+
+    async def sees(self, url: str) -> None:
+        self.visits += 1
+        self._back = await anyio.to_thread.run_sync(self._browser.visit, url, CALLBACK)
+
+    async def returns(self) -> Any:
+        try:
+            from mcp.shared.auth import AuthorizationCodeResult
+        except ImportError:  # the older ones know of no issuer
+            return self._back["code"], self._back.get("state")
+        return AuthorizationCodeResult.model_validate(self._back)
+
+
+@asynccontextmanager
+async def session_of(url: str, way: str, provider: OAuthClientProvider) -> Any:
+    async with create_mcp_http_client(auth=provider) as http:
+        transport = streamable_http_client(url, http_client=http)
+        try:
+            from mcp.client import Client
+        except ImportError:
+            from mcp import ClientSession
+
+            async with transport as streams, ClientSession(*streams[:2]) as session:
+                await session.initialize()
+                yield session
+        else:
+            async with Client(transport, mode="auto" if way == "modern" else "legacy") as client:
+                yield client
+
+
+async def main(url: str, way: str) -> None:
+    report, user, memory = Report([]), User(), Memory()
+    metadata = OAuthClientMetadata.model_validate(
+        {"client_name": "Peer", "redirect_uris": [CALLBACK], "token_endpoint_auth_method": "none"}
+    )
+    provider = OAuthClientProvider(url, metadata, memory, user.sees, user.returns)
+    async with session_of(url, way, provider) as session:
+
+        async def call(tool: str) -> list[Any]:
+            """Its text, how often the user has seen a page, and how often there were tokens."""
+            result = await session.call_tool(tool, {})
+            return [result.content[0].text, user.visits, len(memory.tokens)]
+
+        await report.look("call", lambda: call("who"))
+        await report.look("step up", lambda: call("write"))
+        provider.context.token_expiry_time = 1.0  # as if time had passed
+        await report.look("refresh", lambda: call("who"))
+        await report.look("scopes", lambda: _scopes(memory))
+    report.tell("end", "clean")
+
+
+async def _scopes(memory: Memory) -> list[str]:
+    return sorted(memory.tokens[-1].scope.split())
+
+
+anyio.run(main, *sys.argv[1:])

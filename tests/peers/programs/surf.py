@@ -1,0 +1,60 @@
+"""A user at a browser who agrees to everything: it follows redirects, keeps cookies, and presses Allow.
+
+It is plain Python, for it runs in the environments of the SDKs and in ours alike, in a thread.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
+from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
+
+_INPUT = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
+_ACTION = re.compile(r'<form method="post" action="([^"]*)">')
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Browser:
+    """One user's browser.  Browsers take http on loopback for as secure as https, and so does its cookie jar."""
+
+    def __init__(self) -> None:
+        policy = DefaultCookiePolicy(secure_protocols=("http", "https"))
+        self.cookies = CookieJar(policy)
+        self._opener = build_opener(_NoRedirect, HTTPCookieProcessor(self.cookies))
+        self.pages: list[str] = []
+
+    def get(self, url: str, form: dict[str, str] | None = None) -> tuple[int, Any, str]:
+        """Status, headers and text of one answer."""
+        body = None if form is None else urlencode(form).encode()
+        try:
+            with self._opener.open(Request(url, body), timeout=30) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except HTTPError as answer:
+            with answer:
+                return answer.code, answer.headers, answer.read().decode()
+
+    def visit(self, url: str, redirect_uri: str, decision: str = "allow") -> dict[str, str]:
+        """Go on from this page until the client's redirect URI, which is not asked; what it would be told."""
+        form: dict[str, str] | None = None
+        for _ in range(10):
+            if url.startswith(redirect_uri):
+                return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+            status, headers, text = self.get(url, form)
+            if status in (302, 303):
+                url, form = urljoin(url, headers["Location"]), None
+                continue
+            self.pages.append(text)
+            action = _ACTION.search(text)
+            if status != 200 or action is None:
+                raise AssertionError(f"the user is stuck at {url.partition('?')[0]}: {status} {text}")
+            url, form = urljoin(url, html.unescape(action[1])), {"decision": decision}
+            form.update((name, html.unescape(value)) for name, value in _INPUT.findall(text))
+        raise AssertionError("the user is sent around in circles")

@@ -1,0 +1,76 @@
+"""Official SDKs and OAuth: their clients at a protected server of ours, whose tokens the tests' authorization server
+gives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.http.auth_site import AuthSite, auth_site
+from tests.peers.installed import PEERS, needs
+from tests.requirements import req
+from trio_mcp import Context, Server, serve_http
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
+
+PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
+CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
+
+
+def notes() -> Server:
+    server = Server("notes")
+
+    @server.tool
+    async def who(ctx: Context) -> str:
+        return " ".join(sorted(ctx.scopes))
+
+    @server.tool(scopes=["notes:write"])
+    async def write(ctx: Context) -> str:
+        return "written"
+
+    return server
+
+
+@contextlib.asynccontextmanager
+async def protected(site: AuthSite) -> AsyncIterator[str]:
+    """The URL of a server of ours that takes the tokens of this site."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp"
+    server = notes()
+    server.protect(verify=site.verifier(url), resource=url, authorization_servers=[site.issuer], scopes=["notes:read"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_http, server, listeners=[listener]))
+        yield url
+        nursery.cancel_scope.cancel()
+
+
+async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
+    """What the program of an SDK sees, which has nothing to complain of."""
+    command = needs(peer, attrs.evolve(PEERS[peer], program="oauth_client.py").command)
+    with trio.fail_after(PATIENCE):
+        done = await trio.run_process([*command, *arguments], capture_stdout=True, capture_stderr=True, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, ""), done.stderr.decode()
+    return {each["behaviour"]: each["seen"] for each in map(json.loads, done.stdout.decode().splitlines())}
+
+
+@req("auth-01", "auth-27", "auth-34", "auth-47", "auth-79", "auth-80")
+@pytest.mark.parametrize(("peer", "way"), CLIENTS)
+async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way: str) -> None:
+    async with auth_site() as site, protected(site) as url:
+        seen = await seen_by(peer, url, way)
+        assert seen == {
+            "call": ["notes:read", 1, 1],
+            "step up": ["written", 2, 2],
+            "refresh": ["notes:read notes:write", 2, 3],
+            "scopes": ["notes:read", "notes:write"],
+            "end": "clean",
+        }
+        assert [each["resource"] for each in site.server.of("token")] == [url] * 3
+        assert len(site.server.of("register")) == 1
