@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         NotInThisRevision,
         RemoteProtocolError,
         RequestError,
+        ResourceNotFound,
         SessionClosed,
     )
     from trio_mcp.core.http import HttpRequest
@@ -103,7 +104,7 @@ if TYPE_CHECKING:
         UrlElicitationRequired,
     )
     from trio_mcp.relay import open_relay
-    from trio_mcp.results import InputRequired, ResourceNotFound, ToolError, audio, file, image
+    from trio_mcp.results import InputRequired, ToolError, audio, file, image
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
@@ -144,7 +145,7 @@ _HOMES = {
     "Malformed Resource ResourceLink TextContent TextResourceContents "
     "ToolResultContent ToolUseContent Unknown",
     "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
-    "NotInThisRevision RemoteProtocolError RequestError SessionClosed",
+    "NotInThisRevision RemoteProtocolError RequestError ResourceNotFound SessionClosed",
     "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "Json JsonObject Limits Request",
     "trio_mcp.core.listen": "Change Kind",
@@ -171,7 +172,7 @@ _HOMES = {
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
     "UrlElicitationRequired",
     "trio_mcp.relay": "open_relay",
-    "trio_mcp.results": "InputRequired ResourceNotFound ToolError audio file image",
+    "trio_mcp.results": "InputRequired ToolError audio file image",
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",

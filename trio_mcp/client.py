@@ -39,7 +39,7 @@ from trio_mcp.client_options import (
 from trio_mcp.connecting import PROBE, Target, how_to_reach
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import Malformed, Model, Resource
-from trio_mcp.core.errors import LocalProtocolError, RequestError
+from trio_mcp.core.errors import RESOURCE_NOT_FOUND, LocalProtocolError, RequestError, ResourceNotFound
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
 from trio_mcp.core.listen import Change
@@ -499,9 +499,17 @@ class Client:
                 yield template
 
     async def read(self, uri: str, **along: Unpack[Along]) -> ReadResourceResult:
-        """What is in a resource."""
+        """What is in a resource.  Raises `ResourceNotFound` where the server says that there is none."""
         check_along(along)
-        return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
+        try:
+            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
+        except RequestError as error:
+            # res-08: servers that have come to the modern era may have kept the code of the older one.
+            if error.code not in (RESOURCE_NOT_FOUND, self._terms.revision.resource_not_found):
+                raise
+            missing = ResourceNotFound(uri, error.message)
+            missing.code, missing.data = error.code, error.data
+            raise missing from None
 
     # Prompts and completion.
 

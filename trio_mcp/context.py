@@ -188,7 +188,8 @@ class Context:
             await trio.lowlevel.checkpoint()
 
     async def log(self, level: LogLevel, data: Json, *, logger: str | None = None) -> None:
-        """Send the client a log message, if it wants those of this level.
+        """Send the client a log message, if it wants those of this level.  Deprecated in 2026-07-28, where it still
+        works: what is for who runs the server belongs in its own log.
 
         `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
         `LocalProtocolError` for an unknown level, and for data that cannot be written.  Waits as `progress`.

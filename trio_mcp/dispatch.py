@@ -43,6 +43,7 @@ from trio_mcp.core.errors import (
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    ResourceNotFound,
     shown,
 )
 from trio_mcp.core.jsonrpc import JsonObject, Request
@@ -58,7 +59,6 @@ from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
     BadResult,
     InputRequired,
-    ResourceNotFound,
     ToolError,
     completion_result,
     prompt_result,

@@ -36,12 +36,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import (
-    RESOURCE_NOT_FOUND,
     LocalProtocolError,
     McpError,
     NotInThisRevision,
     RemoteProtocolError,
-    RequestError,
     shown,
 )
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
@@ -56,7 +54,6 @@ __all__ = [
     "BadResult",
     "InputRequired",
     "Output",
-    "ResourceNotFound",
     "ToolError",
     "audio",
     "completion_result",
@@ -69,7 +66,6 @@ __all__ = [
 ]
 
 _2024_11, _2025_03, _2025_06, _2025_11, _2026_07 = REVISIONS  # their names, oldest first
-_URI_SHOWN = 200  # of its characters, in a message: all of it is in the data
 
 
 # What handlers raise, and return instead of a result.
@@ -90,17 +86,6 @@ class ToolError(McpError):
             )
         super().__init__(content)
         self.content = content
-
-
-class ResourceNotFound(RequestError):
-    """Raise this where a resource, or a template for a URI that it stands for, has nothing to read.
-
-    The client gets an error that says so, with the code that its revision has for it.
-    """
-
-    # Not with that code yet: the session knows the revision (res-05, res-06).
-    def __init__(self, uri: str, message: str | None = None) -> None:
-        super().__init__(RESOURCE_NOT_FOUND, message or f"Resource not found: {shown(uri, _URI_SHOWN)}", {"uri": uri})
 
 
 class InputRequired:

@@ -7,18 +7,29 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.client.everywhere import nothing_left
 from tests.client.house import build
-from tests.client.test_client_faults import DISCOVERED, played
+from tests.client.test_client_faults import DISCOVERED, INITIALIZED, played
 from tests.http.stage import D, E
 from tests.requirements import req
-from trio_mcp import Context, McpError, PromptReference, RequestError, Server, open_client, serve_stream
+from trio_mcp import (
+    Client,
+    Context,
+    McpError,
+    PromptReference,
+    RequestError,
+    ResourceNotFound,
+    Server,
+    connect_client,
+    open_client,
+    serve_stream,
+)
 from trio_mcp.answering import FormRequest, SamplingRequest
 from trio_mcp.core.content import TextContent
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError, SessionClosed
-from trio_mcp.core.models import CreateMessageResult
+from trio_mcp.core.models import CreateMessageResult, Tool
 from trio_mcp.testing import open_memory_pair
 
 BOTH = pytest.mark.parametrize("revision", [D, E])
@@ -168,3 +179,129 @@ async def test_what_looks_like_a_url_in_a_form_is_text(revision: str, autojump_c
         await pair.client.call_tool("link")
     assert heard[0].message == said
     assert heard[0].defaults == {"name": said}
+
+
+@BOTH
+@req("tool-01")
+async def test_a_call_is_shown_to_somebody_before_it_is_sent_and_may_be_denied(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """What a model wants is known before anything goes out, with all that the server says of the tool; a call that is
+    denied is not made, and the server hears nothing of it."""
+    shown: list[tuple[str, str | None, dict[str, Any]]] = []
+
+    def confirmed(tool: Tool, arguments: dict[str, Any]) -> bool:
+        shown.append((tool.name, tool.description, arguments))
+        return "rm" not in arguments["command"]
+
+    server = Server("shell")
+
+    @server.tool
+    async def run(command: str) -> str:
+        """Run a command."""
+        return f"ran {command}"
+
+    ran = []
+    async with open_memory_pair(server, revision=revision) as pair:
+        tools = {tool.name: tool async for tool in pair.client.tools()}
+        wanted: list[tuple[str, dict[str, Any]]] = [("run", {"command": "ls"}), ("run", {"command": "rm -r /"})]
+        for name, arguments in wanted:
+            await wait_all_tasks_blocked()
+            before = len(pair.transcript)
+            allowed = confirmed(tools[name], arguments)
+            assert len(pair.transcript) == before
+            if allowed:
+                ran.append(await pair.client.call_tool(name, arguments, returns=str))
+    assert shown == [(name, "Run a command.", arguments) for name, arguments in wanted]
+    assert ran == ["ran ls"]
+    assert "rm -r" not in str(pair.transcript)
+
+
+@req("ping-03", "ping-04", "ping-05")
+@pytest.mark.parametrize(("every", "patience"), [(30, 10), (2, 0.5)])
+async def test_a_connection_is_watched_as_often_and_as_patiently_as_its_host_wants(
+    every: float, patience: float, autojump_clock: MockClock
+) -> None:
+    """There is no ping unless somebody asks for it; a loop in the host's nursery is all that it takes."""
+    asleep = trio.Event()
+
+    def pings(heard: list[dict[str, Any]]) -> int:
+        return [message["method"] for message in heard].count("ping")
+
+    def answer(message: dict[str, Any]) -> Any:
+        if "id" in message and not asleep.is_set():
+            yield {"id": message["id"], "result": INITIALIZED if message["method"] == "initialize" else {}}
+
+    async def watch(client: Client) -> None:
+        while True:
+            with trio.move_on_after(patience) as scope:
+                await client.ping()
+            if scope.cancelled_caught:
+                await client.aclose()
+                return
+            await trio.sleep(every)
+
+    async with played(answer) as (stream, heard), trio.open_nursery() as nursery:
+        client = await connect_client(nursery, stream, revision=D)
+        await trio.sleep(1000)
+        assert pings(heard) == 0
+        nursery.start_soon(watch, client)
+        await trio.sleep(10 * every - 1)
+        assert pings(heard) == 10
+        asleep.set()
+        start = trio.current_time()
+        with pytest.raises(SessionClosed):
+            await client.call_tool("t")
+        assert trio.current_time() - start <= every + patience
+        nursery.cancel_scope.cancel()
+
+
+@req("res-08")
+@pytest.mark.parametrize(
+    ("revision", "code", "missing"),
+    [(D, -32002, True), (D, -32602, False), (E, -32602, True), (E, -32002, True), (E, -32603, False)],
+)
+async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either_era(
+    revision: str, code: int, missing: bool, autojump_clock: MockClock
+) -> None:
+    def answer(message: dict[str, Any]) -> Any:
+        if message["method"] == "resources/read":
+            yield {"id": message["id"], "error": {"code": code, "message": "gone", "data": {"since": 2}}}
+        elif "id" in message:
+            opened = INITIALIZED if message["method"] == "initialize" else DISCOVERED
+            yield {"id": message["id"], "result": {**opened, "capabilities": {"resources": {}}}}
+
+    async with played(answer) as (stream, _), open_client(stream, revision=revision) as client:
+        with pytest.raises(RequestError) as refused:
+            await client.read("notes://gone")
+    assert isinstance(refused.value, ResourceNotFound) is missing
+    assert (refused.value.code, refused.value.message, refused.value.data) == (code, "gone", {"since": 2})
+
+
+@req("log-07")
+@pytest.mark.parametrize(
+    "params", [{"level": "loud", "data": 1}, {"level": "info"}, {"data": 1}, {"level": 3, "data": 1}]
+)
+async def test_a_log_message_that_is_none_is_told_and_reaches_no_callback(
+    params: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    def answer(message: dict[str, Any]) -> Any:
+        if message["method"] == "initialize":
+            yield {"id": message["id"], "result": {**INITIALIZED, "capabilities": {"logging": {}, "tools": {}}}}
+        elif message["method"] == "tools/call":
+            yield {"method": "notifications/message", "params": params}
+            yield {"method": "notifications/message", "params": {"level": "info", "data": {"a": 1}, "logger": "here"}}
+            yield {"id": message["id"], "result": {"content": []}}
+        elif "id" in message:
+            yield {"id": message["id"], "result": {}}
+
+    heard: list[Any] = []
+    said: list[bytes] = []
+    async with (
+        played(answer) as (stream, _),
+        open_client(stream, revision=D, on_log=heard.append, tap=lambda way, data: said.append(bytes(data))) as client,
+    ):
+        await client.call_tool("t")
+        assert [(each.level, each.data, each.logger) for each in heard] == [("info", {"a": 1}, "here")]
+        assert any("LoggingMessage" in each for each in client.deviations)
+    assert b"".join(said).count(b"notifications/message") == 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +17,16 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, Pong, TextMessage
 from wsproto.extensions import PerMessageDeflate
+from wsproto.frame_protocol import CloseReason
 
 from tests.core.http_rules import EVIL
 from tests.http.ws import BINARY, CLOSE, CONTINUED, HANDSHAKE, KEY, PING, PONG, TEXT, frame
 from tests.requirements import req
+from trio_mcp import websocket, websocket_server
 from trio_mcp.core.http import HttpPolicy, HttpRequest, Reply, screen
 from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
 from trio_mcp.core.revisions import Role
-from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
+from trio_mcp.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
 
 both_roles = pytest.mark.parametrize("role", list(Role))
 
@@ -66,6 +70,21 @@ def silent(end: WebSocketFrames) -> bool:
 
 
 # Messages.
+
+
+@req("trans-04")
+def test_a_custom_transport_is_documented_with_all_that_it_is() -> None:
+    """What is said there is tried in this file and in those of the server and the client."""
+    documents = Path(__file__).parents[2] / "docs" / "http.md"
+    section = documents.read_text(encoding="utf-8").partition("\n## WebSockets\n")[2].partition("\n## ")[0]
+    for topic in ("Opening", "Messages", "Cancelling", "Signs of life", "The end"):
+        assert f"| {topic} |" in section
+    said = ("RFC 6455", f"Sec-WebSocket-Protocol: {SUBPROTOCOL}", "notifications/cancelled", "Limits.message_bytes")
+    assert [each for each in said if each not in section] == []
+    sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (websocket, websocket_server)]
+    codes = {str(CloseReason[name].value) for name in re.findall(r"CloseReason\.([A-Z_]+)", "".join(sources))}
+    codes |= set(re.findall(r"\b1\d{3}\b", "".join(sources)))
+    assert codes - set(re.findall(r"\b1\d{3}\b", section)) == {"1005", "1006"}  # which are never sent
 
 
 @both_roles

@@ -1228,6 +1228,7 @@ async def test_a_level_that_does_not_exist_is_refused(level: Any, revision: str,
             assert refused.value.code == -32602
 
 
+@req("log-07")
 @everywhere
 @pytest.mark.parametrize(
     ("level", "data"), [("loud", "x"), ("info", object()), ("info", math.nan), ("info", "\ud800"), ("info", cycle())]
@@ -1248,6 +1249,7 @@ async def test_what_cannot_be_logged_is_the_handler_s_mistake(
     assert not wire.noted(MESSAGE)
 
 
+@req("log-14")
 @everywhere
 async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
@@ -1262,6 +1264,7 @@ async def test_data_of_any_json_can_be_logged(revision: str, autojump_clock: Moc
     async with connected(acting.server, revision, log_level="debug") as wire:
         await ask(wire, "tool")
     assert wire.noted(MESSAGE) == [{"level": "info", "data": value} for value in values]
+    assert "Deprecated in 2026-07-28" in (Context.log.__doc__ or "")
 
 
 @everywhere

@@ -38,7 +38,7 @@ from trio_mcp.core.content import (
     TextResourceContents,
     Unknown,
 )
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError
+from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, ResourceNotFound
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import (
     CallToolResult,
@@ -54,7 +54,6 @@ from trio_mcp.results import (
     BadResult,
     InputRequired,
     Output,
-    ResourceNotFound,
     ToolError,
     audio,
     completion_result,

@@ -36,6 +36,7 @@ __all__ = [
     "NotInThisRevision",
     "RemoteProtocolError",
     "RequestError",
+    "ResourceNotFound",
     "SessionClosed",
     "shown",
 ]
@@ -53,6 +54,9 @@ URL_ELICITATION_REQUIRED = -32042
 
 MODERN_ERRORS = frozenset({HEADER_MISMATCH, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION})
 """The codes by which a server shows itself to be of the modern era (ver-14)."""
+
+
+_URI_SHOWN = 200  # of its characters, in a message: all of it is in the data
 
 
 class McpError(Exception):
@@ -111,6 +115,18 @@ class RequestError(McpError):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.code})"
+
+
+class ResourceNotFound(RequestError):
+    """There is nothing to read at a URI.
+
+    Raised by a handler of a resource, or of a template for a URI that it stands for, to say so: the client gets the
+    code that its revision has for it.  Raised at the caller for the code of either era.
+    """
+
+    # Not with the code of the revision yet: the session knows that (res-05, res-06).
+    def __init__(self, uri: str, message: str | None = None) -> None:
+        super().__init__(RESOURCE_NOT_FOUND, message or f"Resource not found: {shown(uri, _URI_SHOWN)}", {"uri": uri})
 
 
 class InputNotGiven(McpError):
