@@ -1,9 +1,13 @@
 """HTTP/1.1 to and from bytes, for a server and without I/O.
 
-`Reader` takes what a client sends and gives heads and bodies, one request after the other.  h11 parses, in this file
-and nowhere else, and a new parser for each request: nothing of it is kept while a response is under way.  Our half of
-h11 is not used.  Its rules are about what a server might get wrong, they cost more than all the rest of a small call,
-and a response of ours is a status line, some fields and a body: `head_bytes` and `chunk` write it.
+`Reader` takes what a client sends and gives heads and bodies, one request after the other.  A head of HTTP/1.1 that
+obeys the grammar to the letter, has no name twice and no Transfer-Encoding is what nearly every client sends: one
+regular expression reads it, which is stricter than any parser has to be.  Whatever else comes goes to h11 as it came,
+so that the expression decides nothing but who reads: what it takes, h11 would take and understand in the same way, and
+what it does not take, h11 understands or a refusal explains.  h11 is used in this file and nowhere else, with a new
+parser for each request: nothing of it is kept while a response is under way.  Our half of h11 is not used.  Its rules
+are about what a server might get wrong, they cost more than all the rest of a small call, and a response of ours is a
+status line, some fields and a body: `head_bytes` and `chunk` write it.
 
 h11 is a good reader, but a lenient one, and what two readers understand differently is how requests are smuggled past
 the one in front.  So this is looked at before h11 sees it, and all of it is answered by 400 and the end of the
@@ -155,6 +159,14 @@ class Reader:
         return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
 
     def _parse(self, raw: bytes) -> Head:
+        head = _plain(raw)
+        if head is None:
+            return self._parse_by_h11(raw)
+        assert head.length is not None
+        self._chunks, self._length = None, head.length
+        return head
+
+    def _parse_by_h11(self, raw: bytes) -> Head:
         if raw.count(b"\n") > _FIELDS + 2:
             raise Refused(refused(431, f"the request has more than {_FIELDS} headers"))
         length = _look(raw)
@@ -274,6 +286,49 @@ def _look(raw: bytes) -> int | None:
     if lowered.count(_LENGTH) > 1 or not length.isdigit() or len(length) > _DIGITS:
         raise Refused(refused(400, f"Content-Length must be there once, and be one number of up to {_DIGITS} digits"))
     return int(length)
+
+
+# What nearly every client sends, by the grammar of RFC 9112, 3 and 5, and RFC 9110, 5.5 and 5.6.2: a method and a field
+# name are tokens, a field value is made of visible characters, spaces and tabs, and every line ends with CRLF.  Nothing
+# is tried twice: a character that does not belong where it stands ends it.
+_PLAIN = re.compile(
+    rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++) ([!-~]++) HTTP/1\.1\r\n"
+    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~\x80-\xff]*+\r\n)++)\r\n"
+)
+
+
+def _plain(raw: bytes) -> Head | None:
+    """A head that is plain, or None, which says nothing about it but that another has to look."""
+    match = _PLAIN.fullmatch(raw)
+    if match is None:
+        return None
+    method, target, block = match.groups()
+    lines = block.decode("latin-1").split("\r\n")
+    lines.pop()  # what follows the last line's end
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        fields[name.lower()] = value.strip(" \t")
+    size = fields.get("content-length", "0")
+    host = fields.get("host")
+    if (
+        len(fields) < len(lines)  # a name came twice
+        or len(lines) > _FIELDS
+        or host is None
+        or _HOST.fullmatch(host) is None
+        or "transfer-encoding" in fields
+        or not (size.isascii() and size.isdigit() and len(size) <= _DIGITS)
+    ):
+        return None
+    return Head(
+        method.decode(),
+        target.decode(),
+        Headers.of(fields),
+        chunks=True,
+        keep="connection" not in fields or "close" not in _wishes(fields["connection"]),
+        length=int(size),
+        expects="expect" in fields and fields["expect"].lower() == "100-continue",
+    )
 
 
 # A name, or an address in brackets, and maybe a port (RFC 3986, 3.2.2).

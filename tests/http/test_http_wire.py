@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.http_wire import Reader, Refused, chunk, head_bytes
+from trio_mcp.http_wire import Head, Reader, Refused, _plain, chunk, head_bytes
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -242,6 +242,158 @@ def test_a_refusal_repeats_nothing_of_what_came(about: str) -> None:
         .replace(b"GET /", b"GET /secret")
     )
     assert "secret" not in refusal(data)[1]
+
+
+# Who reads a head: what is plain is read at once, and only what h11 would understand in the same way.
+
+PLAIN = {
+    "a call of 2026-07-28": (
+        POST
+        + b"Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\nContent-Length: 351\r\n"
+        b"MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: =?base64?w6Q=?=\r\n\r\n"
+    ),
+    "httpx": (
+        b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:3000\r\nAccept: application/json, text/event-stream\r\n"
+        b"Accept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\nUser-Agent: python-httpx/0.28.1\r\n"
+        b"content-type: application/json\r\nContent-Length: 154\r\n\r\n"
+    ),
+    "node": (
+        b"POST /mcp HTTP/1.1\r\nhost: localhost:3000\r\nconnection: keep-alive\r\ncontent-type: application/json\r\n"
+        b"accept: application/json, text/event-stream\r\nmcp-session-id: 8f3a\r\naccept-language: *\r\n"
+        b"sec-fetch-mode: cors\r\nuser-agent: node\r\naccept-encoding: gzip, deflate\r\ncontent-length: 46\r\n\r\n"
+    ),
+    "a stream": b"GET /mcp HTTP/1.1\r\nHost:[::1]:80\r\nAccept:\ttext/event-stream \r\nX: \xe4\r\nEmpty:\r\n\r\n",
+    "one that waits for 100, and closes": POST
+    + b"Content-Length: 3\r\nExpect: 100-Continue\r\nConnection: a, Close\r\n\r\n",
+}
+
+# What is for h11: it may be good, and means more than a plain head does, or it is to be refused in words.
+NOT_PLAIN = {
+    **{name: data.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for name, data in SMUGGLED.items() if CHUNKED not in data},
+    "chunks": CHUNKED,
+    "HTTP/1.0": b"GET / HTTP/1.0\r\nHost: a\r\n\r\n",
+    "a later version": b"GET / HTTP/1.2\r\nHost: a\r\n\r\n",
+    "a field twice": POST + b"X: a\r\nx: a\r\n\r\n",
+    "too many fields": POST + b"".join(b"X%d: x\r\n" % number for number in range(256)) + b"\r\n",
+    "no fields": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+def as_told(head: Head) -> tuple[object, ...]:
+    return head.method, head.target, dict(head.headers), head.chunks, head.keep, head.length, head.expects
+
+
+def read_by_both(raw: bytes) -> bool:
+    """Whether these bytes are a plain head; then h11 takes it as well, and to it they are the same."""
+    head = _plain(raw)
+    if head is None:
+        return False
+    reader = Reader(Limits())
+    assert as_told(head) == as_told(reader._parse_by_h11(raw))
+    return True
+
+
+@pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)
+def test_the_head_that_clients_send_is_plain_and_h11_reads_the_same(raw: bytes) -> None:
+    assert read_by_both(raw)
+
+
+@pytest.mark.parametrize("raw", NOT_PLAIN.values(), ids=NOT_PLAIN)
+def test_whatever_is_not_plain_is_for_h11(raw: bytes) -> None:
+    assert _plain(raw) is None
+
+
+@pytest.mark.parametrize("raw", PLAIN.values(), ids=PLAIN)
+def test_a_plain_head_with_any_byte_changed_or_put_in_is_not_plain_or_h11_reads_the_same(raw: bytes) -> None:
+    told = 0
+    for at in range(len(raw)):
+        for byte in (b"\0", b"\t", b"\n", b"\r", b" ", b":", b"\x7f", b"\xff", b""):
+            told += read_by_both(raw[:at] + byte + raw[at + 1 :])
+            told += read_by_both(raw[:at] + byte + raw[at:])
+    assert told > len(raw)
+
+
+_NAMES = st.sampled_from(
+    [
+        b"Host",
+        b"host",
+        b"Content-Length",
+        b"content-length",
+        b"Transfer-Encoding",
+        b"Connection",
+        b"Expect",
+        b"X",
+        b"x-Y",
+        b"Content-Length ",
+        b" X",
+        b"",
+        b"Host\x00",
+        b"\xc4",
+        b"a:b",
+    ]
+)
+_VALUES = st.one_of(
+    st.sampled_from(
+        [
+            b"localhost",
+            b"a:80",
+            b"[::1]",
+            b"a/b",
+            b"a, b",
+            b"3",
+            b"+3",
+            b"3, 3",
+            b"0x3",
+            b"\xb2",
+            b"",
+            b"9" * 18,
+            b"9" * 19,
+            b"chunked",
+            b"identity",
+            b"close",
+            b"keep-alive",
+            b"a,CLOSE",
+            b"100-continue",
+            b"\x0bclose",
+            b"\x85",
+            b"\xa0",
+        ]
+    ),
+    st.binary(max_size=6),
+)
+_LINES = st.tuples(
+    _NAMES, st.sampled_from([b":", b": ", b":\t", b" :", b""]), _VALUES, st.sampled_from([b"", b" ", b"\t "])
+)
+_STARTS = st.sampled_from(
+    [
+        b"POST /mcp HTTP/1.1",
+        b"GET / HTTP/1.1",
+        b"GET /?a=b HTTP/1.1",
+        b"G\tT / HTTP/1.1",
+        b"GET  / HTTP/1.1",
+        b"GET / HTTP/1.0",
+        b"GET http://a/b HTTP/1.1",
+        b"GET * HTTP/1.1",
+        b"G(T / HTTP/1.1",
+        b"GET /\xe4 HTTP/1.1",
+        b"GET / http/1.1",
+        b"!#|~ / HTTP/1.1",
+    ]
+)
+_ENDS = st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r", b"\r\n "])
+
+
+@given(_STARTS, st.lists(st.tuples(_LINES, _ENDS), max_size=6), st.booleans())
+def test_of_any_head_h11_reads_what_was_read_without_it(
+    start: bytes, lines: list[tuple[tuple[bytes, ...], bytes]], named: bool
+) -> None:
+    fields = b"".join(b"".join(line) + end for line, end in lines)
+    read_by_both(start + b"\r\n" + (b"Host: a\r\n" if named else b"") + fields + b"\r\n")
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_for_a_head_that_are_plain_are_a_head_to_h11(data: bytes) -> None:
+    read_by_both(POST + data + b"\r\n\r\n")
 
 
 # Limits.

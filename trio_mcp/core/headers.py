@@ -19,7 +19,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import attrs
 
@@ -47,6 +47,8 @@ LAST_EVENT_ID = "Last-Event-ID"
 # The mid-2026 draft's code for what became -32020 (draft-01).  It is all a session-based revision has: there we compare
 # the standard headers of clients that follow the draft, and as a client we understand it next to the final one.
 DRAFT_HEADER_MISMATCH = -32001
+
+T = TypeVar("T")
 
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 """Header fields to be sent, in order."""
@@ -77,8 +79,29 @@ class Headers(Mapping[str, str]):
             values[name] = ", ".join(several)
         self._values = values
 
+    @classmethod
+    def of(cls, values: dict[str, str]) -> Headers:
+        """Those that were read already: by names in lower case, each with its value without the space around it.
+
+        The mapping is kept as it is, so it must not be changed any more.
+        """
+        headers = cls.__new__(cls)
+        headers._values = values
+        return headers
+
     def __getitem__(self, name: str) -> str:
         return self._values[name.lower()]
+
+    @overload
+    def get(self, name: str, default: None = None, /) -> str | None: ...
+    @overload
+    def get(self, name: str, default: T, /) -> str | T: ...
+    def get(self, name: str, default: object = None, /) -> object:
+        # What `Mapping` would do by raising and catching, for what is mostly not there.
+        return self._values.get(name.lower(), default)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -92,7 +115,7 @@ class Headers(Mapping[str, str]):
     def without(self, name: str) -> Headers:
         """All but this field."""
         name = name.lower()
-        return Headers({each: value for each, value in self._values.items() if each != name})
+        return Headers.of({each: value for each, value in self._values.items() if each != name})
 
 
 def _text(raw: str | bytes) -> str:
