@@ -39,6 +39,7 @@ from trio_mcp.core.errors import (
     MISSING_CLIENT_CAPABILITY,
     URL_ELICITATION_REQUIRED,
     LocalProtocolError,
+    McpError,
     NotDeclared,
     NotInThisRevision,
     RemoteProtocolError,
@@ -160,7 +161,10 @@ class Dispatcher:
         """What the client is told when nothing can be said of `error` but to the log."""
         # log-06: what went wrong may be anybody's secret; it is for the server's own log.
         what = _called(ctx)
-        _log.error("%s failed", what, exc_info=error)
+        if isinstance(error, BadResult) and isinstance(error.__cause__, McpError):
+            _log.error("%s failed: %s", what, error)  # none of the frames that led here is the author's
+        else:
+            _log.error("%s failed", what, exc_info=error)
         return _failed(ctx, f"{what} failed; the server's log says why")
 
     def _told(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:

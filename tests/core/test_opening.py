@@ -11,7 +11,7 @@ import pytest
 from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_CLIENT, LIMITS, SERVER_INFO, drain, modern, opened, pair
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError, SessionClosed
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Invalid, Notification, Request, Result, decode
+from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Invalid, Notification, Request, Result, decode, encode
 from trio_mcp.core.opening import (
     OPENING,
     Attempt,
@@ -654,6 +654,25 @@ def test_a_stray_line_is_answered_in_the_legacy_era_only(line: bytes) -> None:
         assert len(client.outgoing()) == (1 if revision is D else 0)
         client.receive(Request(1, "no/such"), 0.0)
         assert len(client.outgoing()) == (1 if revision is D else 0)
+
+
+def test_a_server_that_prints_what_it_reads_is_not_answered_for_ever() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open()
+    lines = [encode(message) for message in drain(client)]
+    heard = 0
+    while lines:
+        (event,) = client.receive(decode(b"Received: " + lines.pop(0), LIMITS), 0.0)
+        assert isinstance(event, PeerMistake)
+        lines += [encode(message) for message in drain(client)]
+        heard += 1
+        assert heard <= 2, "only what it was asked, and what it was told of that"
+    client.fall_back("it is no modern one")
+    assert len(drain(client)) == 1
+    client.receive(decode(b"Received: initialize", LIMITS), 0.0)
+    assert len(drain(client)) == 1, "after a request of ours it is told again"
+    client.receive(Request("a", "no/such"), 0.0)
+    assert len(drain(client)) == 1, "what has an id is always answered"
 
 
 @pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)

@@ -332,8 +332,21 @@ async def test_a_failure_is_told_to_the_log_and_not_to_the_client(
     assert not any(SECRET.encode() in line for line in wire.lines)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("trio_mcp", logging.ERROR)
-    assert record.exc_info
+    assert record.exc_info or "failed: " in record.getMessage()
     assert SECRET not in record.getMessage()
+
+
+async def test_what_is_no_result_is_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    acting.does = lambda ctx: float("nan")
+    async with connected(acting.server, LATEST) as wire:
+        assert (await ask(wire, "tool"))["isError"]
+    (record,) = caplog.records
+    assert not record.exc_info  # all its frames would be ours
+    why = "a float that is not finite has no JSON form; use None"
+    assert record.getMessage() == f"tools/call 'act' failed: the result of the tool 'act': {why}"
 
 
 @everywhere

@@ -171,6 +171,7 @@ class ClientSession(Session):
         self._last = False  # the probe has all the time that is left
         self._unheard: Revision | None = None  # the probe that has had no answer in time
         self._refusal: _Finding | None = None  # what became of `initialize` after that
+        self._complained = 0  # of something without an id, when our next request was to have this one
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
@@ -267,7 +268,13 @@ class ClientSession(Session):
     def _refuse_at_once(self, error: Error, events: list[Event], arrival: Any, why: str = "") -> None:
         if self._answers_nothing:
             events.append(PeerMistake(f"{why or error.message}; not answered"))
+        elif error.id is None and self._complained == self._next_id:
+            # It may be our own complaint, which a server repeats that prints whatever it reads: without a request of
+            # ours in between, the two could go on for ever.
+            events.append(PeerMistake(f"{why or error.message}; not answered once more"))
         else:
+            if error.id is None:
+                self._complained = self._next_id
             super()._refuse_at_once(error, events, arrival, why)
 
     def _judge_outcome(self, event: Event) -> list[Event]:
