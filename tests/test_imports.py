@@ -86,7 +86,7 @@ conversation
 driver
 process
 stdio
-silence rates
+silence rates intake
 lanes
 http_sessions http_options
 gate
@@ -304,7 +304,7 @@ def test_a_server_on_stdio_loads_few_modules() -> None:
 
 HTTP = {
     "asgi", "endpoint", "gate", "http_connection", "http_options", "http_server", "http_sessions", "http_wire", "lanes",
-    "rates", "silence", "websocket", "websocket_server",
+    "intake", "rates", "silence", "websocket", "websocket_server",
 }  # fmt: skip
 
 

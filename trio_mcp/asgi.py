@@ -36,9 +36,10 @@ from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.driver import converse
-from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal
+from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.gate import seconds_left
 from trio_mcp.groups import open_nursery, sole
+from trio_mcp.intake import Intake, Share
 from trio_mcp.outbox import CLOSING
 from trio_mcp.process import check_trio
 from trio_mcp.running import Run, check_seconds
@@ -160,7 +161,7 @@ class AsgiApp:
                 await _reply(response, admitted)
                 return
             cors = admitted.head.cors
-            body = await _body(receive, served.limits, cors)
+            body = await _body(receive, served.limits, cors, served.endpoint.intake)
             if isinstance(body, Reply):
                 tell_refusal(body, request, admitted.peer)
                 await _reply(response, body)
@@ -298,22 +299,25 @@ def _target(scope: Event, places: Container[str]) -> str:
     return quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
 
 
-async def _body(receive: Receive, limits: Limits, cors: Fields) -> bytes | Reply | None:
+async def _body(receive: Receive, limits: Limits, cors: Fields, intake: Intake) -> bytes | Reply | None:
     """The body; None if the client has gone.  One that is too long is given as far as it came: that is refused."""
     parts: list[bytes] = []
     size, began = 0, trio.current_time()
-    while size <= limits.message_bytes:
-        with trio.move_on_at(began + limits.body_seconds + size / limits.body_rate) as scope:
-            event = await receive()
-        if scope.cancelled_caught:
-            why = f"the body took too long; {size} bytes came (Limits.body_seconds, Limits.body_rate)"
-            return refusal(408, Error(None, INVALID_REQUEST, why), cors)
-        if event["type"] == "http.disconnect":
-            return None
-        parts.append(event.get("body", b""))
-        size += len(parts[-1])
-        if not event.get("more_body", False):
-            break
+    with Share(intake) as share:
+        while size <= limits.message_bytes:
+            with trio.move_on_at(began + limits.body_seconds + size / limits.body_rate) as scope:
+                event = await receive()
+            if scope.cancelled_caught:
+                why = f"the body took too long; {size} bytes came (Limits.body_seconds, Limits.body_rate)"
+                return refusal(408, Error(None, INVALID_REQUEST, why), cors)
+            if event["type"] == "http.disconnect":
+                return None
+            parts.append(event.get("body", b""))
+            size += len(parts[-1])
+            if not event.get("more_body", False):
+                break
+            if not share.fits(size):
+                return too_much(cors)
     return b"".join(parts)
 
 

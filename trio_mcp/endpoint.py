@@ -57,12 +57,13 @@ from trio_mcp.gate import Caller, Gate, name_of, seconds_left
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
+from trio_mcp.intake import Intake
 from trio_mcp.lanes import Lane, Owner, Response, Traffic, Way
 from trio_mcp.rates import Rates
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
-__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal"]
+__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal", "too_much"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -150,6 +151,7 @@ class Endpoint:
         self._run = run
         self._limits = run.limits
         self._rates = Rates(run.limits.request_rate)
+        self.intake = Intake(run.limits)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._alone: set[Conversation] = set()  # requests that belong to no session
         # Beside those of the run, which may be shared with others and go on without this endpoint.
@@ -451,6 +453,11 @@ def _ids(message: Message) -> tuple[Id, ...]:
 def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
     """What is said where a request cannot be taken on now, and may be later."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
+
+
+def too_much(cors: Fields = ()) -> Reply:
+    """What is said where more bodies are on their way than can be kept."""
+    return busy(503, "too many long bodies are being received; try again later (Limits.bodies_bytes)", cors)
 
 
 def _counted(caller: Reply | Caller, peer: str | None) -> str:

@@ -43,8 +43,9 @@ from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
-from trio_mcp.endpoint import tell_refusal
+from trio_mcp.endpoint import tell_refusal, too_much
 from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
+from trio_mcp.intake import Share
 from trio_mcp.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
@@ -290,16 +291,19 @@ class HttpConnection:
             f"{limits.body_seconds:g} seconds and one more for each {limits.body_rate:g} bytes "
             "(Limits.body_seconds, Limits.body_rate)"
         )
-        while body is None:
-            self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
-            if reader.lags:
-                await trio.lowlevel.checkpoint()
-            elif data := await self._receive(_RECEIVE):
-                reader.feed(data)
-            else:
-                self._over = True
-                return None
-            body = reader.body()
+        with Share(self._shared.endpoint.intake) as share:
+            while body is None:
+                self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
+                if reader.lags:
+                    await trio.lowlevel.checkpoint()
+                elif data := await self._receive(_RECEIVE):
+                    reader.feed(data)
+                else:
+                    self._over = True
+                    return None
+                body = reader.body()
+                if not share.fits(reader.held):
+                    raise Refused(too_much())
         self._scope.deadline = math.inf
         return body
 

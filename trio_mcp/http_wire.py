@@ -109,6 +109,11 @@ class Reader:
         """How many bytes have come that were not given out yet."""
         return len(self._buffer)
 
+    @property
+    def held(self) -> int:
+        """How many bytes are kept: those that wait, and what has come of a body in chunks."""
+        return len(self._buffer) + len(self._content)
+
     def feed(self, data: bytes) -> None:
         self._buffer += data
 

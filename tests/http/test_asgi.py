@@ -856,6 +856,19 @@ async def test_a_body_that_comes_too_slowly_is_refused(autojump_clock: MockClock
     assert Headers(events.said[0]["headers"])["Access-Control-Allow-Origin"] == "http://localhost"
 
 
+async def test_long_bodies_that_are_on_their_way_have_a_bound_together(autojump_clock: MockClock) -> None:
+    app = AsgiApp(Watched(limits=Limits(bodies_bytes=100_000)).server)
+    scope, _ = posted({})
+    scope["headers"].append((b"origin", b"http://localhost"))
+    pieces = [{"type": "http.request", "body": b"x" * 60_000, "more_body": True} for _ in range(3)]
+    events = Events(*pieces)
+    await app(scope, events.receive, events.send)
+    assert events.status == 503
+    assert "Limits.bodies_bytes" in json.loads(events.body)["error"]["message"]
+    assert Headers(events.said[0]["headers"])["Access-Control-Allow-Origin"] == "http://localhost"
+    assert (await ask(app)).status == 200  # nothing is held any more
+
+
 async def test_a_client_that_goes_in_the_middle_of_its_body_is_answered_nothing(autojump_clock: MockClock) -> None:
     scope, _ = posted({})
     events = Events({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"})

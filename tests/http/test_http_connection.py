@@ -25,6 +25,7 @@ from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.http_connection import HttpConnection, Shared
 from trio_mcp.http_wire import Head, refused
+from trio_mcp.intake import Intake
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)
@@ -35,7 +36,7 @@ class Script:
     """An endpoint.  What `/echo` is sent comes back at once; `/wait` is answered when the test lets it be, by another
     task; `/refuse` is refused by its head.  `log` is what happened, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.log: list[str] = []
         self.bodies: list[bytes] = []
         self.requests: list[HttpRequest] = []
@@ -43,6 +44,7 @@ class Script:
         self.arrived = trio.Event()
         self.reply = refusal(403, Error(None, -32600, "no"))
         self.failure: Exception | None = None
+        self.intake = Intake(limits or Limits())
         self.left: weakref.ref[Any] | None = None  # to what is to be called when the last client has gone
 
     async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | SimpleNamespace:
@@ -118,7 +120,7 @@ async def connected(
     **shared: Any,
 ) -> AsyncIterator[Peer]:
     ours, theirs = streams()
-    script = script or Script()
+    script = script or Script(limits)
     together: Any = Shared(script, limits or Limits(), **shared)  # type: ignore[arg-type]
     peer = Peer(ours, script, HttpConnection(together, theirs, "10.0.0.1"))
 
@@ -841,6 +843,51 @@ async def test_a_body_has_its_seconds_and_more_for_what_has_come(autojump_clock:
         assert refused[0] == 408
         assert "Limits.body_seconds, Limits.body_rate" in why(refused)
         assert peer.script.bodies == []
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 200000", CHUNKED])
+async def test_long_bodies_that_are_on_their_way_have_a_bound_together(framing: str, autojump_clock: MockClock) -> None:
+    async with connected(limits=Limits(bodies_bytes=300_000)) as peer:
+        intake = peer.script.intake
+        intake.held = 200_000  # those of others
+        await peer.send(get("/echo", "Content-Length: 60000", method="POST"))  # a small one is let through
+        for _ in range(2):
+            await peer.send(b"x" * 30_000)
+        assert answers(await peer.read())[0][2] == b"x" * 60_000
+        await peer.send(get("/echo", framing, method="POST"))
+        for _ in range(9):
+            piece = b"x" * 10_000
+            await peer.send(piece if framing != CHUNKED else b"2710\r\n" + piece + b"\r\n")
+            await wait_all_tasks_blocked()
+        assert intake.held == 290_000
+        with contextlib.suppress(trio.BrokenResourceError):
+            await peer.send(b"x" * 20_000 if framing != CHUNKED else b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
+        await peer.end()
+        last = answers(bytes(peer.raw), "POST", "POST", closed=True)[1]
+        assert last[0] == 503
+        assert "Limits.bodies_bytes" in why(last)
+        assert int(last[1]["retry-after"]) > 0
+        assert last[1]["access-control-allow-origin"] == "https://app.example"
+        assert intake.held == 200_000
+        assert peer.script.bodies == [b"x" * 60_000]
+
+
+async def test_what_came_of_a_body_is_not_counted_any_more_when_it_is_whole_or_its_client_has_gone(
+    autojump_clock: MockClock,
+) -> None:
+    for end in ("whole", "gone"):
+        async with connected() as peer:
+            await peer.send(get("/wait", "Content-Length: 200000", method="POST"))
+            await peer.send(b"x" * 150_000)
+            await wait_all_tasks_blocked()
+            assert peer.script.intake.held == 150_000
+            if end == "whole":
+                await peer.send(b"x" * 50_000)
+                await peer.script.response()
+            else:
+                await peer.stream.aclose()
+                await peer.over.wait()
+            assert peer.script.intake.held == 0
 
 
 async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_clock: MockClock) -> None:
