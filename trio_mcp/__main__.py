@@ -11,6 +11,8 @@ USAGE = """\
 usage: python -m trio_mcp demo
 
   demo    a server and a client at work, in old and new revisions of the protocol
+
+Servers and clients of yours are programs by themselves; the README has one of each to paste.
 """
 
 
@@ -20,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     if list(arguments) != ["demo"]:
-        sys.stderr.write(USAGE)
+        sys.stderr.write(f"not understood: {' '.join(arguments)}\n" * bool(arguments) + USAGE)
         return 2
     try:
         from trio_mcp.demo.tour import run

@@ -130,9 +130,9 @@ def how_to_reach(
 
 
 def _kind_of(target: Any) -> str:
-    kind = f"a {type(target).__name__}"
     if not isinstance(target, Sequence) or isinstance(target, bytes | bytearray | memoryview):
-        return kind
+        return type(target).__name__
+    kind = f"a {type(target).__name__}"
     if not target:
         return f"{kind} of nothing"
     first = shown(target[0]) if isinstance(target[0], str | os.PathLike) else type(target[0]).__name__

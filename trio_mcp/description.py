@@ -90,8 +90,27 @@ def check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
     for name, hook in (("lifespan", lifespan), ("filter", filter)):
         if hook is not None and not callable(hook):
             raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
+    for each in middleware:
+        _check_call("middleware", each, "ctx", "request", "call_next")
+    _check_call("lifespan", lifespan, "server")
+    _check_call("filter", filter, "principal", "item")
     if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
         raise LocalProtocolError("filter is asked in the middle of things and cannot wait; give a plain function")
+
+
+def _check_call(what: str, hook: Any, *given: str) -> None:
+    """Who comes from elsewhere may have written one for other arguments."""
+    if hook is None:
+        return
+    try:
+        inspect.signature(hook).bind(*given)
+    except TypeError as error:
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        raise LocalProtocolError(
+            f"{what} is called with ({', '.join(given)}), which {name} does not take: {error}"
+        ) from None
+    except ValueError:  # a builtin does not tell
+        return
 
 
 def check_cache(cache: Mapping[str, CacheHints]) -> None:

@@ -147,7 +147,9 @@ class Dispatcher:
         finally:
             ctx.lifespan = outer
         if not isinstance(result, dict):
-            raise LocalProtocolError(f"a middleware returned {type(result).__name__}, and no result")
+            raise LocalProtocolError(
+                f"a middleware returned {type(result).__name__}, and no result, such as await call_next(request) gives"
+            )
         return result
 
     def failure(self, ctx: Context, error: BaseException) -> JsonObject | RequestError:

@@ -285,8 +285,8 @@ class _Web:
 
 
 async def _tcp_listeners(host: str, port: int) -> list[Listener]:
-    if not isinstance(host, str) or not host:
-        raise LocalProtocolError(f"host is a name or an address of this machine; not {host!r}")
+    if not isinstance(host, str) or not host or host.count(":") == 1:  # of which IPv6 has more
+        raise LocalProtocolError(f"host is a name or an address of this machine, without the port; not {host!r}")
     if type(port) is not int or not 0 <= port < 2**16:
         raise LocalProtocolError(f"port is a number up to 65535, or 0 for any that is free; not {port!r}")
     tries = _PORTS if port == 0 else 1

@@ -464,10 +464,10 @@ def test_a_probe_refused_without_a_modern_error_leads_to_initialize(message: Req
 def test_no_single_code_makes_a_server_legacy(code: int) -> None:
     error = fault(code)
     for status in (200, 400, 404):
-        why = f"HTTP {status}, error {code}"
+        why = f"HTTP {status}: 'no' ({code})"
         assert reply(exchange(DISCOVER, E, probing=True), status, error) == TryInitialize(why, error)
     assert reply(exchange(CALL, E, probing=True), 200, error) == Received(error)
-    assert reply(exchange(CALL, E, probing=True), 400, error) == TryInitialize(f"HTTP 400, error {code}", error)
+    assert reply(exchange(CALL, E, probing=True), 400, error) == TryInitialize(f"HTTP 400: 'no' ({code})", error)
 
 
 def test_a_modern_server_that_lacks_a_method_is_modern() -> None:
@@ -493,7 +493,8 @@ def test_a_refused_handshake_leads_to_http_sse_as_its_revision_says(revision: Re
     assert reply(asked, status) == (
         TrySse(f"HTTP {status}") if falls else Failed(f"HTTP {status}, without a JSON-RPC error", status)
     )
-    assert reply(asked, status, error) == (TrySse(f"HTTP {status}, error -32600", error) if falls else Received(error))
+    said = f"HTTP {status}: {error.message!r} (-32600)"
+    assert reply(asked, status, error) == (TrySse(said, error) if falls else Received(error))
     assert isinstance(reply(attrs.evolve(asked, probing=False), status), Failed)
 
 
@@ -625,7 +626,9 @@ def test_the_session_id_is_not_shown() -> None:
 
 def test_an_answer_on_a_stream_is_judged_like_one_in_a_body() -> None:
     error = fault(errors.METHOD_NOT_FOUND)
-    assert read_answer(exchange(DISCOVER, E, probing=True), error) == TryInitialize("HTTP 200, error -32601", error)
+    assert read_answer(exchange(DISCOVER, E, probing=True), error) == TryInitialize(
+        f"HTTP 200: {error.message!r} (-32601)", error
+    )
     assert read_answer(exchange(CALL, E), fault(errors.HEADER_MISMATCH)) == RefreshTools(fault(errors.HEADER_MISMATCH))
     assert read_answer(exchange(), Result(1, {})) == Received(Result(1, {}))
     assert isinstance(read_answer(exchange(), Invalid("why not")), Failed)

@@ -258,6 +258,7 @@ async def test_an_address_that_is_taken_is_said_to_be() -> None:
         ({"host": "no.such.name.invalid", "port": 9}, "no such name is known"),
         ({"host": ""}, "host is a name or an address"),
         ({"host": None}, "host is a name or an address"),
+        ({"host": "127.0.0.1:80"}, "host is a name or an address of this machine, without the port"),
         ({"port": 70_000}, "port is a number"),
         ({"port": "80"}, "port is a number"),
         ({"port": True}, "port is a number"),

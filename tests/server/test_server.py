@@ -257,6 +257,12 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"threads": 1.5}, "not 1.5"),
     ({"middleware": print}, "middleware is a list of functions"),
     ({"middleware": ["log"]}, "middleware is a list of functions"),
+    (
+        {"middleware": [lambda ctx, call_next: None]},
+        "middleware is called with (ctx, request, call_next), which <lambda>",
+    ),
+    ({"lifespan": lambda: None}, "lifespan is called with (server), which <lambda> does not take: too many positional"),
+    ({"filter": lambda principal: True}, "filter is called with (principal, item), which <lambda> does not take"),
     ({"filter": "tools"}, "filter is a function, not str"),
     ({"lifespan": Wrong()}, "lifespan is a function, not Wrong"),
     ({"offers": ["tool"]}, "offers: 'tool' is nothing to offer; there are tools, prompts, resources, completions"),

@@ -384,7 +384,7 @@ def _fall_back(exchange: Exchange, status: int, error: Error | None) -> ReplyVer
     # ver-14: "a recognised modern error identifies a modern server".
     if not exchange.probing or (error is not None and error.code in errors.MODERN_ERRORS):
         return None
-    why = f"HTTP {status}" if error is None else f"HTTP {status}, error {error.code}"
+    why = f"HTTP {status}" if error is None else f"HTTP {status}: {_in_words(error)}"
     rules = exchange.revision.http
     if exchange.opening:
         # sse-10..12.  2024-11-05 knows no other transport, so there every refusal will do.
