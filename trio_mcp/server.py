@@ -38,6 +38,7 @@ from trio_mcp.process import check_trio, live, place
 from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
 
 if TYPE_CHECKING:
+    import ssl
     from types import TracebackType
 
     from trio_mcp.core.cache import CacheHints
@@ -426,14 +427,22 @@ class Server:
             yield mounted
             yield from mounted._parts()
 
-    def run(self, *address: Never, http: str | None = None, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
+    def run(
+        self,
+        *address: Never,
+        http: str | None = None,
+        unix: str | os.PathLike[str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        grace: float = 5.0,
+        **options: Unpack[HttpOptions],
+    ) -> None:
         """Serve as the purpose of this process; for the end of a script.  Inside a Trio program use `serve_stdio`,
         `serve_http` or `serve_stream`.
 
         That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
-        come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), with the options
-        of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143) after SIGTERM, which gives the calls
-        that run `grace` seconds.
+        come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), or, with `unix`,
+        to a socket file, with the options of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143)
+        after SIGTERM, which gives the calls that run `grace` seconds.
         """
         if "transport" in options or (address and address[0] in _TRANSPORTS):
             raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
@@ -441,20 +450,35 @@ class Server:
             raise TypeError(f"say by name what it is: run(http={address[0]!r}) serves HTTP at an address")
         if options:
             _check_http_options(options)
-        if http is not None:
-            self._run_http(http, grace, options)
+        if http is not None or unix is not None:
+            self._run_http(http, unix, ssl_context, grace, options)
             return
-        if options:
-            raise TypeError(f'{min(options)} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
+        if ssl_context is not None or options:
+            which = min(options, default="ssl_context")
+            raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
         from trio_mcp.stdio import run
 
         run(self, grace=grace)
 
-    def _run_http(self, http: str, grace: float, options: HttpOptions) -> None:
+    def _run_http(
+        self,
+        http: str | None,
+        unix: str | os.PathLike[str] | None,
+        ssl_context: ssl.SSLContext | None,
+        grace: float,
+        options: HttpOptions,
+    ) -> None:
         from trio_mcp.http_server import serve_http
 
-        host, port = place(http)
-        live(self, lambda: serve_http(self, host, port, task_status=_Announced(self), **options), grace=grace)
+        if http is not None and unix is not None:
+            raise LocalProtocolError("a server listens at an address or at a unix socket; give one of http and unix")
+        at = () if http is None else place(http)
+        told = _Announced(self, unix)
+        live(
+            self,
+            lambda: serve_http(self, *at, unix=unix, ssl_context=ssl_context, task_status=told, **options),
+            grace=grace,
+        )
 
 
 # What other packages call them, in this place.
@@ -466,7 +490,7 @@ def _check_http_options(options: HttpOptions) -> None:
 
     known = HttpOptions.__annotations__
     if unknown := options.keys() - known:
-        if mine := unknown & {"listeners", "ssl_context", "tap", "unix"}:
+        if mine := unknown & {"listeners", "tap"}:
             raise TypeError(f"run has no option {min(mine)!r}; serve_http has it, for use in a Trio program")
         raise TypeError(
             f"run has no option {min(unknown)!r}; it serves standard input and output, or HTTP at an address, "
@@ -477,12 +501,14 @@ def _check_http_options(options: HttpOptions) -> None:
 class _Announced:
     """Says on stderr where a server listens.  Nothing else goes out on stdout either, which is the program's."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, unix: str | os.PathLike[str] | None) -> None:
         self._name = server._info["name"]
+        self._unix = unix
 
     def started(self, value: HttpAddress | None = None) -> None:
         assert value is not None
-        where = value.local_url + (f", for {value.url}" if value.url != value.local_url else "")
+        where = value.local_url if self._unix is None else os.fspath(self._unix)
+        where += f", for {value.url}" if value.url != where else ""
         print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 

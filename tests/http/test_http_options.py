@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import Any
 
 import pytest
@@ -40,13 +41,20 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
         ({"transport": "http"}, r"run\(\) serves stdio, run\(http="),
         ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
         ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
-        ({"http": "127.0.0.1:0", "ssl_context": None}, "run has no option 'ssl_context'; serve_http has it"),
-        ({"unix": "mcp.sock"}, "run has no option 'unix'; serve_http has it"),
+        ({"http": "127.0.0.1:0", "tap": None}, "run has no option 'tap'; serve_http has it"),
+        ({"ssl_context": ssl.create_default_context()}, "ssl_context is an option for HTTP"),
     ],
 )
 def test_run_says_which_options_there_are(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         Server("test").run(**options)
+
+
+def test_a_server_runs_at_one_place() -> None:
+    with pytest.raises(LocalProtocolError, match="give one of http and unix"):
+        Server("test").run(http="127.0.0.1:0", unix="mcp.sock")
+    with pytest.raises(LocalProtocolError, match=r"ssl_context is an ssl\.SSLContext, not str"):
+        Server("test").run(http="127.0.0.1:0", ssl_context="cert.pem")  # type: ignore[arg-type]
 
 
 def test_an_address_is_given_by_name() -> None:

@@ -9,6 +9,8 @@ import math
 import os
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import trustme
 
 import trio_mcp
 from tests.server.wire import LATEST
@@ -191,3 +194,53 @@ def test_one_ctrl_c_ends_it_at_once(process: Process) -> None:
     process.popen.send_signal(signal.SIGINT)
     assert process.popen.wait() == 130
     assert process.popen.communicate() == ("", "")
+
+
+ELSEWHERE = """
+import ssl, sys
+import trio_mcp
+
+server = trio_mcp.Server("elsewhere")
+
+@server.tool
+def echo() -> str:
+    return "echo"
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1])
+server.run(unix=sys.argv[2], ssl_context=context)
+"""
+
+
+def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate, place = tmp_path / "server.pem", str(tmp_path / "mcp.sock")
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(certificate)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    popen = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", ELSEWHERE, str(certificate), place],
+        env={**os.environ, "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1])},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert popen.stderr is not None
+        assert popen.stderr.readline() == f"elsewhere listens at {place}, for https://localhost/mcp\n"
+        with socket.socket(socket.AF_UNIX) as plain:
+            plain.connect(place)
+            with trusting.wrap_socket(plain, server_hostname="localhost") as sock:
+                connection = http.client.HTTPConnection("localhost")
+                connection.sock = sock
+                body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": {
+                    META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}}})  # fmt: skip
+                headers = {"Content-Type": "application/json", "MCP-Protocol-Version": LATEST}
+                connection.request("POST", "/mcp", body, {**headers, "Mcp-Method": "server/discover"})
+                assert connection.getresponse().status == 200
+        popen.send_signal(signal.SIGTERM)
+        assert popen.wait() == 143
+        assert not os.path.exists(place)
+    finally:
+        popen.kill()
+        popen.communicate()
