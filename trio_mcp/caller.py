@@ -169,6 +169,12 @@ class Carrier(Protocol):
     def wake(self) -> None:
         """There is something to send."""
 
+    async def bring(self, id: Id) -> None:
+        """As `wake`; the caller, which waits for the answer to this request, may be used to get it."""
+
+    def settled(self, id: Id) -> None:
+        """This request of ours has its outcome, whatever way that came."""
+
     def forget(self, id: Id) -> None:
         """Nobody waits for the answer to this request of ours any more; what is to be told the server is queued."""
 
@@ -323,6 +329,8 @@ class Caller:
             return
         asked.outcome, asked.failure = outcome, failure
         asked.news.set()
+        if self._carrier is not None:
+            self._carrier.settled(outcome.id)
 
     # Opening.
 
@@ -379,8 +387,11 @@ class Caller:
         await trio.lowlevel.checkpoint_if_cancelled()  # or the end of a link would be told instead of the cancellation
         id = self.begin(method, params, progress=on_progress is not None)
         asked = self._asked[id] = _Asked(headers)
-        self._wake()
         try:
+            if on_progress is None and self._carrier is not None:
+                await self._carrier.bring(id)
+            else:  # this task may be busy with what is reported while there is more to be heard
+                self._wake()
             return await asked.result(on_progress)
         finally:
             if self._asked.pop(id, None) is not None:

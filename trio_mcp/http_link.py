@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import attrs
 import trio
@@ -36,7 +36,7 @@ from trio_mcp.core.http_client import (
     read_answer,
     read_endpoint,
 )
-from trio_mcp.core.jsonrpc import Error, Request, decode
+from trio_mcp.core.jsonrpc import Error, Id, Request, decode
 from trio_mcp.core.peer import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
@@ -188,11 +188,16 @@ class HttpLink(Posts):
                 for event in events:
                     if not stream.settled:
                         self._take(stream, event)
-            if stream.settled:
-                await drain(reply)
+            if stream.settled and not reply.done and not self._over:  # nobody is to wait for its end
+                self._nursery.start_soon(self._finish, reply.leave(), name="the end of a stream")
         except ReplyBroken as error:
             stream.broken = error
         stream.held = trio.current_time() - start
+
+    async def _finish(self, block: AbstractAsyncContextManager[HttpReply]) -> None:
+        with self._running():
+            async with block as reply:
+                await drain(reply)
 
     def _take(self, stream: _Stream, event: SseEvent | Oversized) -> None:
         exchange = stream.exchange
@@ -232,6 +237,9 @@ class SseLink(Posts):
     ) -> None:
         super().__init__(caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: ())
         self._target = None  # sse-14: nothing is sent before the server has said where to
+
+    async def bring(self, id: Id) -> None:
+        self.wake()  # what is posted brings no answer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry the session until its stream ends; started once the server has said where to post.

@@ -240,7 +240,7 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
 
     def _begin(self, link: _Connection, head: ReplyHead) -> HttpReply:
         self._link = link
-        self._reply = HttpReply(self._request.name, head, link)
+        self._reply = HttpReply(self._request.name, head, self._pool, link)
         return self._reply
 
     async def _ask(self, link: _Connection, *, again: bool) -> ReplyHead | None:
@@ -261,25 +261,53 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._link is not None
         assert self._reply is not None
-        self._reply._over = True
-        if self._link.written and self._link.reader.reusable:
-            await self._pool._keep(self._link)
-        else:
-            await self._link.close()
+        if not self._reply._left:
+            await self._reply._end()
+
+
+class _Rest(AbstractAsyncContextManager["HttpReply"]):
+    """A block for what is left of a reply."""
+
+    def __init__(self, reply: HttpReply) -> None:
+        self._reply = reply
+
+    async def __aenter__(self) -> HttpReply:
+        return self._reply
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._reply._end()
 
 
 class HttpReply:
     """What the server answered.  It is read inside the block of its request, by one task."""
 
-    __slots__ = ("_link", "_name", "_over", "headers", "status")
+    __slots__ = ("_left", "_link", "_name", "_over", "_pool", "headers", "status")
 
-    def __init__(self, name: str, head: ReplyHead, link: _Connection) -> None:
+    def __init__(self, name: str, head: ReplyHead, pool: HttpPool, link: _Connection) -> None:
         self.status, self.headers = head
         self._name = name
+        self._pool = pool
         self._link = link
+        self._left = False
         self._over = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it was read, so that nothing can be left."""
+        return self._link.reader.done
+
+    def leave(self) -> AbstractAsyncContextManager[HttpReply]:
+        """A block for what is left of it, for another task to enter; that of the request ends without it."""
+        self._left = True
+        return _Rest(self)
+
+    async def _end(self) -> None:
+        self._over = True
+        if self._link.written and self._link.reader.reusable:
+            await self._pool._keep(self._link)
+        else:
+            await self._link.close()
 
     async def read(self, limit: int) -> bytes:
         """The whole body.  Raises as `receive`, and `ReplyTooLong` once it is known to have more bytes than this."""

@@ -1,4 +1,7 @@
-"""What both kinds of HTTP have in common: a task and a POST for each message, and what becomes of it.
+"""What both kinds of HTTP have in common: a POST for each message, and what becomes of it.
+
+Whoever waits for the answer to a request carries it there and back in its own task.  Everything else has a task of its
+own: what nobody waits for, and a request whose caller may be busy with its progress when there is more to be heard.
 
 What a reply means is decided in `core.http_client`; here it is done:
 
@@ -128,10 +131,11 @@ class Flight:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     sent: bool = False
     streams: bool = False  # the server has begun to answer
+    awaited: bool = False  # it is carried by whoever waits for the answer
 
 
 class Posts:
-    """What both kinds of HTTP have in common: a task and a POST for each message."""
+    """What both kinds of HTTP have in common: a POST for each message."""
 
     _sse = False
 
@@ -169,15 +173,42 @@ class Posts:
     # As a carrier.
 
     def wake(self) -> None:
+        for message in self._outgoing():
+            flight = self._begin(message)
+            if flight is not None:
+                self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
+
+    async def bring(self, id: Id) -> None:
+        mine: tuple[Message, Flight] | None = None
+        for message in self._outgoing():
+            flight = self._begin(message)
+            if flight is None:
+                continue
+            if isinstance(message, Request) and message.id == id:
+                mine = message, flight
+            else:
+                self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
+        if mine is not None:
+            mine[1].awaited = True
+            await self._carry(*mine)
+
+    def _outgoing(self) -> list[Message]:
+        """What can be sent now."""
         if self._target is None or self._over:
-            return
+            return []
         if self._session.opened and not self._revision.handshake:
             self._ready.set()
-        for message, _ in self._session.outgoing():
-            # cancel-01: a cancellation is for what is "believed to be still in-progress".
-            if _cancelled(message) not in self._withheld:
-                self._begin(message)
+        # cancel-01: a cancellation is for what is "believed to be still in-progress".
+        messages: list[Message] = [
+            each for each, _ in self._session.outgoing() if _cancelled(each) not in self._withheld
+        ]
         self._withheld.clear()  # what is told of them is queued before `forget`
+        return messages
+
+    def settled(self, id: Id) -> None:
+        flight = self._flights.get(id)
+        if flight is not None and flight.awaited:  # by another stream; whoever waits for it is not to wait for this one
+            self.forget(id)
 
     def forget(self, id: Id) -> None:
         flight = self._flights.pop(id, None)
@@ -186,11 +217,12 @@ class Posts:
                 self._withheld.add(id)
             flight.scope.cancel(reason="nobody waits for the answer")
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message) -> Flight | None:
+        """What is to be carried; None if it cannot be any more."""
         if self._gone:
             if isinstance(message, Request):
                 self._caller.fail(message.id, lambda: SessionLost(False))
-            return
+            return None
         flight = Flight()
         if isinstance(message, Request):
             if message.method in _OPENING:
@@ -200,7 +232,7 @@ class Posts:
                 self._proposed = _proposed(message)
             self._flights[message.id] = flight
         self._scopes.add(flight.scope)
-        self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
+        return flight
 
     # One message.
 
@@ -287,24 +319,25 @@ class Posts:
     async def _attempt(
         self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
     ) -> tuple[int, ReplyVerdict]:
-        told = exchange.method == "POST" and not exchange.asked
+        if exchange.asked or exchange.method != "POST":
+            return await self._once(exchange, body, listen, after)
         try:
             # Each attempt for itself: how long to wait before another is for the server to say.
-            with trio.fail_after(ACKNOWLEDGED if told else math.inf):
-                async with self._pool.request(
-                    exchange.method,
-                    exchange.url,
-                    self._fields(exchange, after),
-                    body,
-                    replayable=_repeatable(exchange.message),
-                ) as reply:
-                    verdict = await self._judge(exchange, reply)
-                    if isinstance(verdict, Streaming):
-                        assert listen is not None  # or nothing would be answered by a stream
-                        await listen(exchange, reply)
-                return reply.status, verdict
+            with trio.fail_after(ACKNOWLEDGED):
+                return await self._once(exchange, body, listen, after)
         except trio.TooSlowError:
             raise NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds") from None
+
+    async def _once(
+        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
+    ) -> tuple[int, ReplyVerdict]:
+        fields, replayable = self._fields(exchange, after), _repeatable(exchange.message)
+        async with self._pool.request(exchange.method, exchange.url, fields, body, replayable=replayable) as reply:
+            verdict = await self._judge(exchange, reply)
+            if isinstance(verdict, Streaming):
+                assert listen is not None  # or nothing would be answered by a stream
+                await listen(exchange, reply)
+        return reply.status, verdict
 
     async def _judge(self, exchange: Exchange, reply: HttpReply) -> ReplyVerdict:
         body = b""

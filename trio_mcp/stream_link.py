@@ -55,6 +55,12 @@ class StreamLink:
     def wake(self) -> None:
         self._duplex.wire.wake()
 
+    async def bring(self, id: Id) -> None:
+        self.wake()
+
+    def settled(self, id: Id) -> None:
+        """Nothing of it is kept here."""
+
     def forget(self, id: Id) -> None:
         """What there is to say of it is in the queue."""
 

@@ -782,6 +782,35 @@ async def test_the_stream_for_what_belongs_to_no_request_is_opened_again(autojum
         assert bench.talk.mistakes == []
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_answer_that_comes_by_another_stream_is_waited_for_no_longer(
+    begun: bool, autojump_clock: MockClock
+) -> None:
+    asks = trio.Event()
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.begin()
+            await asks.wait()
+            await out.event({"jsonrpc": "2.0", "id": server.asked[-1].id, "result": {"tools": []}})
+        elif begun:
+            await out.begin()
+        asks.set()
+        await out.hold()
+
+    async with script(legacy(play)) as server, linked(server.connect, [D]) as bench:
+        bench.nursery.start_soon(bench.link.stand)
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        with trio.fail_after(1):
+            assert await bench.caller.request("tools/list") == {"tools": []}
+        assert trio.current_time() == start
+        assert bench.link._flights == {}
+        await wait_all_tasks_blocked()
+        assert server.left == ["tools/list"]
+        assert bench.talk.mistakes == []
+
+
 @pytest.mark.parametrize(
     ("connections", "told", "lost"),
     [
@@ -1318,8 +1347,15 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
 
 
 @pytest.mark.parametrize("revision", [D, E])
-@pytest.mark.parametrize("watch", ["the scenario", "to the server", anything])
-def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(revision: str, watch: Any) -> None:
+@pytest.mark.parametrize(
+    ("watch", "reports"),
+    [("the scenario", False), ("the scenario", True), ("to the server", True), (anything, False), (anything, True)],
+)
+def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(
+    revision: str, watch: Any, reports: bool
+) -> None:
+    """It is carried by whoever waits for it, or, where that task has reports to hear, by another."""
+
     async def play(asked: Asked, out: Out) -> None:
         if asked.what == "notifications/cancelled":
             await out.reply(202)
@@ -1332,7 +1368,7 @@ def test_cancelling_a_call_at_any_step_leaves_nothing_and_the_session_goes_on(re
     async def scenario(attempt: Attempt) -> None:
         async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
             with attempt.window():
-                await bench.caller.request("tools/list")
+                await bench.caller.request("tools/list", on_progress=(lambda *report: None) if reports else None)
             assert await bench.caller.request("tools/list") == {"tools": []}
             await wait_all_tasks_blocked()
             assert bench.link._flights == {}
