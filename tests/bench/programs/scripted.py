@@ -1,4 +1,4 @@
-"""The server of the client bench, which answers as fast as it can: ``python -m tests.bench.scripted stdio|http``.
+"""The server of the clients of the bench, which answers as fast as it can: ``scripted.py json stdio|http``.
 
 It knows no protocol, and neither a loop nor a library is in its way: lines and bodies are parsed by json, heads by a
 search, and what came together is answered together.  By HTTP it prints the port it listens on.
@@ -6,22 +6,46 @@ search, and what came together is answered together.  By HTTP it prints the port
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import socket
 import sys
+from typing import Any
 
-from tests.bench.responders import answer
+from tests.bench.messages import TEXT
 
 CHUNK = 1 << 16
+INITIALIZED = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "bench", "version": "1"},
+}
+# What a modern result also has to say, so that it may be kept for no time at all.
+UNKEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+RESULTS: dict[str, Any] = {
+    "tools/call": {"content": [{"type": "text", "text": TEXT}], "resultType": "complete"},
+    "initialize": INITIALIZED,
+    "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **UNKEPT},
+    "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}], **UNKEPT},
+}
+
+
+def answer(data: bytes) -> bytes:
+    """What answers this message; nothing, for a notification."""
+    message = json.loads(data)
+    result = RESULTS.get(message["method"])
+    if result is None:
+        return b""
+    return json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}, separators=(",", ":")).encode()
 
 
 def by_stdio() -> None:
     rest = b""
     while data := os.read(0, CHUNK):
         *lines, rest = (rest + data).split(b"\n")
-        said = memoryview(b"".join(part + b"\n" for line in lines for part in answer(line)[0]))
+        said = memoryview(b"".join(reply + b"\n" for reply in map(answer, lines) if reply))
         while said:
             said = said[os.write(1, said) :]
 
@@ -54,12 +78,12 @@ class Connection:
         body, self.heard = rest[:length], rest[length:]
         if not head.startswith(b"POST"):  # a session has no stream of its own here, and needs no end
             return b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
-        parts, _ = answer(body)
-        if not parts:
+        said = answer(body)
+        if not said:
             return b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
         fields = b"" if b"mcp-method" in head.lower() else b"Mcp-Session-Id: bench\r\n"
         start = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
-        return start % (fields, len(parts[0])) + parts[0]
+        return start % (fields, len(said)) + said
 
 
 def by_http() -> None:
@@ -79,4 +103,4 @@ def by_http() -> None:
 
 
 if __name__ == "__main__":
-    {"stdio": by_stdio, "http": by_http}[sys.argv[1]]()
+    {"stdio": by_stdio, "http": by_http}[sys.argv[2]]()

@@ -1,4 +1,4 @@
-"""The clients of the bench that run on this interpreter: ``python -m tests.bench.callers ours|bare TARGET ERA NUMBER``.
+"""The clients of the bench that run on this interpreter: ``callers.py json|orjson ours|bare TARGET ERA NUMBER``.
 
 TARGET is a URL or a command, as JSON; ERA `modern` or `session`; NUMBER how many calls are in flight at a time.  When
 the client is connected it prints a line, and then for each number that it reads the seconds, by the clock and of its
@@ -16,15 +16,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
+
+if sys.argv[1] == "json":
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
 
 import trio
 
-from tests.bench.http import ARGUMENTS, INITIALIZE, MODERN, TEXT, Caller, call_all
-from trio_mcp import TextContent, open_client
-
-REVISIONS = {"modern": "2026-07-28", "session": "2025-11-25"}
+from tests.bench.http_load import Caller, exchange
+from tests.bench.messages import INITIALIZE, REVISIONS, TEXT, call, encoded
 
 
 class Stopwatch:
@@ -43,21 +44,22 @@ class Stopwatch:
 
 
 async def ours(target: Any, era: str, in_flight: int) -> None:
+    from trio_mcp import open_client
+
     async with open_client(target, revision=REVISIONS[era]) as client:
         print("connected", flush=True)
         while order := await trio.to_thread.run_sync(sys.stdin.readline):
             left = iter(range(int(order)))
 
-            async def call(left: Iterable[int] = left) -> None:
+            async def one(left: Iterable[int] = left) -> None:
                 for _ in left:
-                    (content,) = (await client.call_tool("forecast", ARGUMENTS)).content
-                    assert isinstance(content, TextContent)
-                    assert TEXT.decode() in content.text
+                    (content,) = (await client.call_tool("echo", {"text": TEXT})).content
+                    assert content.text == TEXT
 
             with Stopwatch():
                 async with trio.open_nursery() as nursery:
                     for _ in range(in_flight):
-                        nursery.start_soon(call)
+                        nursery.start_soon(one)
 
 
 # Bare.
@@ -67,10 +69,8 @@ class JsonCaller(Caller):
     """One that writes each call and parses each answer."""
 
     def next(self) -> None:
-        self.number += 1
         self.heard.clear()
-        headers = {"Mcp-Method": "tools/call", "Mcp-Name": "forecast"} if self.modern else {}
-        self.socket.send(self.post(_call(self.number, self.modern), {**self.headers(), **headers}))
+        self.socket.sendall(self.post({**call(self.era), "id": next(self.ids)}))
 
     def whole(self) -> bool:
         if not super().whole():
@@ -80,39 +80,34 @@ class JsonCaller(Caller):
         return True
 
 
-def _call(id: int, modern: bool) -> Any:
-    params = {"name": "forecast", "arguments": ARGUMENTS, **({"_meta": MODERN} if modern else {})}
-    return {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}
-
-
-def bare_by_http(url: str, modern: bool, in_flight: int) -> Callable[[int], None]:
+def bare_by_http(url: str, era: str, in_flight: int) -> Callable[[int], None]:
     port = int(url.rpartition(":")[2].partition("/")[0])
-    callers = [JsonCaller(port, modern=modern, streams=False) for _ in range(in_flight)]
-    return lambda calls: call_all(callers, calls)
+    callers = [JsonCaller(port, era) for _ in range(in_flight)]
+    return lambda calls: exchange(callers, calls, TEXT.encode())
 
 
-def bare_by_stdio(command: list[str], modern: bool, in_flight: int) -> Callable[[int], None]:
+def bare_by_stdio(command: list[str], era: str, in_flight: int) -> Callable[[int], None]:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     to, of = process.stdin.fileno(), process.stdout.fileno()
-    if not modern:
-        os.write(to, json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE}).encode())
-        os.write(to, b'\n{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    ids = count(1)
+    if era == "session":
+        os.write(to, encoded({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE}) + b"\n")
+        os.write(to, b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
         next(_lines(of))
 
     def run(calls: int) -> None:
-        ids = iter(range(1, calls + 1))
+        asking = islice(ids, calls)
 
         def write(number: int) -> None:
-            asked = [json.dumps(_call(id, modern)).encode() + b"\n" for id in islice(ids, number)]
-            os.write(to, b"".join(asked))
+            os.write(to, b"".join(encoded({**call(era), "id": id}) + b"\n" for id in islice(asking, number)))
 
         write(in_flight)
         ended = 0
         for lines in _lines(of):
             for line in lines:
-                assert TEXT.decode() in json.loads(line)["result"]["content"][0]["text"]
+                assert json.loads(line)["result"]["content"][0]["text"] == TEXT
             ended += len(lines)
             if ended == calls:
                 return
@@ -131,7 +126,7 @@ def _lines(fd: int) -> Iterator[list[bytes]]:
 
 def bare(target: Any, era: str, in_flight: int) -> None:
     connect: Any = bare_by_http if isinstance(target, str) else bare_by_stdio
-    run = connect(target, era == "modern", in_flight)
+    run = connect(target, era, in_flight)
     print("connected", flush=True)
     for order in sys.stdin:
         with Stopwatch():
@@ -147,4 +142,4 @@ def main(which: str, target: str, era: str, in_flight: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[2:])

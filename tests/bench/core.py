@@ -1,0 +1,118 @@
+"""What the core costs beside bare JSON: no process, no stream, no loop."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from tests.bench.measures import Figure, Measure
+from tests.bench.messages import INITIALIZE, TEXT, call, encoded
+from trio_mcp.core.jsonrpc import Limits, LineFramer, decode, encode
+from trio_mcp.core.session import Call, Offer, ServerSession
+from trio_mcp.core.state import Link
+
+__all__ = ["born", "fed", "loaded", "parsed", "prepare", "served"]
+
+RESULT = {"content": [{"type": "text", "text": TEXT}]}
+OFFER = Offer({"name": "bench", "version": "1"}, {"tools": {}})
+LIMITS = Limits()
+NUMBER = 3000
+Work = Callable[[], int]
+"""Does something so many times."""
+
+
+def prepare(unit: float, ours: Callable[[], Work], bare: Callable[[], Work], stack: ExitStack, subject: str) -> Measure:
+    """CPU of the core, or of what it is compared with, in so many seconds."""
+    work = ours() if subject == "ours" else bare()
+
+    def measure(seconds: float) -> Figure:
+        begun = time.process_time()
+        times = work()
+        return Figure((time.process_time() - begun) / times / unit)
+
+    return measure
+
+
+def _lines(era: str) -> list[bytes]:
+    return [encoded({**call(era), "id": id}) for id in range(1, NUMBER + 1)]
+
+
+def _session() -> ServerSession:
+    session = ServerSession(OFFER)
+    for message in (
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ):
+        session.receive(decode(json.dumps(message).encode(), LIMITS), 0.0)
+    session.outgoing()
+    return session
+
+
+def served(era: str) -> Work:
+    """Calls on an open link, from their bytes to the bytes of the answers."""
+    lines = _lines(era)
+
+    def work() -> int:
+        session = _session()
+        for line in lines:
+            (event,) = session.receive(decode(line, LIMITS), 0.0)
+            assert isinstance(event, Call)
+            session.answer(event.request.id, RESULT)
+            ((message, _),) = session.outgoing()
+            encode(message)
+        return NUMBER
+
+    return work
+
+
+def parsed(era: str = "modern") -> Work:
+    """Parsing the same bytes, and writing such answers, with nothing between."""
+    lines = _lines(era)
+    answer = {"jsonrpc": "2.0", "id": 1, "result": {**RESULT, "resultType": "complete"}}
+
+    def work() -> int:
+        for line in lines:
+            json.loads(line)
+            json.dumps(answer)
+        return NUMBER
+
+    return work
+
+
+def born() -> Work:
+    """Sessions that are born, hear one modern request and are dropped."""
+    message = decode(encoded(call("modern")), LIMITS)
+
+    def work() -> int:
+        for _ in range(NUMBER):
+            ServerSession(OFFER, link=Link.EXCHANGE).receive(message, 0.0)
+        return NUMBER
+
+    return work
+
+
+def loaded() -> Work:
+    """Parsing that request."""
+    data = encoded(call("modern"))
+
+    def work() -> int:
+        for _ in range(NUMBER):
+            json.loads(data)
+        return NUMBER
+
+    return work
+
+
+def fed(mebibytes: int) -> Work:
+    """A line that comes byte by byte."""
+    line = b"x" * (mebibytes * 1024 * 1024) + b"\n"
+
+    def work() -> int:
+        framer = LineFramer(len(line))
+        for at in range(len(line)):
+            framer.feed(line[at : at + 1])
+        return 1
+
+    return work

@@ -1,0 +1,325 @@
+"""The ways to measure: each prepares a subject, and gives a function that measures it once, for about some seconds.
+
+What it returns is what one thing cost, whose unit the row knows; less is better.  CPU is that of the process measured,
+all its threads: the wall clock says more about who else is on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+
+import attrs
+
+from tests.bench import http_load
+from tests.bench.messages import TEXT, Template, call, encoded, request
+from tests.bench.stdio_load import Pipes, Spent, spoken_to
+from tests.bench.subjects import client_command, running, server_command
+
+__all__ = ["Figure", "Measure", "Prepare"]
+
+MOST = 20_000  # calls of one round
+WARM = 300
+
+
+@attrs.frozen
+class Figure:
+    cost: float
+    busy: float | None = None
+    """The load, from 0 to 1: one that is out of breath measures itself."""
+
+
+Measure = Callable[[float], Figure]
+Prepare = Callable[[ExitStack, str], Measure]
+
+
+class Pace:
+    """How many calls fill the seconds of a round."""
+
+    def __init__(self, least: int) -> None:
+        self._least = self._rate = float(least)
+
+    def calls(self, seconds: float) -> int:
+        return int(min(max(self._least, self._rate * seconds), MOST))
+
+    def seen(self, calls: int, spent: Spent) -> None:
+        self._rate = calls / spent.wall
+
+
+# By stdio.
+
+
+def _checked(heard: bytes, calls: int, sign: bytes) -> None:
+    assert heard.count(sign) == calls, heard[-500:]
+    assert b'"isError":true' not in heard, heard[-500:]
+
+
+def stdio_calls(era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for an echo, in µs."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    template, pace = Template(encoded(call(era)) + b"\n"), Pace(max(WARM, in_flight))
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        lines = [template.take() for _ in range(number)]
+        spent, heard = pipes.calls(lines, in_flight)
+        _checked(heard, number, TEXT.encode())
+        pace.seen(number, spent)
+        return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_latency(era: str, stack: ExitStack, subject: str) -> Measure:
+    """The median of the µs until an echo is back, one after the other."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    template, pace = Template(encoded(call(era)) + b"\n"), Pace(WARM)
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        spent, each = pipes.latencies([template.take() for _ in range(number)])
+        pace.seen(number, spent)
+        return Figure(statistics.median(each) * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_reports(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for each of so many reports of progress by one call, in µs."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    template = Template(encoded(call(era, "report", {"number": number}, reports=True)) + b"\n")
+
+    def measure(seconds: float) -> Figure:
+        spent, heard = pipes.reported(template.take())
+        _checked(heard, number, b"notifications/progress")
+        return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_list(era: str, tools: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for the list of so many tools, as many pages as it makes of it, in µs."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio", tools=tools), era))
+    pages, listed, params, ids = [], 0, {}, count(2_000_000)
+    while True:
+        pages.append(Template(encoded(request(era, "tools/list", params)) + b"\n", ids))
+        (answer,) = pipes.ask([pages[-1].take()[:-1]])
+        listed += len(answer["result"]["tools"])
+        if "nextCursor" not in answer["result"]:
+            break
+        params = {"cursor": answer["result"]["nextCursor"]}
+    assert listed == tools, listed
+
+    def measure(seconds: float) -> Figure:
+        lists = max(20, int(seconds * 200))
+        lines = [page.take() for _ in range(lists) for page in pages]
+        spent, heard = pipes.calls(lines, 4)
+        _checked(heard, len(lines), b'"tools":')
+        return Figure(spent.cpu / lists * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds by the clock until so many calls of 50 ms, made at once, are answered."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    template = Template(encoded(call(era, "wait", {"seconds": 0.05})) + b"\n")
+
+    def measure(seconds: float) -> Figure:
+        spent, heard = pipes.calls([template.take() for _ in range(number)], number)
+        _checked(heard, number, b"waited")
+        return Figure(spent.wall * 1e3, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def stdio_large(era: str, megabytes: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server to echo a text of so many MB, in ms for each of them."""
+    pipes = stack.enter_context(spoken_to(server_command(subject, "stdio"), era))
+    text = (TEXT + "\n") * (megabytes * 1_000_000 // (len(TEXT) + 1))
+    template = Template(encoded(call(era, "echo", {"text": text})) + b"\n")
+
+    def measure(seconds: float) -> Figure:
+        lines = [template.take() for _ in range(5)]
+        spent, heard = pipes.calls(lines, 1)
+        assert len(heard) > len(lines) * len(text), len(heard)
+        return Figure(spent.cpu / len(lines) / megabytes * 1e3, spent.busy)
+
+    measure(0)
+    return measure
+
+
+# The process.
+
+
+def start(stack: ExitStack, subject: str) -> Measure:
+    """CPU of a server by stdio until its first call is answered, in ms."""
+
+    def measure(seconds: float) -> Figure:
+        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+            return Figure(pipes.usage.cpu() * 1e3)
+
+    measure(0)  # which leaves the bytecode behind
+    return measure
+
+
+def resident(stack: ExitStack, subject: str) -> Measure:
+    """MB of memory of a server by stdio that has answered one call."""
+
+    def measure(seconds: float) -> Figure:
+        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+            return Figure(pipes.usage.resident() * 1024 / 1e6)
+
+    return measure
+
+
+def growth(number: int, stack: ExitStack, subject: str) -> Measure:
+    """MB by which that grows over so many calls; the first thousand of them are its beginning."""
+    template = Template(encoded(call("session")) + b"\n")
+
+    def many(pipes: Pipes, number: int) -> None:
+        for _ in range(number // 1000):
+            pipes.calls([template.take() for _ in range(1000)], 64)
+
+    def measure(seconds: float) -> Figure:
+        with spoken_to(server_command(subject, "stdio"), "session") as pipes:
+            many(pipes, 1000)
+            before = pipes.usage.resident()
+            many(pipes, number)
+            return Figure((pipes.usage.resident() - before) * 1024 / 1e6)
+
+    return measure
+
+
+# By HTTP.
+
+
+def _accept(subject: str, style: str) -> str:
+    """What a client says that wants this style.  The servers of others have it as their setting, and refuse clients
+    that do not take both; to ours it is the client's choice."""
+    return http_load.STREAM if style == "sse" and subject.startswith("ours") else http_load.EITHER
+
+
+def http_calls(style: str, era: str, connections: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for an echo, in µs."""
+    usage, port = stack.enter_context(http_load.listening(server_command(subject, "http", style=style)))
+    callers = [http_load.Caller(port, era, _accept(subject, style)) for _ in range(connections)]
+    message, pace = call(era), Pace(max(WARM, connections))
+    for each in callers:
+        stack.callback(each.socket.close)
+        each.prepare(message)
+    http_load.answered(callers[0], message, streams=style == "sse")
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        spent = http_load.calls(usage, callers, number, TEXT.encode())
+        pace.seen(number, spent)
+        return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def http_reports(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the server for each of so many reports of progress by one call, in µs."""
+    usage, port = stack.enter_context(http_load.listening(server_command(subject, "http", style="sse")))
+    caller = http_load.Caller(port, era)
+    stack.callback(caller.socket.close)
+    caller.prepare(call(era, "report", {"number": number}, reports=True))
+
+    def measure(seconds: float) -> Figure:
+        spent = http_load.calls(usage, [caller], 1, b"reported")
+        assert caller.heard.count(b"notifications/progress") == number, bytes(caller.heard[-500:])
+        return Figure(spent.cpu / number * 1e6, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def http_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """Milliseconds by the clock until so many calls of 50 ms, each on a connection of its own, are answered."""
+    usage, port = stack.enter_context(http_load.listening(server_command(subject, "http")))
+    callers = [http_load.Caller(port, era) for _ in range(number)]
+    message = call(era, "wait", {"seconds": 0.05})
+    for each in callers:
+        stack.callback(each.socket.close)
+        each.prepare(message)
+
+    def measure(seconds: float) -> Figure:
+        spent = http_load.calls(usage, callers, number, b"waited")
+        return Figure(spent.wall * 1e3, spent.busy)
+
+    measure(0)
+    return measure
+
+
+def idle_streams(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
+    """KB of memory of the server for each of so many streams that stand open, sessions of their own with them, where
+    they have such.  A responder that knows no messages has nothing like listening: there it is a GET in both eras."""
+    era = "session" if subject == "bare" else era
+
+    def opened(port: int, many: int, streams: ExitStack) -> None:
+        for _ in range(many):
+            caller = http_load.Caller(port, era)
+            streams.callback(caller.socket.close)
+            caller.stream()
+
+    def measure(seconds: float) -> Figure:
+        with http_load.listening(server_command(subject, "http", style="sse")) as (usage, port), ExitStack() as streams:
+            opened(port, 50, streams)  # what is made once is made
+            before = usage.resident()
+            opened(port, number, streams)
+            return Figure((usage.resident() - before) * 1.024 / number)
+
+    return measure
+
+
+# Clients.
+
+
+def client_calls(transport: str, era: str, in_flight: int, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the client for an echo, in µs; the load is the server, and the client as busy as is shown."""
+    responder = server_command("scripted", transport)
+    if transport == "http":
+        _, port = stack.enter_context(http_load.listening(responder))
+        target = json.dumps(f"http://127.0.0.1:{port}/mcp")
+    else:
+        target = json.dumps(responder)
+    process = stack.enter_context(running(client_command(subject, target, era, str(in_flight))))
+    stack.callback(_end, process)
+    _heard(process)
+    pace = Pace(max(WARM, in_flight))
+
+    def measure(seconds: float) -> Figure:
+        number = pace.calls(seconds)
+        assert process.stdin is not None
+        process.stdin.write(b"%d\n" % number)
+        wall, cpu = map(float, _heard(process).split())
+        pace.seen(number, Spent(cpu, wall, 0))
+        return Figure(cpu / number * 1e6, cpu / wall)
+
+    measure(0)
+    return measure
+
+
+def _heard(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the client has ended"
+    return bytes(line)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """In good order, with the server that it has started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(60)

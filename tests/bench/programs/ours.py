@@ -1,0 +1,64 @@
+"""Our server with the tools of the bench: ``ours.py json|orjson stdio|http TOOLS``.
+
+It is as anybody would write it, with no setting but the defaults.  With so many tools in all; by HTTP it prints the
+port it listens on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+CODEC, TRANSPORT, TOOLS = sys.argv[1:4]
+if CODEC == "json":
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+
+import trio  # noqa: E402
+
+from trio_mcp import Context, Server  # noqa: E402
+
+server = Server("bench", version="1")
+
+
+@server.tool
+async def echo(text: str) -> str:
+    """Say the same again."""
+    return text
+
+
+@server.tool
+async def wait(seconds: float) -> str:
+    """Take that long."""
+    await trio.sleep(seconds)
+    return "waited"
+
+
+@server.tool
+async def report(number: int, *, ctx: Context) -> str:
+    """Report progress so many times."""
+    for done in range(1, number + 1):
+        await ctx.progress(done, number)
+    return "reported"
+
+
+def forecast(city: str, days: int = 3, units: str = "metric") -> str:
+    """What there are many of, so that there are many."""
+    return city
+
+
+for each in range(3, int(TOOLS)):
+    server.tool(name=f"forecast_{each}", title=f"The forecast by the station {each}")(forecast)
+
+
+async def by_http() -> None:
+    from trio_mcp import serve_http
+
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, server, "127.0.0.1", 0)
+        print(address.listeners[0].socket.getsockname()[1], flush=True)
+
+
+if __name__ == "__main__":
+    if TRANSPORT == "stdio":
+        server.run()
+    else:
+        trio.run(by_http)

@@ -1,0 +1,203 @@
+"""What is measured, and what is aimed at.
+
+An aim is a ratio: to the bare responder, and to the better of the official SDKs in the same run.  Most come from
+figures that were measured side by side on one machine, `Seen`, and from a figure that was to be reached there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from tests.bench import core, measures
+from tests.bench.measures import Prepare
+
+__all__ = ["ROWS", "Aim", "Row", "chosen"]
+
+
+@attrs.frozen
+class Aim:
+    """The most that ours may cost, in costs of others; None where nothing is said."""
+
+    bare: float | None = None
+    peer: float | None = None
+
+
+@attrs.frozen
+class Seen:
+    """What it cost others on one machine."""
+
+    bare: float | None = None
+    typescript: float | None = None
+    python: float | None = None
+
+    def aim(self, reach: float) -> Aim:
+        peers = [each for each in (self.typescript, self.python) if each is not None]
+        return Aim(reach / self.bare if self.bare else None, reach / min(peers) if peers else None)
+
+
+@attrs.frozen
+class Row:
+    name: str
+    unit: str
+    prepare: Prepare
+    aims: Mapping[str, Aim] = attrs.field(factory=dict)
+    """For each of ours that is measured."""
+    subjects: Sequence[str] = ("ours", "bare", "typescript", "python")
+    rounds: int | None = None
+    """The most, where one takes long or the figure hardly varies."""
+    rate: bool = False
+    """Shown as a rate, which is 1,000 divided by the cost."""
+    sparse: bool = False
+    """Left out unless its words are given: its like is measured by others."""
+
+    def asked(self, words: Sequence[str]) -> bool:
+        own = self.name.lower().replace(",", "").split()
+        return all(word.lower().replace(",", "") in own for word in words) if words else not self.sparse
+
+
+SPEED = ("ours", "ours+orjson", "bare", "typescript", "python")
+CLIENTS = ("ours", "bare", "python")
+ALONE = ("ours", "bare")
+ERAS = ("modern", "session")
+
+
+def _stdio() -> list[Row]:
+    echo = Seen(10.3, 20, 333)
+    rows = []
+    for era in ERAS:
+        both = {"ours": echo.aim(26), "ours+orjson": echo.aim(20)}
+        rows.append(Row(f"stdio, echo, {era}, 64 in flight", "µs", partial(measures.stdio_calls, era, 64), both, SPEED))
+    latency = {"ours": Seen(50, 54, 335).aim(65)}
+    rows.append(
+        Row(
+            "stdio, echo, modern, 1 in flight, median by the clock",
+            "µs",
+            partial(measures.stdio_latency, "modern"),
+            latency,
+        )
+    )
+    reports = {"ours": Seen(2.6, 13, 113).aim(6)}
+    rows.append(
+        Row("stdio, 2,000 reports of progress, each", "µs", partial(measures.stdio_reports, "session", 2000), reports)
+    )
+    listed = {"ours": Seen(540, 4550, 3600).aim(80)}
+    rows.append(Row("stdio, tools/list of 200 tools", "µs", partial(measures.stdio_list, "session", 200), listed))
+    return rows
+
+
+def _http() -> list[Row]:
+    seen = {
+        ("json", "modern"): Seen(80, 240, 177).aim(95),
+        ("json", "session"): Seen(80, 189, 284).aim(100),
+        ("sse", "session"): Seen(None, 177, 535).aim(120),
+    }
+    rows = []
+    for style in ("json", "sse"):
+        for era in ERAS:
+            for many in (1, 16, 64):
+                aims = {"ours": seen.get((style, era), Aim()) if many == 64 else Aim()}
+                name = f"HTTP, {style.upper()}, {era}, {many} connection{'s' if many > 1 else ''}"
+                prepare = partial(measures.http_calls, style, era, many)
+                rows.append(Row(name, "µs", prepare, aims, sparse=many < 64))
+    reports = {"ours": Seen(16, 18.5, 36).aim(10)}
+    for era in ERAS:
+        name = f"HTTP, SSE, {era}, 2,000 reports of progress, each"
+        rows.append(Row(name, "µs", partial(measures.http_reports, era, 2000), reports))
+    return rows
+
+
+def _scale() -> list[Row]:
+    stdio, http = {"ours": Seen(410, 374, 1860).aim(420)}, {"ours": Seen(545, 1525, 3650).aim(750)}
+    rows = [
+        Row(
+            "stdio, 5,000 calls of 50 ms at once, by the clock",
+            "ms",
+            partial(measures.stdio_waits, "modern", 5000),
+            stdio,
+            rounds=3,
+        ),
+        Row(
+            "HTTP, 5,000 calls of 50 ms at once, by the clock",
+            "ms",
+            partial(measures.http_waits, "modern", 5000),
+            http,
+            rounds=3,
+        ),
+    ]
+    idle = {"ours": Seen(9.6, 61, 75).aim(15)}
+    for era, kind in (("session", "GET"), ("modern", "listen")):
+        for number in (1000, 5000):
+            name = f"HTTP, memory of an idle {kind} stream, each of {number:,}"
+            rows.append(
+                Row(name, "KB", partial(measures.idle_streams, era, number), idle, rounds=1, sparse=number < 5000)
+            )
+    return rows
+
+
+def _clients() -> list[Row]:
+    aims = {"stdio": Seen(10, None, 117).aim(24), "http": Seen(80, None, 685).aim(110)}
+    rows = []
+    for transport in ("stdio", "http"):
+        for era in ERAS:
+            for many in (1, 16, 32, 64):
+                name = f"client, {'HTTP' if transport == 'http' else transport}, {era}, {many} in flight"
+                prepare = partial(measures.client_calls, transport, era, many)
+                aim = {"ours": aims[transport] if many == 32 else Aim()}
+                rows.append(Row(name, "µs", prepare, aim, CLIENTS, sparse=many != 32))
+    return rows
+
+
+def _process() -> list[Row]:
+    cold, memory = {"ours": Seen(76, 141, 372).aim(110)}, {"ours": Seen(25.4, 87, 67).aim(33)}
+    large = Seen(1 / 312, 1 / 58, 1 / 390).aim(1 / 390)
+    codecs = ("ours", "ours+orjson", "bare", "bare+orjson", "typescript", "python")
+    return [
+        Row("stdio, cold start to the first answer", "ms", measures.start, cold, rounds=9),
+        Row("stdio, memory after the first answer", "MB", measures.resident, memory, rounds=1),
+        Row("stdio, its growth over 100,000 calls", "MB", partial(measures.growth, 100_000), rounds=1),
+        Row(
+            "stdio, echo of 5 MB",
+            "MB/s",
+            partial(measures.stdio_large, "modern", 5),
+            {"ours+orjson": large},
+            codecs,
+            rate=True,
+        ),
+    ]
+
+
+def _core() -> list[Row]:
+    def row(name: str, most: float, ours: Any, bare: Any) -> Row:
+        return Row(name, "µs", partial(core.prepare, 1e-6, ours, bare), {"ours": Aim(most)}, ALONE)
+
+    # Linear means 2; quadratic would mean 4.
+    name = "core, a line of 10 MiB byte by byte, beside one of 5 MiB"
+    prepare = partial(core.prepare, 1.0, partial(core.fed, 10), partial(core.fed, 5))
+    line = Row(name, "s", prepare, {"ours": Aim(3.0)}, ALONE, rounds=2)
+
+    calls = [
+        row(
+            f"core, tools/call, {era}: decode, receive, answer, encode",
+            3.0,
+            partial(core.served, era),
+            partial(core.parsed, era),
+        )
+        for era in ERAS
+    ]
+    return [
+        *calls,
+        row("core, a session for one modern request, beside json.loads", 10.0, core.born, core.loaded),
+        line,
+    ]
+
+
+ROWS = [*_stdio(), *_http(), *_scale(), *_clients(), *_process(), *_core()]
+
+
+def chosen(words: Sequence[str]) -> list[Row]:
+    """The rows whose names have all these words."""
+    return [row for row in ROWS if row.asked(words)]

@@ -1,0 +1,110 @@
+"""Who is measured, and what a process of theirs has used.
+
+- ``ours``: this package, with the codec of the standard library, as it is without the extra `speed`; ``ours+orjson``
+  has it.
+- ``bare``: what Trio, json and, by HTTP, h11 alone must do to give the same answers; ``bare+orjson`` likewise.
+- ``python`` and ``typescript``: the official SDKs.
+
+The programs are in `programs`.  What is not of this project is installed once, into `.peers`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import attrs
+
+from tests.peers.installed import PEERS, node, npm, python_of
+
+__all__ = ["PROGRAMS", "ROOT", "Usage", "client_command", "running", "server_command"]
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@cache
+def _orjson() -> str:
+    """The folder to import orjson from.  Raises `NotHere`."""
+    (folder,) = python_of("bench-orjson", ("orjson",)).parents[1].glob("lib/*/site-packages")
+    return str(folder)
+
+
+@cache
+def official_python() -> str:
+    """The Python of the official SDK.  Raises `NotHere`."""
+    return str(python_of("bench-python-2.3.0", ("mcp==2.3.0", "httptools", "uvloop")))
+
+
+@cache
+def _typescript() -> Path:
+    """The folder of the official TypeScript SDK, with the program of the bench.  Raises `NotHere`."""
+    folder = npm("typescript-server-2.4.0", PEERS["typescript-server-2.4.0"].packages)
+    return Path(shutil.copy(PROGRAMS / "official.mjs", folder))  # a module finds its packages from where it lies
+
+
+def _python(subject: str, program: str) -> list[str]:
+    """The command for a program of ours, and which codec it takes.  -P: what lies beside it is not to be imported."""
+    who, _, codec = subject.partition("+")
+    path = str(ROOT) if codec != "orjson" else os.pathsep.join((str(ROOT), _orjson()))
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", str(PROGRAMS / program.format(who)), codec or "json"]
+
+
+def server_command(subject: str, transport: str, *, tools: int = 3, style: str = "json") -> list[str]:
+    """What starts the server of this subject, with so many tools; by HTTP it answers calls in this style, where the
+    client leaves it the choice.  Raises `NotHere`."""
+    options = [transport, str(tools), style]
+    match subject:
+        case "python":
+            return [official_python(), str(PROGRAMS / "official.py"), *options]
+        case "typescript":
+            return [node(), str(_typescript()), *options]
+        case _:
+            return [*_python(subject, "{}.py"), *options]
+
+
+def client_command(subject: str, *arguments: str) -> list[str]:
+    """What starts the client of this subject.  Raises `NotHere`."""
+    if subject == "python":
+        return [official_python(), str(PROGRAMS / "official_client.py"), *arguments]
+    return [*_python(subject, "callers.py"), subject.partition("+")[0], *arguments]
+
+
+@attrs.frozen
+class Usage:
+    """What a process has used so far."""
+
+    process: subprocess.Popen[bytes] = attrs.field(repr=False)
+
+    def cpu(self) -> float:
+        """Seconds of CPU, of all its threads."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)  # clock_getcpuclockid(3), as Linux numbers clocks
+
+    def resident(self) -> float:
+        """The KiB that it holds in memory."""
+        with open(f"/proc/{self.process.pid}/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() / 1024
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of this command, with pipes to it; it is killed at the end of the block.
+
+    Its bytecode is kept, as after any second start.
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, bufsize=0
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
