@@ -6,11 +6,14 @@ What comes along is what a cold start waits for, so it is counted too.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import trio_mcp
 
@@ -215,6 +218,33 @@ def test_the_package_itself_is_small_and_loads_no_transport(with_attrs_alone: se
     assert not {name.partition(".")[0] for name in loaded} & (TRANSPORT | LAZY)
     # And what is compared with has none either, or the comparison would prove nothing.
     assert not with_attrs_alone & (TRANSPORT | LAZY)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the size of a process is seen in /proc")
+def test_the_package_and_a_server_take_little_memory() -> None:
+    """Of the process, the interpreter and Trio included, in KiB."""
+    code = "; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    bare, package, server = (
+        int(subprocess.run([sys.executable, "-c", load + code], capture_output=True, text=True, check=True).stdout)
+        for load in ("pass", "import trio_mcp", "from trio_mcp import Server, serve_stdio")
+    )
+    assert package < min(34 * 1024, bare + 4 * 1024)
+    assert server < bare + 34 * 1024
+
+
+def test_few_distributions_come_along_and_none_has_an_upper_bound() -> None:
+    here = importlib.metadata.distribution("trio_mcp")
+    found, waiting = {"trio-mcp"}, [Requirement(each) for each in here.requires or []]
+    for each in waiting:
+        assert not any(specifier.operator in ("<", "<=", "==", "~=", "===") for specifier in each.specifier), each
+    while waiting:
+        each = waiting.pop()
+        name = each.name.lower().replace("_", "-")
+        if name in found or (each.marker is not None and not each.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        waiting += [Requirement(each) for each in importlib.metadata.requires(each.name) or []]
+    assert len(found) <= 12, found
 
 
 @pytest.mark.parametrize(("package", "where"), [("cattrs", "codec"), ("jsonschema_rs", "validation")])

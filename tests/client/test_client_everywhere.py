@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import ROOT, Where, at_home, everywhere, nothing_left, visiting
@@ -16,6 +18,7 @@ from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from tests.server.checkpoints import patiently
 from trio_mcp import (
+    Context,
     Declined,
     LocalProtocolError,
     NotDeclared,
@@ -317,6 +320,52 @@ async def test_progress_comes_in_order_and_before_the_result(where: Where, clock
         heard.clear()
         assert await client.call_tool("count", {"to": 3}, on_progress=later, returns=int) == 3
         assert heard == [(number, 3, say(number)) for number in range(3)]
+
+
+@everywhere(without=["child"])
+@pytest.mark.parametrize("reports", [True, False], ids=["reporting", "silent"])
+async def test_a_call_of_ten_minutes_has_its_answer(reports: bool, where: Where, clock: MockClock) -> None:
+    """No timer of ours, and none of the other side, comes between; who is silent is only asked whether he lives."""
+    server = Server("patient")
+
+    @server.tool
+    async def bake(ctx: Context) -> str:
+        for minute in range(10):
+            await trio.sleep(60)
+            if reports:
+                await ctx.progress(minute)
+        return "baked"
+
+    heard: list[float] = []
+    async with visiting(where, server) as client:
+        start = trio.current_time()
+        on_progress = (lambda done, total, message: heard.append(done)) if reports else None
+        assert await client.call_tool("bake", on_progress=on_progress, returns=str) == "baked"
+        assert trio.current_time() - start == pytest.approx(600, abs=1)
+    assert heard == ([*range(10)] if reports and where.transport != "http json" else [])
+
+
+@settings(max_examples=200)
+@given(text=st.text())
+@example(text="12345").via("what looks like a number")
+@example(text='{"a": 1}').via("what looks like JSON")
+@example(text="\u2028\u2029\x85\x00\r\n")
+def test_a_tool_gets_exactly_the_text_that_was_sent(text: str) -> None:
+    got: list[Any] = []
+    server = Server("exact")
+
+    @server.tool
+    async def take(text: str) -> str:
+        got.append(text)
+        return text
+
+    async def main() -> None:
+        async with open_client(server) as client:
+            got.append(await client.call_tool("take", {"text": text}, returns=str))
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert got == [text, text]
+    assert {type(each) for each in got} == {str}
 
 
 @everywhere(without=["http json"])

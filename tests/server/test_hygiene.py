@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import os
@@ -24,6 +25,7 @@ from trio.testing import (
     wait_all_tasks_blocked,
 )
 
+import trio_mcp
 from tests.server.checkpoints import busy_threads, open_fds, wide
 from tests.server.wire import LATEST, Wire, connected, everywhere
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
@@ -521,6 +523,63 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == []
+
+
+def test_a_client_and_a_server_by_http_and_websocket_bring_no_other_loop() -> None:
+    program = """
+import json, sys
+import trio
+from trio_mcp import Server, open_client, serve_http
+
+server = Server("clean")
+
+@server.tool
+async def echo(text: str) -> str:
+    return text
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, server)
+        for url in (address.url, address.websocket_url):
+            for revision in ("2025-11-25", "2026-07-28"):
+                async with open_client(url, revision=revision) as client:
+                    assert await client.call_tool("echo", {"text": "x"}, returns=str) == "x"
+                    assert [tool.name async for tool in client.tools()] == ["echo"]
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+unwanted = {"asyncio", "anyio", "curio", "pydantic", "httpx", "requests", "starlette"}
+print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modules})))
+"""
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == []
+
+
+# What is shielded without a deadline of its own, and why it ends all the same.
+ENDS = {
+    ("child", "aclose"): "it waits for `_live`",
+    ("child", "_live"): "each step of the end has a deadline",
+    ("driver", "serve"): "what it waits for has been cancelled",
+    ("duplex", "run"): "the write that it waits for has a deadline by then",
+    ("http_server", "_close"): "to close a listener takes no time",
+}
+
+
+def test_whatever_is_shielded_ends_in_time() -> None:
+    package = Path(trio_mcp.__file__).parent
+    forever = set()
+    for path in package.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+                options = {keyword.arg for keyword in call.keywords}
+                if "shield" in options and "deadline" not in options:
+                    forever.add((path.stem, function.name))
+    assert forever == ENDS.keys()
 
 
 def test_importing_it_changes_nothing_global() -> None:
