@@ -161,8 +161,8 @@ async def _send(http: h11.Connection, stream: trio.abc.Stream, event: Event) -> 
     if event["type"] == "http.response.start":
         data = http.send(h11.Response(status_code=event["status"], headers=event["headers"]))
     else:
-        data = http.send(h11.Data(data=event["body"]))
-        if not event["more_body"]:
+        data = http.send(h11.Data(data=event.get("body", b"")))
+        if not event.get("more_body", False):
             data = (data or b"") + (http.send(h11.EndOfMessage()) or b"")
     with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         await stream.send_all(data or b"")

@@ -28,10 +28,12 @@ __all__ = ["AuthSite", "auth_site"]
 
 @attrs.define
 class AuthSite:
-    """What is asked by a path that ends so (token, register, ...) takes so many seconds, or gets no answer at all."""
+    """What is asked by a path that ends so (token, register, ...) takes so many seconds, gets 503, or no answer at
+    all."""
 
     server: AuthServer
     slow: dict[str, float] = attrs.field(factory=dict)
+    ill: set[str] = attrs.field(factory=set)
     dead: set[str] = attrs.field(factory=set)
 
     @property
@@ -61,7 +63,7 @@ class AuthSite:
             await trio.sleep(self.slow.get(kind, 0))
             if kind in self.dead:
                 return
-            said = self._visited(request.url) if kind == "authorize" else self.server.answer(request)
+            said = reply(503) if kind in self.ill else self._answered(kind, request)
             fields = [*said.headers.items(), ("Content-Length", str(len(said.body))), ("Connection", "close")]
             answered = http.send(h11.Response(status_code=said.status, headers=fields)) or b""
             try:
@@ -69,11 +71,13 @@ class AuthSite:
             except trio.BrokenResourceError:
                 return
 
-    def _visited(self, url: str) -> Replied:
-        back = self.server.authorize(url)
+    def _answered(self, kind: str, request: SendRequest) -> Replied:
+        if kind != "authorize":
+            return self.server.answer(request)
+        back = self.server.authorize(request.url)
         if back is None:
             return reply(400, {"error": "invalid_request"})
-        (redirect_uri,) = parse_qs(urlsplit(url).query)["redirect_uri"]
+        (redirect_uri,) = parse_qs(urlsplit(request.url).query)["redirect_uri"]
         return reply(302, None, Location=f"{redirect_uri}{'&' if '?' in redirect_uri else '?'}{back}")
 
 

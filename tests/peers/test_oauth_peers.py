@@ -3,10 +3,15 @@ gives."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,10 +21,12 @@ import trio
 from tests.http.auth_site import AuthSite, auth_site
 from tests.peers.installed import PEERS, needs
 from tests.requirements import req
+from tests.server.test_example_servers import line_of
 from trio_mcp import Context, Server, serve_http
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
 CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
 
@@ -32,13 +39,13 @@ def notes() -> Server:
         return " ".join(sorted(ctx.scopes))
 
     @server.tool(scopes=["notes:write"])
-    async def write(ctx: Context) -> str:
-        return "written"
+    async def write(text: str) -> str:
+        return f"{text} was written"
 
     return server
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def protected(site: AuthSite) -> AsyncIterator[str]:
     """The URL of a server of ours that takes the tokens of this site."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -64,13 +71,60 @@ async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("peer", "way"), CLIENTS)
 async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way: str) -> None:
     async with auth_site() as site, protected(site) as url:
-        seen = await seen_by(peer, url, way)
+        seen = await seen_by(peer, url, way, "who")
         assert seen == {
             "call": ["notes:read", 1, 1],
-            "step up": ["written", 2, 2],
+            "step up": ["milk was written", 2, 2],
             "refresh": ["notes:read notes:write", 2, 3],
             "scopes": ["notes:read", "notes:write"],
             "end": "clean",
         }
         assert [each["resource"] for each in site.server.of("token")] == [url] * 3
         assert len(site.server.of("register")) == 1
+
+
+@asynccontextmanager
+async def proxy_before(site: AuthSite) -> AsyncIterator[str]:
+    """The URL of the MCP server in the example of a proxy, run as a user runs it; this site is its provider."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()  # its own URL has to be known before it begins
+    public = f"http://127.0.0.1:{port}"
+    site.server.clients["proxy"] = {"client_secret": "s3cret", "redirect_uris": [f"{public}/callback"]}
+    site.server.metadata["userinfo_endpoint"] = f"{site.issuer}/userinfo"
+    known = {"PUBLIC_URL": public, "ISSUER": site.issuer, "CLIENT_ID": "proxy", "CLIENT_SECRET": "s3cret"}
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "oauth_proxy", str(port)],
+        cwd=EXAMPLES,
+        env={**os.environ, **known},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert await line_of(process.stdout) == f"listening for {public}\n"
+        yield f"{public}/mcp"
+        process.send_signal(signal.SIGTERM)
+        complaints = b"".join([bytes(data) async for data in process.stderr])
+        assert (await process.wait(), complaints) == (0, b"")
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+@req("auth-30", "auth-31", "auth-57")
+@pytest.mark.parametrize(("peer", "way"), CLIENTS)
+async def test_an_official_client_gets_its_tokens_from_the_proxy(peer: str, way: str) -> None:
+    provider = {"path": "/.well-known/openid-configuration", "registers": False, "methods": ("client_secret_post",)}
+    async with auth_site(**provider) as site, proxy_before(site) as url:
+        seen = await seen_by(peer, url, way, "who_am_i")
+        assert seen == {
+            "call": ["ada", 1, 1],
+            "step up": ["ada has 1 notes.", 2, 2],
+            "refresh": ["ada", 2, 3],
+            "scopes": ["notes:read", "notes:write"],
+            "end": "clean",
+        }
+        assert [each["grant_type"] for each in site.server.of("token")][-1] == "refresh_token"

@@ -1,7 +1,7 @@
-"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY``.
+"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY TOOL``.
 
-The ways are session, which opens with a handshake, and modern.  The server has a tool `who` and a tool `write`, which
-needs another scope.  What it sees is told as by the other programs.
+The ways are session, which opens with a handshake, and modern.  The server has a tool of that name, and a tool `write`,
+which needs another scope.  What it sees is told as by the other programs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def session_of(url: str, way: str, provider: OAuthClientProvider) -> Any:
                 yield client
 
 
-async def main(url: str, way: str) -> None:
+async def main(url: str, way: str, plain: str) -> None:
     report, user, memory = Report([]), User(), Memory()
     metadata = OAuthClientMetadata.model_validate(
         {"client_name": "Peer", "redirect_uris": [CALLBACK], "token_endpoint_auth_method": "none"}
@@ -86,15 +86,15 @@ async def main(url: str, way: str) -> None:
     provider = OAuthClientProvider(url, metadata, memory, user.sees, user.returns)
     async with session_of(url, way, provider) as session:
 
-        async def call(tool: str) -> list[Any]:
+        async def call(tool: str, **arguments: str) -> list[Any]:
             """Its text, how often the user has seen a page, and how often there were tokens."""
-            result = await session.call_tool(tool, {})
+            result = await session.call_tool(tool, arguments)
             return [result.content[0].text, user.visits, len(memory.tokens)]
 
-        await report.look("call", lambda: call("who"))
-        await report.look("step up", lambda: call("write"))
+        await report.look("call", lambda: call(plain))
+        await report.look("step up", lambda: call("write", text="milk"))
         provider.context.token_expiry_time = 1.0  # as if time had passed
-        await report.look("refresh", lambda: call("who"))
+        await report.look("refresh", lambda: call(plain))
         await report.look("scopes", lambda: _scopes(memory))
     report.tell("end", "clean")
 
