@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from bisect import bisect
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
+from trio_mcp.core import json_text
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
 from trio_mcp.core.jsonrpc import (
     ABSENT,
@@ -34,6 +36,18 @@ from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import REVISIONS, Role
 
 LIMITS = Limits()
+
+
+@pytest.fixture(scope="module", params=["json", "orjson"], autouse=True)
+def codec(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of this holds whichever reads and writes."""
+    there = json_text._orjson
+    if request.param == "json":
+        json_text._orjson = None
+    elif there is None:
+        pytest.skip("orjson is not installed")
+    yield
+    json_text._orjson = there
 
 
 def read(data: bytes | str, limits: Limits = LIMITS) -> Message:

@@ -24,12 +24,14 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from math import inf, isinf
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from json import JSONDecodeError
+from math import inf
+from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
+from trio_mcp.core.json_text import Json, parse, plain_text, to_text, writable
 from trio_mcp.core.records import record
 
 __all__ = [
@@ -55,7 +57,6 @@ __all__ = [
 ]
 
 Id: TypeAlias = int | str
-Json: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, Any]
 
 
@@ -232,7 +233,6 @@ class Limits:
 
 # From bytes.
 
-_BLANK = " \t\r\n"
 KINDS: Mapping[type, str] = {
     dict: "an object",
     list: "an array",
@@ -251,13 +251,11 @@ def decode(data: bytes, limits: Limits) -> Message:
         shape, id = _beginning(data, limits.message_bytes)
         return _too_long(limits.message_bytes, shape, _ending(data) if id is None else id)
     try:
-        # Not json.loads(data), which lets surrogates through and guesses at UTF-16.
-        text = str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK)
-        value, doubtful = _parse(text)
+        value, doubtful = parse(data)
     except UnicodeDecodeError as error:
         return _owed(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
-    except json.JSONDecodeError as error:
-        return _no_json(text, error)
+    except JSONDecodeError as error:
+        return _no_json(plain_text(data), error)
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Fewer brackets than levels allowed cannot make too many levels.
@@ -282,7 +280,7 @@ def _message(
         return _refused({**value, "id": None}, why)
     if deep and _deeper_than(limits.depth, value):
         return _too_deep(value, limits.depth)
-    if doubtful and not _can_be_written(value):
+    if doubtful and not writable(value):
         return _refused(value, "the message holds a number too large, half a surrogate pair, or too many levels")
     # core-01: "a received message without it is not processed".
     if value.get("jsonrpc") != "2.0":
@@ -337,7 +335,7 @@ def _response(value: JsonObject) -> Result | Error | Invalid:
 def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> Invalid:
     """What to do with an object that is no message: reply, tell the caller who waits for it, or only report it."""
     id = _readable_id(value)
-    if not _can_be_written(id):
+    if not writable(id):
         id = None  # half a surrogate pair, which could not be sent back
     if "method" not in value and ("result" in value or "error" in value):
         # An answer is never answered, or two peers could go on for ever.
@@ -351,7 +349,7 @@ def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> Invali
     return Invalid(why, reply=Error(id, code, why))
 
 
-def _no_json(text: str, error: json.JSONDecodeError) -> Invalid:
+def _no_json(text: str, error: JSONDecodeError) -> Invalid:
     why = f"the message is not JSON: {error.msg} at character {error.pos}"
     # Who looks for a stray print has to see it.  But what was meant for a message is nobody's to read, and the peer
     # knows what it has sent.
@@ -422,50 +420,7 @@ def _ending(data: bytes | bytearray) -> Id | None:
     return None if last is None else json.loads(last[1])
 
 
-# Into values.  Made once, so that the scanner in C is kept and only what is rare comes back to Python.
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise json.JSONDecodeError(f"{name} is no JSON", "", 0)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if isinf(number):
-        raise ValueError("a number without bounds")
-    return number
-
-
-def _int_or_infinity(digits: str) -> float:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than sys.get_int_max_str_digits() allows
-        return inf
-
-
-# What each decoder makes of a number it cannot hold: an error, or infinity.
-_strict = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).raw_decode
-_lenient = json.JSONDecoder(parse_constant=_no_constant, parse_int=_int_or_infinity).raw_decode
-
-# Perhaps half of one: whether the other half is there, only the parser can tell.
-_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
-
-
-def _parse(text: str) -> tuple[Json, bool]:
-    """The value of `text`, and whether it may hold something that cannot be written again."""
-    try:
-        value, end = _strict(text)
-        doubtful = "\\" in text and _half_pair(text) is not None
-    except json.JSONDecodeError:
-        raise
-    except ValueError:
-        # Some number is too large.  The rest is still worth reading: the id is owed an answer.
-        value, end = _lenient(text)
-        doubtful = True
-    if end != len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-    return value, doubtful
-
+# How deep a message is.
 
 _CONTAINERS = frozenset({dict, list})
 
@@ -485,19 +440,7 @@ def _deeper_than(limit: int, value: Json) -> bool:
     return True
 
 
-def _can_be_written(value: Json) -> bool:
-    try:
-        _to_text(value).encode()
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 # To bytes.
-
-# Without its own search for cycles: they end in a RecursionError all the same.
-_to_text = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")).encode
-
 
 _Single = TypeVar("_Single", bound=_Sendable)
 _WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
@@ -542,7 +485,7 @@ def _write(message: Message | _Sendable) -> bytes:
     """With a null id, where it is an error without one."""
     envelope = _envelope(message)
     try:
-        return _to_text(envelope).encode()
+        return to_text(envelope)
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:

@@ -1,0 +1,177 @@
+"""JSON text into values and back: as quickly as this installation can, and with the same outcome on all.
+
+Where orjson is installed (the extra `speed`) it reads and writes what both it and the standard library would; the rest
+is judged by `json`, as if there were no other.  So orjson never has the last word: what it refuses is tried again, and
+what it takes in its own way is found by a look at the value.  Those are integers of more than 64 bits, which become
+floats; NaN and infinity, written as null; and objects of classes that it knows and JSON does not, such as UUIDs.  Only
+how a number is spelled may differ, as 1e-05 and 0.00001 do.
+
+`json` is kept to its scanner and encoder in C, which are made once: `loads` and `dumps` make an encoder for each call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from json import JSONDecodeError
+from json.encoder import encode_basestring
+from math import inf, isinf
+from typing import Any, NoReturn, TypeAlias
+
+__all__ = ["Json", "parse", "plain_text", "to_text", "writable"]
+
+Json: TypeAlias = Any
+
+_orjson: Any = None
+with suppress(ImportError):
+    import orjson
+
+    _orjson = orjson
+
+# From text.
+
+
+def parse(data: bytes) -> tuple[Json, bool]:
+    """The value of `data`, and whether it may hold something that cannot be written again.
+
+    Raises UnicodeDecodeError, JSONDecodeError, or RecursionError for what is nested too deep for Python.
+    """
+    if _orjson is not None:
+        try:
+            value = _orjson.loads(data)
+        except JSONDecodeError:
+            pass  # which `json` may know better: half a surrogate pair, a byte order mark, a number without bounds
+        else:
+            if _short_numbers(data) or _is_ordinary(value):
+                return value, False
+    return _parse(plain_text(data))
+
+
+_BLANK = " \t\r\n"
+
+
+def plain_text(data: bytes) -> str:
+    """`data` as text, without what may stand before and after JSON.  Raises UnicodeDecodeError.
+
+    Not as json.loads has it, which lets surrogates through and guesses at UTF-16.
+    """
+    return str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise JSONDecodeError(f"{name} is no JSON", "", 0)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if isinf(number):
+        raise ValueError("a number without bounds")
+    return number
+
+
+def _int_or_infinity(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than sys.get_int_max_str_digits() allows
+        return inf
+
+
+_Scan: TypeAlias = Callable[[str, int], tuple[Json, int]]
+_Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
+# What each scanner makes of a number it cannot hold: an error, or infinity.
+_strict: _Scan = _Decoder(parse_constant=_no_constant, parse_float=_finite).scan_once
+_lenient: _Scan = _Decoder(parse_constant=_no_constant, parse_int=_int_or_infinity).scan_once
+
+# Perhaps half of one: whether the other half is there, only the parser can tell.
+_half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
+
+
+def _parse(text: str) -> tuple[Json, bool]:
+    try:
+        value, end = _strict(text, 0)
+        doubtful = "\\" in text and _half_pair(text) is not None
+    except StopIteration as stop:
+        raise JSONDecodeError("Expecting value", text, stop.value) from None
+    except JSONDecodeError:
+        raise
+    except ValueError:
+        # Some number is too large.  The rest is still worth reading: the id is owed an answer.
+        value, end = _lenient(text, 0)
+        doubtful = True
+    if end != len(text):
+        raise JSONDecodeError("Extra data", text, end)
+    return value, doubtful
+
+
+# Where orjson and json may differ.
+
+_SHORT = 4096  # bytes that are sooner looked at than the value that they are
+_AS_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
+_LONG = b"0" * 19  # 2**63 has as many digits
+
+
+def _short_numbers(data: bytes) -> bool:
+    """Whether no number in `data` has so many digits that orjson could take it for something else."""
+    return len(data) <= _SHORT and _LONG not in data.translate(_AS_DIGITS)
+
+
+_CONTAINERS = frozenset({dict, list, tuple})
+_SCALARS = frozenset({str, int, bool, type(None)})
+
+
+def _is_ordinary(value: Json) -> bool:
+    """Whether a value means to orjson what it means to json, as far as that knows the types of all that is in it."""
+    kind = type(value)
+    if kind is float:
+        return bool(-(2.0**63) < value < 2.0**63)
+    if kind not in _CONTAINERS:
+        return kind in _SCALARS
+    for each in value.values() if kind is dict else value:
+        kind = type(each)
+        if kind not in _SCALARS and not _is_ordinary(each):
+            return False
+    return True
+
+
+# To text.
+
+
+def to_text(value: Json) -> bytes:
+    """`value` as compact JSON in UTF-8.
+
+    Raises TypeError for an object or a key that has no form in JSON, UnicodeEncodeError for half a surrogate pair,
+    other ValueErrors for NaN and for an integer of thousands of digits, and RecursionError.
+    """
+    if _orjson is not None:
+        try:
+            data = _orjson.dumps(value, None, _NO_OBJECTS)
+        except TypeError:
+            pass  # which `json` may know better: a long integer, a subclass, a key that is no text
+        else:
+            if _is_ordinary(value):
+                return bytes(data)
+    return "".join(_pieces(value, 0)).encode()
+
+
+# But UUIDs, enums and fragments, for which there is no such option, are objects too.
+_NO_OBJECTS = sum(getattr(_orjson, f"OPT_PASSTHROUGH_{each}", 0) for each in ("DATACLASS", "DATETIME", "SUBCLASS"))
+
+# Without its own search for cycles: they end in a RecursionError all the same.
+_encoder = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+_in_c = getattr(json.encoder, "c_make_encoder", None)
+_pieces: Any = (
+    _encoder.iterencode
+    if _in_c is None
+    else _in_c(None, _encoder.default, encode_basestring, None, ":", ",", False, False, False)
+)
+
+
+def writable(value: Json) -> bool:
+    """Whether `to_text` can write what was read."""
+    try:
+        to_text(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
