@@ -120,6 +120,21 @@ def test_the_grace_is_a_number_of_seconds(grace: Any) -> None:
 # Real processes.
 
 
+def posted(port: int, path: str, method: str, params: dict[str, Any]) -> http.client.HTTPConnection:
+    """A request of the modern era; the answer is still to come."""
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+        "MCP-Protocol-Version": LATEST,
+        "Mcp-Method": method,
+        "Mcp-Name": params.get("name"),
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    connection.request("POST", path, body, {name: value for name, value in headers.items() if value is not None})
+    return connection
+
+
 class Process:
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         assert popen.stderr is not None
@@ -135,18 +150,7 @@ class Process:
     def begin(self, tool: str, **arguments: str) -> http.client.HTTPConnection:
         """Call a tool; the answer is still to come."""
         meta = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
-        params = {"name": tool, "arguments": arguments, "_meta": meta}
-        headers = {
-            "Accept": "application/json, text/event-stream",
-            "Content-Type": "application/json",
-            "MCP-Protocol-Version": LATEST,
-            "Mcp-Method": "tools/call",
-            "Mcp-Name": tool,
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-        connection.request("POST", "/there", body, headers)
-        return connection
+        return posted(self.port, "/there", "tools/call", {"name": tool, "arguments": arguments, "_meta": meta})
 
     def hears(self, line: str) -> None:
         assert self.stderr.readline() == f"{line}\n"
@@ -194,6 +198,60 @@ def test_one_ctrl_c_ends_it_at_once(process: Process) -> None:
     process.popen.send_signal(signal.SIGINT)
     assert process.popen.wait() == 130
     assert process.popen.communicate() == ("", "")
+
+
+BUSY = """
+import sys, time
+import trio, trio_mcp
+
+server = trio_mcp.Server("busy")
+
+@server.tool
+async def wait(ctx: trio_mcp.Context) -> None:
+    await ctx.progress(1)
+    await trio.sleep_forever()
+
+@server.tool
+def work() -> None:
+    print("<working>", file=sys.stderr, flush=True)
+    time.sleep(3600)
+
+server.run(http="127.0.0.1:0")
+"""
+
+
+def test_one_ctrl_c_ends_it_with_open_streams_and_running_tools_too() -> None:
+    popen = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", BUSY],
+        env={**os.environ, "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1])},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert popen.stderr is not None
+        found = re.fullmatch(r"busy listens at http://127\.0\.0\.1:(\d+)/mcp\n", popen.stderr.readline())
+        assert found
+        terms: dict[str, Any] = {META_VERSION: LATEST, META_CLIENT_CAPABILITIES: {}}
+        streams = [
+            posted(int(found[1]), "/mcp", method, params)
+            for method, params in (
+                ("tools/call", {"name": "wait", "_meta": {**terms, "progressToken": 1}}),
+                ("subscriptions/listen", {"notifications": {"toolsListChanged": True}, "_meta": terms}),
+            )
+        ]
+        for each in streams:
+            assert each.getresponse().getheader("Content-Type") == "text/event-stream"
+        streams.append(posted(int(found[1]), "/mcp", "tools/call", {"name": "work", "_meta": terms}))
+        assert popen.stderr.readline() == "<working>\n"
+        popen.send_signal(signal.SIGINT)
+        assert popen.wait() == 130
+        assert popen.stderr.read() == ""
+        for each in streams:
+            each.close()
+    finally:
+        popen.kill()
+        popen.communicate()
 
 
 ELSEWHERE = """
