@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from examples import blocking_client
 from tests.requirements import req
+from trio_mcp import RequestError, SessionClosed
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
@@ -173,3 +175,97 @@ def test_a_first_call_is_made_by_hand_in_each_era() -> None:
     assert shown.stderr == ""
     assert shown.stdout.count('[{"type":"text","text":"Hello, Trio!"}]') == 2
     assert shown.stdout.count("ends with status 0") == 2
+
+
+# A client without an event loop.
+
+PEER = """
+import json, sys, time
+revision, what = sys.argv[1:]
+answers = []
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, id = asked.get("method"), asked.get("id")
+    if method is None:
+        answers.append(asked)
+        if len(answers) == 2:
+            say(id=called, result={"content": [], "structuredContent": {"answers": answers}})
+        continue
+    if method == "server/discover" and revision == "2026-07-28":
+        say(id=id, result={"supportedVersions": [revision], "capabilities": {"tools": {}}, "resultType": "complete"})
+    elif method == "initialize":
+        info = {"name": "peer", "version": "1"}
+        say(id=id, result={"protocolVersion": revision, "capabilities": {"tools": {}}, "serverInfo": info})
+    elif method != "tools/call":
+        if id is not None:
+            say(id=id, error={"code": -32601, "message": "no"})
+    elif what == "dies":
+        sys.exit(3)
+    elif what == "asks":
+        called = id
+        say(id="q", method="ping")
+        say(id="r", method="roots/list")
+    elif what != "hangs":
+        for number in range(3):
+            token = asked["params"]["_meta"]["progressToken"]
+            say(method="notifications/progress", params={"progressToken": token, "progress": number})
+        print("junk", flush=True)
+        say(id=id, result={"content": [], "structuredContent": asked["params"]["arguments"], "resultType": "complete"})
+"""
+
+
+def blocking(revision: str, what: str) -> blocking_client.BlockingClient:
+    return blocking_client.BlockingClient([sys.executable, "-c", PEER, revision, what])
+
+
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25", "2026-07-28"])
+def test_a_blocking_client_calls_and_hears_of_progress(revision: str) -> None:
+    heard: list[float] = []
+    large = {"text": "x" * 3_000_000}
+    with blocking(revision, "answers") as client:
+        assert client.session.terms is not None
+        assert str(client.session.terms.revision) == revision
+        result = client.call_tool("t", large, on_progress=lambda done, total, message: heard.append(done))
+        assert result["structuredContent"] == large
+        assert heard == [0, 1, 2]
+        with pytest.raises(RequestError, match="no"):
+            client.request("tools/list")
+    assert client.child.returncode == 0
+
+
+def test_a_blocking_client_gives_up_and_goes_on() -> None:
+    with blocking("2025-11-25", "hangs") as client:
+        with pytest.raises(TimeoutError, match="tools/call"):
+            client.call_tool("t", timeout=0)
+        with pytest.raises(RequestError):
+            client.request("tools/list")
+
+
+def test_a_blocking_client_says_that_its_server_has_gone() -> None:
+    with blocking("2025-11-25", "dies") as client, pytest.raises(SessionClosed):
+        client.call_tool("t")
+    assert client.child.returncode == 3
+    with pytest.raises(SessionClosed):
+        blocking_client.BlockingClient([sys.executable, "-c", "pass"])
+
+
+def test_a_blocking_client_answers_what_it_is_asked() -> None:
+    """A ping; and what it has not declared by an error."""
+    with blocking("2025-11-25", "asks") as client:
+        pong, refusal = client.call_tool("t")["structuredContent"]["answers"]
+    assert (pong["id"], pong["result"]) == ("q", {})
+    assert (refusal["id"], refusal["error"]["code"]) == ("r", -32601)
+
+
+def test_a_blocking_client_brings_no_event_loop() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import blocking_client
+blocking_client.BlockingClient([sys.executable, {str(EXAMPLES / "echo.py")!r}]).close()
+print([name for name in ("trio", "asyncio", "anyio", "h11", "wsproto", "cattrs") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
