@@ -14,6 +14,7 @@ argument of the wrong type is the schema's to refuse, with a better message; and
 
 from __future__ import annotations
 
+import functools
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
@@ -142,11 +143,19 @@ def media_type(value: str) -> tuple[str, dict[str, str]]:
 
 def is_json(content_type: str | None) -> bool:
     """Whether a body is JSON as we read it: application/json, and UTF-8 where it says anything about it."""
+    if content_type == JSON:
+        return True
     essence, parameters = media_type(content_type or "")
     return essence == JSON and parameters.get("charset", "utf-8") in ("utf-8", "utf8")
 
 
 _RANGES = 64  # of one Accept that are looked at; browsers send a handful
+
+
+# What a client says in a header about itself it says with each of its requests, and few clients say anything of their
+# own.  So what follows from such a value is remembered for some of them, and for none that is longer than usual: what
+# somebody sends on purpose takes little room, and costs others the time that is saved, and no more.
+_REMEMBERED, _USUAL = 256, 200
 
 
 def quality(accept: str | None, wanted: str) -> float:
@@ -156,6 +165,10 @@ def quality(accept: str | None, wanted: str) -> float:
     """
     if not accept:
         return 1.0
+    return _quality(accept, wanted) if len(accept) > _USUAL else _usual_quality(accept, wanted)
+
+
+def _quality(accept: str, wanted: str) -> float:
     major = wanted.partition("/")[0]
     ranges = {wanted: 3, f"{major}/*": 2, "*/*": 1}
     best, welcome = 0, 0.0
@@ -165,6 +178,9 @@ def quality(accept: str | None, wanted: str) -> float:
         if specific > best:
             best, welcome = specific, _weight(parameters.get("q", "1"))
     return welcome
+
+
+_usual_quality = functools.lru_cache(maxsize=_REMEMBERED)(_quality)
 
 
 def _weight(text: str) -> float:
@@ -207,8 +223,17 @@ class AllowList:
             raise LocalProtocolError(f"{setting} is a list of strings; got the string {patterns!r}")
         self._literal = {each for each in patterns if each == "*" or (each == "null" and schemes)}
         self._sites = {_pattern(setting, each, schemes) for each in patterns if each not in self._literal}
+        self._known: dict[str, bool] = {}
 
     def allows(self, value: str) -> bool:
+        known = self._known.get(value)
+        if known is None:
+            known = self._find(value)
+            if len(value) <= _USUAL and len(self._known) < _REMEMBERED:
+                self._known[value] = known
+        return known
+
+    def _find(self, value: str) -> bool:
         if "*" in self._literal or value in self._literal:
             return True
         site = _site(value)
@@ -269,7 +294,7 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
 _PLAIN = r"(?! )[ -~]*(?<! )"
-_FIELD_VALUE = r"[\t -~]*"
+_FIELD_VALUE = re.compile(r"[\t -~]*")
 
 
 def encode_value(text: str) -> str:
@@ -289,7 +314,7 @@ def encode_value(text: str) -> str:
 
 def decode_value(value: str) -> str | None:
     """What a header value stands for, or None where it is malformed (http-91, http-95)."""
-    if not re.fullmatch(_FIELD_VALUE, value):
+    if not _FIELD_VALUE.fullmatch(value):
         return None
     inner = value.removeprefix(_SENTINEL)
     # Both marks must be there, each with characters of its own; the marks are case-sensitive.

@@ -86,6 +86,8 @@ _SESSION_PARAMETER = "session"
 
 
 class _Place(enum.Enum):
+    __hash__ = object.__hash__  # each is one of a kind; that of `Enum` hashes its name, by a function of Python's
+
     ENDPOINT = enum.auto()
     SSE = enum.auto()
     MESSAGES = enum.auto()
@@ -126,6 +128,7 @@ class HttpPolicy:
     hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
     origins: AllowList = attrs.field(init=False, repr=False, eq=False)
     places: Mapping[str, _Place] = attrs.field(init=False, repr=False, eq=False)
+    _eras: frozenset[bool] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         more = {name: path for name in _MORE_PLACES if (path := getattr(self, name)) is not None}
@@ -136,12 +139,13 @@ class HttpPolicy:
             raise LocalProtocolError(f"path, {', '.join(more)} must all be different")
         # The way of attrs to set what a frozen object works out.
         object.__setattr__(self, "places", places)
+        object.__setattr__(self, "_eras", frozenset(each.handshake for each in self.revisions))
         object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
         object.__setattr__(self, "origins", AllowList("allowed_origins", self.allowed_origins, schemes=True))
 
     def serves(self, *, handshake: bool) -> bool:
         """Whether any revision of the legacy era (with a handshake), or of the modern one, is served."""
-        return any(each.handshake is handshake for each in self.revisions)
+        return handshake in self._eras
 
 
 def _headers(fields: RawFields) -> Headers:
