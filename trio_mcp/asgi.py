@@ -332,6 +332,7 @@ class _Outgoing:
         self._patience = limits.write_seconds
         self._scope = trio.CancelScope()  # of the event at hand
         self._deadline = math.inf  # of all events, once everything ends
+        self.shielded = False  # no cancellation cuts an event short: somebody will `hurry`
         self.closed = False
 
     async def put(self, event: Event) -> None:
@@ -339,7 +340,7 @@ class _Outgoing:
             raise trio.BrokenResourceError("the client has gone")
         try:
             until = min(trio.current_time() + self._patience, self._deadline)
-            with trio.move_on_at(until) as self._scope:
+            with trio.CancelScope(deadline=until, shield=self.shielded) as self._scope:
                 await self._send(event)
         except OSError as error:  # so ASGI has it since 2.4; before that, nothing was raised
             raise trio.BrokenResourceError("the client has gone") from error
@@ -407,6 +408,7 @@ class _Response:
         with suppress(trio.BrokenResourceError):
             async with open_nursery() as nursery:
                 nursery.start_soon(self._outgoing.hurry, name="the end of a request")
+                self._outgoing.shielded = True
                 try:
                     gone = await serving
                     if not self._over.is_set():

@@ -428,7 +428,7 @@ def tell_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) ->
 async def _begin(lane: Lane, gone: Gone) -> Gone:
     """Write what there is at once; what comes later is written by whoever has it."""
     try:
-        await lane.flush()
+        await lane.begin()
     except BaseException:  # a cancelled caller cannot be told whom to tell that the client has gone
         gone()
         raise

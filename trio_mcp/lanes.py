@@ -14,6 +14,9 @@ client will know it by, and when the client names the last id that it has seen, 
 | to be hung up | becomes a stream, and is | an id and `retry`; not carried | no | no |
 | it is resumed | | another response carries it | carried; what was missed is sent | |
 
+Most lanes carry one JSON reply and nothing before it.  That is written by whoever has it, in one piece, and nothing is
+set up for it: an `Outbox`, with its turns and its writer, there is from the moment on when there is something to share.
+
 With an id its client can come back.  What may only be JSON stays undecided until all is answered, and drops whatever
 else there is.  A lane that answers no request is over when it is told so.  Every message goes out on exactly one lane
 (http-39).
@@ -35,7 +38,7 @@ from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Resul
 from trio_mcp.core.replay import EventLog, Replay
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.sse import KEEP_ALIVE, encode_message, priming_event
-from trio_mcp.outbox import Outbox
+from trio_mcp.outbox import GONE, Outbox
 from trio_mcp.silence import Silence
 
 if TYPE_CHECKING:
@@ -53,7 +56,8 @@ class Response(Protocol):
     """One HTTP response, as the server that has its connection sends it.
 
     Content-Length, chunks and the like are that server's business.  `begin` and `send` raise `BrokenResourceError` when
-    the client has gone.  They are never called at the same time, and not at all after one with ``more=False``.
+    the client has gone.  They are never called at the same time, and not at all after one with ``more=False``.  No
+    cancellation cuts them short, but for the end of everything.
     """
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
@@ -137,7 +141,7 @@ class Lane:
 
     __slots__ = (
         "__weakref__", "_begun", "_cors", "_finished", "_ids", "_missed", "_outbox", "_over", "_owner", "_queue",
-        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "name", "session_id",
+        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "_whole", "name", "session_id",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, way: Way, traffic: Traffic, ids: Collection[Id] = ()) -> None:
@@ -156,7 +160,8 @@ class Lane:
         self._over = False
         # The response at hand.
         self._response: Response | None = None
-        self._outbox: Outbox[_Part] | None = None
+        self._outbox: Outbox[_Part] | None = None  # once it is needed
+        self._whole = False  # the one reply is on its way
         self._cors: Fields = ()
         self._begun = False
         self._missed = b""  # what the client of a resumed stream has not seen
@@ -178,18 +183,24 @@ class Lane:
         """
         missed = b"" if replay is None else b"".join([encode_message(event.data, event.id) for event in replay.events])
         self._drop()
-        gone = partial(self._gone, response)
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
-        limit, nursery = self._traffic.limit, self._traffic.nursery
-        self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
         self._traffic.carried.hear(self)
-        return gone
+        return partial(self._gone, response)
 
-    def _gone(self, response: Response) -> None:
+    def _turns(self) -> Outbox[_Part]:
+        """Of those who write, by the response at hand."""
+        if self._outbox is None:
+            limit, nursery = self._traffic.limit, self._traffic.nursery
+            gone = partial(self._gone, self._response)
+            self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
+        return self._outbox
+
+    def _gone(self, response: Response | None, failure: Exception | None = None) -> None:
         """Its client has left this response before it ended, or it has failed."""
-        if self._response is not response or self._outbox is None:
+        if self._response is None or self._response is not response:
             return
-        failure = self._outbox.failure
+        if failure is None and self._outbox is not None:
+            failure = self._outbox.failure
         self._leave()
         if failure is not None:
             _log.error("a response broke off, which is no fault of its client", exc_info=failure)
@@ -213,11 +224,13 @@ class Lane:
             response.drop()
 
     def _let_go(self) -> None:
+        if self._response is None:
+            return
         outbox = self._outbox
         self._response = self._outbox = None
-        self._missed, self._silent, self._retry = b"", False, None
+        self._missed, self._silent, self._retry, self._whole = b"", False, None, False
+        self._traffic.carried.forget(self)
         if outbox is not None:
-            self._traffic.carried.forget(self)
             outbox.close()
 
     # What is to be sent.
@@ -258,22 +271,36 @@ class Lane:
         if not self._ids:
             return self._finished
         label_of = self._owner.conversation.session.label_of
-        return all(label_of(id) is not self for id in self._ids)
+        for id in self._ids:
+            if label_of(id) is self:
+                return False
+        return True
 
     # The wire of a conversation.
 
     def wake(self) -> None:
-        if self._outbox is not None:
-            self._outbox.wake()
-        else:
+        if self._response is None:
             self._look()
+        elif self._outbox is not None or (not self._whole and self._waiting()):
+            self._turns().wake()
 
     async def flush(self) -> None:
-        if self._outbox is not None:
-            await self._outbox.flush()
-        else:
+        if self._response is None:
             self._look()
             await trio.lowlevel.checkpoint()
+        elif self._outbox is not None:
+            await self._outbox.flush()
+        elif self._whole:
+            await trio.lowlevel.checkpoint()
+        elif (reply := self._take_whole()) is not None:
+            await self._send_whole(reply, self._response)
+        else:
+            await self._turns().flush()
+
+    async def begin(self) -> None:
+        """The first `flush`; no checkpoint where nothing can be said yet, which is so for nearly every call."""
+        if self._streams or self._owner.conversation.session.queued or self._done:
+            await self.flush()
 
     def _look(self) -> None:
         """Nothing carries it: what there is is logged, and maybe that was all."""
@@ -283,7 +310,7 @@ class Lane:
 
     @property
     def mark(self) -> int:
-        return 0 if self._outbox is None else self._outbox.mark
+        return 0 if self._response is None or self._whole else self._turns().mark
 
     async def written(self, mark: int) -> None:
         if self._outbox is not None:
@@ -347,11 +374,21 @@ class Lane:
             return 0
         return messages + (1 if self._silent or self._retry is not None or self._done else 0)
 
+    def _take_whole(self) -> _Part | None:
+        """The one reply that is all, if it is there and nothing precedes it."""
+        self._owner.pull(self)
+        return self._reply() if not self._begun and self._told_all() else None
+
+    def _told_all(self) -> bool:
+        if not self._done:
+            return False
+        if self._ids and not (self._queue and isinstance(self._queue[-1], _ANSWERS)):
+            self._queue.clear()  # cancel-18: nothing more for what was cancelled
+        return True
+
     def _take(self) -> _Part | None:
         self._owner.pull(self)
-        done = self._done
-        if done and self._ids and not (self._queue and isinstance(self._queue[-1], _ANSWERS)):
-            self._queue.clear()  # cancel-18: nothing more for what was cancelled
+        done = self._told_all()
         if done and not self._begun and (reply := self._reply()) is not None:
             return reply
         if not (self._streams or self._queue or self._silent):
@@ -423,6 +460,16 @@ class Lane:
         except Exception:
             self._spoilt = True  # to go on without this event would be to lose it unseen
             raise
+
+    async def _send_whole(self, reply: _Part, response: Response) -> None:
+        """As an outbox would, where there is nothing else to be written."""
+        self._whole = True
+        try:
+            await self._send(reply)
+        except GONE:
+            self._gone(response)
+        except Exception as error:  # noqa: BLE001  # it is no fault of the handler that writes here
+            self._gone(response, error)
 
     async def _send(self, part: _Part) -> None:
         response = self._response

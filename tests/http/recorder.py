@@ -88,8 +88,9 @@ class Recorder:
         _rule(not self.dropped, "something after it was dropped")
         self.writing = True
         try:
-            await trio.lowlevel.checkpoint()
-            await self._free.wait()
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()
+                await self._free.wait()
         finally:
             self.writing = False
         if self.failure is not None:

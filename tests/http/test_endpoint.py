@@ -843,7 +843,8 @@ async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> Non
 @pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> None:
-    """Then nobody can say any more that the client has gone, so it counts as gone."""
+    """What he writes is written, and then he returns, so that he can be told that the client has gone; or he has never
+    begun."""
     returned: list[bool] = []
 
     async def scenario(attempt: Attempt) -> None:
@@ -854,8 +855,9 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
             recorder = Recorder()
             with attempt.window():
                 visit = await door.ask(
-                    "POST", plays("progress", "wait never", revision=revision), session, response=recorder
-                )
+                    "POST", plays("progress", "wait never", revision=revision), session, response=recorder,
+                    Accept="text/event-stream",
+                )  # fmt: skip
                 await wait_all_tasks_blocked()
             await wait_all_tasks_blocked()
             if visit is not None:
@@ -869,7 +871,6 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
             returned.append(visit is not None)
 
     assert cancel_everywhere(scenario, watch=anything, seed=seed) > 3
-    assert returned.count(False) > 1
     assert returned.count(True) > 2
 
 
