@@ -11,7 +11,8 @@ for hours.  Closing is how a modern client cancels, and that is to be noticed at
 The response is written by whichever task has something for it, through a `Response`.  A write is never cut short by a
 cancellation, and it is given up when nothing of it gets on for `Limits.write_seconds`: then the client has gone, too.
 The task that has the connection may itself be writing when everything is cancelled, and cannot know it before it has
-done so: who serves many tells them by `hurry`.
+done so: who serves many tells them by `hurry`.  What the system takes at once, which is nearly everything, waits for
+nobody and needs nothing of this.
 
 | What is waited for | How long | Then |
 |---|---|---|
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +49,7 @@ from trio_mcp.endpoint import tell_refusal, too_much
 from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.intake import Share
 from trio_mcp.outbox import CLOSING, GONE
+from trio_mcp.silence import Silence
 
 if TYPE_CHECKING:
     from trio_mcp.duplex import Tap
@@ -92,8 +95,16 @@ class Shared:
         self.upgraded = upgraded
         self.draining = False
         """Every response is the last of its connection, so that clients look for another server by themselves."""
+        self.idle: Silence[HttpConnection] = Silence(limits.idle_seconds)
+        """Those that wait for their next request.  One that has got it stays there until its time is up: to forget and
+        to note it with each request would cost more than to look once."""
         self._date = ""
         self._dated = -math.inf
+
+    async def run(self) -> None:
+        """Close connections that have been idle for too long; until it is cancelled."""
+        while True:
+            (await self.idle.next()).expire()
 
     def date(self) -> str:
         """The time of day; a second old at most, which is all that it says."""
@@ -111,6 +122,7 @@ class HttpConnection:
         self._shared = shared
         self._limits = shared.limits
         self._stream = stream
+        self._socket = stream.socket if type(stream) is trio.SocketStream and os.name == "posix" else None
         self._peer = peer
         self._reader = Reader(shared.limits)
         # All reading is done in here.  Its deadline moves with what is waited for; when it is cancelled, nothing more
@@ -168,6 +180,12 @@ class HttpConnection:
         if not self._busy:
             self._hang_up()
 
+    def expire(self) -> None:
+        """It has been idle for as long as it may be, unless it is not idle now."""
+        self._shared.idle.forget(self)
+        if not self._busy:
+            self._hang_up()
+
     def hurry(self) -> None:
         """Everything ends: what is being written, and whatever follows it, must have gone in a moment."""
         self._deadline = min(self._deadline, trio.current_time() + CLOSING)
@@ -216,7 +234,7 @@ class HttpConnection:
         """The next request is waited for."""
         self._busy, self._late = False, ""
         self._response = self._gone = None  # a connection that idles keeps nothing of its last request
-        self._scope.deadline = trio.current_time() + self._limits.idle_seconds
+        self._shared.idle.hear(self)
 
     async def _head(self) -> Head | None:
         self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
@@ -233,7 +251,8 @@ class HttpConnection:
                 return None
             reader.feed(data)
         self._busy = True
-        self._scope.deadline = math.inf
+        if self._scope.deadline != math.inf:
+            self._scope.deadline = math.inf
         self._chunks = head.chunks
         self._bodiless = head.method == "HEAD"
         if not head.keep:
@@ -323,8 +342,10 @@ class HttpConnection:
             await self._body(head)
 
     async def _attend(self, response: _Response) -> None:
-        """Read on while the response is under way."""
+        """Read on while the response is under way.  Always a checkpoint, be it in waiting for the next request."""
         reader = self._reader
+        if response.over and reader.waiting:  # several requests that came together are not to hold up all others
+            await trio.lowlevel.checkpoint()
         self._attending = True
         try:
             while not response.over and not self._over:
@@ -376,6 +397,10 @@ class HttpConnection:
         try:
             if self._shared.tap is not None:
                 self._shared.tap("out", data)
+            taken = self._write_at_once(data)
+            if taken == len(data):
+                return
+            data = data[taken:]
             with trio.CancelScope(shield=True, deadline=self._patience()) as self._writing:
                 if len(data) <= _PIECE:
                     await self._stream.send_all(data)
@@ -394,6 +419,15 @@ class HttpConnection:
             self._written.unpark_all()
         self._break()
         raise trio.BrokenResourceError("the client reads nothing (Limits.write_seconds)")
+
+    def _write_at_once(self, data: bytes) -> int:
+        """How many bytes of it the system has taken without anybody having to wait."""
+        if self._socket is None:
+            return 0
+        try:
+            return os.write(self._socket.fileno(), data)
+        except OSError:  # there is no room, or no client: `send_all` waits for the one, and knows how to tell the other
+            return 0
 
     async def _write_in_pieces(self, data: bytes, scope: trio.CancelScope) -> None:
         with memoryview(data) as whole:
@@ -438,6 +472,7 @@ class HttpConnection:
 
     async def _end(self) -> None:
         self._over = True
+        self._shared.idle.forget(self)
         if self._gone is not None and self._response is not None and not self._response.over:
             self._gone()
         self._response = self._gone = None  # or each would keep the other
@@ -482,7 +517,7 @@ class _Response:
         framing = []
         if status in (204, 304):
             self._bodiless = True
-        elif any(name.lower() == "content-length" for name, _ in fields):
+        elif "content-length" in [name.lower() for name, _ in fields]:
             pass
         elif length is not None:
             framing.append(f"Content-Length: {length}")

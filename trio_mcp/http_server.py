@@ -178,6 +178,7 @@ class _Web:
             with self._scope:
                 async with open_nursery() as nursery:
                     nursery.start_soon(self.endpoint.run, name="HTTP: signs of life")
+                    nursery.start_soon(self._shared.run, name="HTTP: connections that idle")
                     nursery.start_soon(self._hurry, name="HTTP: the end")
                     await work(nursery)
         finally:

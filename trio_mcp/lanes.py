@@ -271,10 +271,7 @@ class Lane:
         if not self._ids:
             return self._finished
         label_of = self._owner.conversation.session.label_of
-        for id in self._ids:
-            if label_of(id) is self:
-                return False
-        return True
+        return self not in map(label_of, self._ids)
 
     # The wire of a conversation.
 

@@ -1114,7 +1114,7 @@ TAKES_NOTHING = {
     "a refusal": (request("no/such"), 1),
     "the head of a stream": (request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}), 1),
     "the answer of a handler": (request("tools/call", echo()), 0),
-    "no answer": (note("notifications/initialized"), 0),
+    "no answer": (note("notifications/initialized"), 1),
 }
 
 

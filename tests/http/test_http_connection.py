@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import math
+import os
 import re
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -132,6 +133,7 @@ async def connected(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
+        nursery.start_soon(together.run)
         yield peer
         nursery.cancel_scope.cancel()
 
@@ -1300,3 +1302,110 @@ async def test_who_finds_no_place_and_reads_nothing_is_left_alone_soon(autojump_
     shared = Shared(Script(), Limits())  # type: ignore[arg-type]
     await HttpConnection(shared, theirs).serve(refused(503, "full"))
     assert trio.current_time() < 2
+
+
+# On a socket of the system, which takes most of what is written at once.
+
+
+class Eager:
+    """An endpoint that answers at once, without a checkpoint of its own."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    async def admit(self, request: HttpRequest, peer: str | None = None) -> SimpleNamespace:
+        return ADMITTED
+
+    async def serve(self, admitted: Any, request: HttpRequest, response: Any, prefix: str = "") -> Callable[[], None]:
+        await response.begin(200, TEXT, self.body, more=False)
+        return lambda: None
+
+
+@contextlib.asynccontextmanager
+async def on_a_socket(endpoint: Any, limits: Limits) -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """The client's stream, and the server's, which is served meanwhile."""
+    ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
+    async with ours, trio.open_nursery() as nursery:
+        nursery.start_soon(HttpConnection(Shared(endpoint, limits), theirs).serve)
+        yield ours, theirs
+        nursery.cancel_scope.cancel()
+
+
+async def read_bytes(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        data = await stream.receive_some()
+        assert data, bytes(raw)
+        raw += data
+    return bytes(raw)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere Trio writes all of it")
+async def test_what_the_system_takes_at_once_is_written_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_a_socket(Eager(b"body"), Limits()) as (ours, theirs):
+        monkeypatch.setattr(theirs, "send_all", None)
+        for _ in range(3):
+            await ours.send_all(get())
+            assert (await ours.receive_some()).endswith(b"\r\n\r\nbody")
+
+
+async def test_what_is_more_than_the_system_takes_is_written_as_its_client_reads() -> None:
+    body = bytes(range(256)) * 16 * 1024
+    async with on_a_socket(Eager(body), Limits()) as (ours, _):
+        for _ in range(3):
+            await ours.send_all(get())
+            await wait_all_tasks_blocked()
+            head = await ours.receive_some(16)
+            while b"\r\n\r\n" not in head:
+                head += await ours.receive_some(1)
+            assert await read_bytes(ours, len(body)) == body
+
+
+async def test_who_reads_nothing_is_dropped_also_by_a_socket(autojump_clock: MockClock) -> None:
+    async with on_a_socket(Eager(bytes(16 * 1024 * 1024)), Limits(write_seconds=5)) as (ours, _):
+        await ours.send_all(get())
+        await trio.sleep(6)
+        size = 0
+        with contextlib.suppress(trio.BrokenResourceError):
+            while data := await ours.receive_some():
+                size += len(data)
+        assert size < 16 * 1024 * 1024
+
+
+async def test_a_client_that_has_gone_before_its_answer_is_noticed_in_writing() -> None:
+    class Slow(Eager):
+        async def serve(self, *args: Any, **named: Any) -> Callable[[], None]:
+            await ours.aclose()
+            try:
+                while True:  # the first write may still be taken
+                    await args[2].begin(200, TEXT, self.body, more=True)
+            except trio.BrokenResourceError:
+                left.set()
+                raise
+
+    left = trio.Event()
+    async with on_a_socket(Slow(b"body"), Limits()) as (ours, _):
+        await ours.send_all(get())
+        with trio.fail_after(30):
+            await left.wait()
+
+
+async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with on_a_socket(Eager(b""), Limits()) as (ours, _), trio.open_nursery() as nursery:
+        await ours.send_all(get())
+        size = len(await ours.receive_some())
+        nursery.start_soon(others)
+        await trio.lowlevel.checkpoint()
+        before = turns
+        await ours.send_all(get() * 100)
+        await read_bytes(ours, 100 * size)
+        assert turns - before > 100
+        nursery.cancel_scope.cancel()
