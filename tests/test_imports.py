@@ -109,7 +109,9 @@ child
 http_replies
 http_proxy
 http_pool websocket_client
-jwks
+jwks loopback token_stores oauth_keys
+oauth_run
+oauth
 http_posts
 http_link
 stream_link

@@ -22,6 +22,7 @@ import trio.testing
 from trio.testing import MockClock
 
 import trio_mcp
+from tests.client.oauth_town import town
 from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
 from tests.peers.installed import needs, tool
@@ -51,7 +52,7 @@ SCREEN = 90  # lines of the README, with which somebody begins
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another, page after page."""
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 14
+    assert len(blocks) == 15
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -313,6 +314,22 @@ async def test_the_lifespan_has_a_nursery_for_every_handler(said: dict[str, Any]
     async with connected(server, LATEST) as wire:
         assert (await wire.call("tools/call", {"name": "begin"}))["content"][0]["text"] == "begun"
         await done.wait()
+
+
+async def test_a_client_is_given_access(
+    said: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with town() as at:
+        monkeypatch.setitem(said, "OAuth", at.auth)
+        for _ in range(2):
+            await said["use_with_access"](at.url)
+        assert len(at.pages) == 1
+    assert capsys.readouterr().out.count("'add'") == 2
+    assert (tmp_path / ".config/my-app/tokens.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_the_application_serves(said: dict[str, Any]) -> None:

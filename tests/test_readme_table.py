@@ -22,6 +22,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.everywhere import at_home, reachable
 from tests.client.house import Forecast, build
+from tests.client.oauth_town import town
 from tests.http.served import MemoryListener
 from tests.server.wire import LATEST, REVISION_NAMES, connected
 from trio_mcp import (
@@ -461,6 +462,13 @@ async def protect(revision: str) -> None:
             await calls(url, revision)
 
 
+@tries("A client that gets them, by OAuth")
+async def oauth(revision: str) -> None:
+    async with town("http+sse" if revision == "2024-11-05" else "http") as at, at.client(revision=revision) as client:
+        assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+        assert len(at.pages) == 1
+
+
 # What is not here yet.
 
 
@@ -468,13 +476,3 @@ async def protect(revision: str) -> None:
 async def tasks(revision: str) -> None:
     async with at(revision) as pair:
         await pair.client.request("tasks/get", {"taskId": "1"})
-
-
-@tries("A client that gets them, by OAuth")
-async def oauth(revision: str) -> None:
-    async def nobody(request: object) -> None:
-        return None
-
-    transport = "http+sse" if revision == "2024-11-05" else "http"
-    async with at_home(transport, house(), authenticate=nobody) as url:
-        await calls(url, revision)

@@ -91,6 +91,22 @@ if TYPE_CHECKING:
     from trio_mcp.http_posts import NotAnswered, Unauthorized
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
+    from trio_mcp.oauth import (
+        Application,
+        AuthorizationCode,
+        AuthorizationFailed,
+        Blame,
+        ClientCredentials,
+        IdentityAssertion,
+        Key,
+        OAuth,
+        OAuthClient,
+        OnAssertion,
+        OnVisit,
+        WorkloadIdentity,
+        client_document,
+    )
+    from trio_mcp.oauth_keys import load_key, new_key
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
         Accepted,
@@ -108,27 +124,31 @@ if TYPE_CHECKING:
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
     from trio_mcp.stdio import serve_stdio
+    from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.tool_book import ToolFailed
     from trio_mcp.websocket_client import UpgradeRefused
 
 __all__ = [
-    "Accepted", "Along", "Annotations", "AudioContent", "BlobResourceContents", "CacheHints", "CallNext",
-    "CallToolResult", "CannotVerify", "Change", "Changes", "Client", "ClientError", "ClientOptions", "Completion",
-    "ConnectionFailed", "Context", "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl",
-    "EmbeddedResource", "EventLog", "Field", "FollowedCall", "FormRequest", "GetPromptResult", "GivenRoots",
-    "HttpAddress", "HttpOptions", "HttpRequest", "Icon", "ImageContent", "InputNotGiven", "InputRequired", "Inquiry",
-    "InvalidSchema", "Json", "JsonObject", "Kind", "Limits", "ListPromptsResult", "ListResourceTemplatesResult",
+    "Accepted", "Along", "Annotations", "Application", "AudioContent", "AuthorizationCode", "AuthorizationFailed",
+    "Blame", "BlobResourceContents", "CacheHints", "CallNext", "CallToolResult", "CannotVerify", "Change", "Changes",
+    "Client", "ClientCredentials", "ClientError", "ClientOptions", "Completion", "ConnectionFailed", "Context",
+    "CreateMessageResult", "Declined", "Dismissed", "Elicit", "ElicitUrl", "EmbeddedResource", "EventLog", "Field",
+    "FileTokenStore", "FollowedCall", "FormRequest", "GetPromptResult", "GivenRoots", "HttpAddress", "HttpOptions",
+    "HttpRequest", "Icon", "IdentityAssertion", "ImageContent", "InputNotGiven", "InputRequired", "Inquiry",
+    "InvalidSchema", "Json", "JsonObject", "Key", "Kind", "Limits", "ListPromptsResult", "ListResourceTemplatesResult",
     "ListResourcesResult", "ListRoots", "ListToolsResult", "LocalProtocolError", "LogLevel", "LoggingMessageParams",
-    "Malformed", "McpError", "Middleware", "ModelHint", "ModelPreferences", "Negotiation", "NotAnswered", "NotDeclared",
-    "NotInThisRevision", "NothingToHear", "OnElicitation", "OnElicitationUrl", "OnProgress", "OnSampling",
-    "OpeningError", "PageRequest", "PathRefused", "Principal", "Progress", "Prompt", "PromptArgument", "PromptMessage",
-    "PromptReference", "ReadResourceResult", "RemoteProtocolError", "ReplyBroken", "ReplyTooLong", "Request",
-    "RequestError", "Resource", "ResourceLink", "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root",
-    "Roots", "Sample", "SamplingMessage", "SamplingRequest", "Server", "ServerExited", "SessionClosed", "SessionLost",
-    "Statistics", "Target", "TextContent", "TextResourceContents", "Tool", "ToolAnnotations", "ToolChoice", "ToolError",
+    "Malformed", "McpError", "MemoryTokenStore", "Middleware", "ModelHint", "ModelPreferences", "Negotiation",
+    "NotAnswered", "NotDeclared", "NotInThisRevision", "NothingToHear", "OAuth", "OAuthClient", "OnAssertion",
+    "OnElicitation", "OnElicitationUrl", "OnProgress", "OnSampling", "OnVisit", "OpeningError", "PageRequest",
+    "PathRefused", "Principal", "Progress", "Prompt", "PromptArgument", "PromptMessage", "PromptReference",
+    "ReadResourceResult", "RemoteProtocolError", "ReplyBroken", "ReplyTooLong", "Request", "RequestError", "Resource",
+    "ResourceLink", "ResourceNotFound", "ResourceReference", "ResourceTemplate", "Root", "Roots", "Sample",
+    "SamplingMessage", "SamplingRequest", "Server", "ServerExited", "SessionClosed", "SessionLost", "Statistics",
+    "Target", "TextContent", "TextResourceContents", "TokenStore", "Tool", "ToolAnnotations", "ToolChoice", "ToolError",
     "ToolFailed", "ToolResultContent", "ToolUseContent", "Unauthorized", "Unknown", "UpgradeRefused",
-    "UrlElicitationRequired", "audio", "below", "connect_client", "file", "file_path", "image", "open_client",
-    "open_relay", "serve_http", "serve_http_stream", "serve_stdio", "serve_stream",
+    "UrlElicitationRequired", "WorkloadIdentity", "audio", "below", "client_document", "connect_client", "file",
+    "file_path", "image", "load_key", "new_key", "open_client", "open_relay", "serve_http", "serve_http_stream",
+    "serve_stdio", "serve_stream",
 ]  # fmt: skip
 
 _HOMES = {
@@ -168,6 +188,9 @@ _HOMES = {
     "trio_mcp.http_posts": "NotAnswered Unauthorized",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
+    "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
+    "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
+    "trio_mcp.oauth_keys": "load_key new_key",
     "trio_mcp.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
     "UrlElicitationRequired",
@@ -176,6 +199,7 @@ _HOMES = {
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
     "trio_mcp.stdio": "serve_stdio",
+    "trio_mcp.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
     "trio_mcp.tool_book": "ToolFailed",
     "trio_mcp.websocket_client": "UpgradeRefused",
 }

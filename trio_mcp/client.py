@@ -149,7 +149,7 @@ class Client:
         given: Mapping[str, Any] = options
         check_options(given)
         hold = how_to_reach(
-            target, ssl_context=options.get("ssl_context"), headers=options.get("headers"),
+            target, ssl_context=options.get("ssl_context"), headers=options.get("headers"), auth=options.get("auth"),
             probe=options.get("probe", PROBE), **{name: given[name] for name in CHILD if name in given},
         )  # fmt: skip
         self._limits = options.get("limits") or Limits()

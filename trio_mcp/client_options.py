@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trio_mcp.child import Environment
     from trio_mcp.core.models import LogLevel
     from trio_mcp.duplex import Tap
+    from trio_mcp.oauth import OAuth
 
 __all__ = [
     "ANSWERING",
@@ -75,6 +76,8 @@ class ClientOptions(TypedDict, total=False):
     """From which level on the server is asked to send them; "info" where there is an `on_log`."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
     """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
+    auth: OAuth
+    """Gets the tokens that an HTTP server wants."""
     meta: Callable[[], Mapping[str, Json]]
     """What goes along with each request as `_meta`, such as a trace context."""
     cache: bool
@@ -115,6 +118,11 @@ def check_options(given: Mapping[str, Any]) -> None:
         raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
     for name in _PLAIN:
         _check_plain(name, given.get(name))
+    if given.get("auth") is not None:
+        from trio_mcp.oauth import OAuth
+
+        if not isinstance(auth := given["auth"], OAuth):
+            raise LocalProtocolError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")
     if not isinstance(limits := given.get("limits"), Limits | None):
         raise LocalProtocolError(f"limits are Limits(...), not {type(limits).__name__}")
 

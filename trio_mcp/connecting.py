@@ -32,6 +32,7 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, OpeningError, Talk
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.http_client import place_of
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     import ssl
 
     from trio_mcp.http_pool import HttpPool
+    from trio_mcp.oauth import Authorization, OAuth
     from trio_mcp.server import Server
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
 
 Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | Server | trio.abc.Stream"
 E = TypeVar("E", bound=McpError)
+T = TypeVar("T")
 Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
 
 PROBE = 5.0
@@ -83,6 +86,8 @@ class Manner:
     mirrors: Callable[[str], Sequence[Mirror]]
     """Which arguments of the tool of this name go into headers."""
     tap: Tap | None = None
+    patience: float = 0.0
+    """Seconds that opening a session may take beyond `OPENING`, for a user who has to allow it."""
     ending: trio.Event = attrs.field(factory=trio.Event)
     """When this is set the session is to be closed in good order."""
 
@@ -100,6 +105,7 @@ def how_to_reach(
     *,
     ssl_context: ssl.SSLContext | None = None,
     headers: object = None,
+    auth: OAuth | None = None,
     probe: float = PROBE,
     **child: Any,
 ) -> Hold:
@@ -109,7 +115,7 @@ def how_to_reach(
     """
     from trio_mcp.server import Server
 
-    of_the_web = {"ssl_context": ssl_context, "headers": headers}
+    of_the_web = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
     web = {name: value for name, value in of_the_web.items() if value is not None}
     if isinstance(target, Server | trio.abc.Stream) and (child or web):
         raise _useless(target, {**child, **web})
@@ -118,7 +124,7 @@ def how_to_reach(
     if isinstance(target, trio.abc.Stream):
         return lambda manner, status: _hold_given(target, manner, probe, status)
     if isinstance(target, str):
-        return _by_url(target, ssl_context, probe, child)
+        return _by_url(target, ssl_context, auth, probe, child)
     if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
         if web:
             raise _useless(target, web)
@@ -147,7 +153,9 @@ def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
     return LocalProtocolError(f"{', '.join(sorted(options))} means nothing to {what}")
 
 
-def _by_url(url: str, ssl_context: ssl.SSLContext | None, probe: float, child: Mapping[str, Any]) -> Hold:
+def _by_url(
+    url: str, ssl_context: ssl.SSLContext | None, auth: OAuth | None, probe: float, child: Mapping[str, Any]
+) -> Hold:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("http", "https", "ws", "wss"):
         raise LocalProtocolError(
@@ -157,11 +165,31 @@ def _by_url(url: str, ssl_context: ssl.SSLContext | None, probe: float, child: M
     if child:
         raise _useless(url, child)
     if scheme.startswith("ws"):
-        return lambda manner, status: _hold_websocket(url, ssl_context, manner, probe, status)
+        # To those who give tokens it is what it begins as: a request by HTTP.
+        granting = None if auth is None else auth.at(f"http{url.removeprefix('ws')}")
+        return _authorized(
+            granting, lambda manner, status: _hold_websocket(url, ssl_context, granting, manner, probe, status)
+        )
     from trio_mcp.http_proxy import locate
 
     locate(url)  # which raises what there is to say
-    return lambda manner, status: _hold_url(url, ssl_context, manner, status)
+    granting = None if auth is None else auth.at(url)
+    return _authorized(granting, lambda manner, status: _hold_url(url, ssl_context, granting, manner, status))
+
+
+def _authorized(granting: Authorization | None, hold: Hold) -> Hold:
+    """The same, with what gives it tokens for as long."""
+    if granting is None:
+        return hold
+
+    async def holding(manner: Manner, status: trio.TaskStatus[Connection]) -> None:
+        granting.enter()
+        try:
+            await hold(attrs.evolve(manner, patience=granting.patience), status)
+        finally:
+            await granting.leave()
+
+    return holding
 
 
 # One stream for everything.
@@ -209,7 +237,7 @@ async def _use(
     `attempts` are those that were made before; `begin` is called before anybody uses the session.
     """
     try:
-        await caller.open(probe=probe, within=OPENING)
+        await caller.open(probe=probe, within=OPENING + manner.patience)
     except McpError as error:
         opening = error if isinstance(error, OpeningError) else error.__cause__
         if isinstance(opening, OpeningError):
@@ -295,6 +323,7 @@ async def _perhaps_again(
 async def _hold_websocket(
     url: str,
     ssl_context: ssl.SSLContext | None,
+    granting: Authorization | None,
     manner: Manner,
     probe: float,
     status: trio.TaskStatus[Connection],
@@ -303,10 +332,14 @@ async def _hold_websocket(
     from trio_mcp.websocket import WebSocketFrames
     from trio_mcp.websocket_client import dial_websocket
 
+    async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:
+        return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=manner.limits)
+
     async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
-        stream, received = await dial_websocket(
-            url, ssl_context=ssl_context, headers=manner.headers(), limits=manner.limits
-        )
+        if granting is None:
+            stream, received = await dial(manner.headers())
+        else:
+            stream, received = await _granted(granting, manner.headers, dial)
         frames = WebSocketFrames(Role.CLIENT, manner.limits)
         await _hold_stream(
             manner,
@@ -320,6 +353,27 @@ async def _hold_websocket(
         )
 
     await _perhaps_again(hold, manner, SessionClosed, str)
+
+
+async def _granted(granting: Authorization, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]) -> T:
+    """What `dial` gives, with what the server wants to see."""
+    from trio_mcp.websocket_client import UpgradeRefused
+
+    credentials = granting.request("GET", granting.authorizer.server_url)
+    refusal: UpgradeRefused | None = None
+    while True:
+        try:
+            await credentials.get()
+        except AuthorizationFailed as error:
+            error.__cause__ = error.__cause__ or refusal
+            raise
+        try:
+            return await dial(credentials.beside(headers()))
+        except UpgradeRefused as error:
+            credentials.replied(error.status, error.headers)
+            if not credentials.refused:
+                raise
+            refusal = error
 
 
 # HTTP.
@@ -356,7 +410,11 @@ def _key(url: str) -> str:
 
 
 async def _hold_url(
-    url: str, ssl_context: ssl.SSLContext | None, manner: Manner, status: trio.TaskStatus[Connection]
+    url: str,
+    ssl_context: ssl.SSLContext | None,
+    granting: Authorization | None,
+    manner: Manner,
+    status: trio.TaskStatus[Connection],
 ) -> None:
     from trio_mcp.http_link import NeedsSse
     from trio_mcp.http_pool import HttpPool
@@ -369,17 +427,19 @@ async def _hold_url(
     async with HttpPool(ssl_context=ssl_context, limits=manner.limits, tap=manner.tap) as pool:
         if legacy is not None:
             try:
-                await (_hold_sse if sse else _hold_http)(pool, url, legacy, status, (), lambda sse: None)
+                await (_hold_sse if sse else _hold_http)(pool, url, granting, legacy, status, (), lambda sse: None)
                 return
+            except AuthorizationFailed:
+                raise  # and nobody is asked once more, who has just said no
             except McpError as error:
                 _remember(url, None)
                 attempts = _attempts(error)  # it may have changed since
         try:
-            await _hold_http(pool, url, manner, status, attempts, found)
+            await _hold_http(pool, url, granting, manner, status, attempts, found)
         except NeedsSse as error:
             legacy = _legacy_only(manner)
             assert legacy is not None  # it is `initialize` that was refused
-            await _hold_sse(pool, url, legacy, status, _attempts(error), found)
+            await _hold_sse(pool, url, granting, legacy, status, _attempts(error), found)
 
 
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
@@ -395,6 +455,7 @@ def _legacy_only(manner: Manner) -> Manner | None:
 async def _hold_http(
     pool: HttpPool,
     url: str,
+    granting: Authorization | None,
     manner: Manner,
     status: trio.TaskStatus[Connection],
     attempts: tuple[Attempt, ...],
@@ -405,7 +466,10 @@ async def _hold_http(
     async with open_nursery() as nursery:
         session = ClientSession(manner.offer, link=Link.SESSION, limits=manner.limits)
         caller = Caller(session, manner.talk, nursery=nursery)
-        link = HttpLink(caller, pool, url, nursery=nursery, headers=manner.headers, mirrors=manner.mirrors)
+        link = HttpLink(
+            caller, pool, url,
+            nursery=nursery, headers=manner.headers, mirrors=manner.mirrors, authorization=granting,
+        )  # fmt: skip
 
         async def begin() -> None:
             assert session.terms is not None
@@ -427,6 +491,7 @@ async def _hold_http(
 async def _hold_sse(
     pool: HttpPool,
     url: str,
+    granting: Authorization | None,
     manner: Manner,
     status: trio.TaskStatus[Connection],
     attempts: tuple[Attempt, ...],
@@ -438,7 +503,7 @@ async def _hold_sse(
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
         caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
-        link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers)
+        link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers, authorization=granting)
         try:
             await nursery.start(link.run)
         except (NotAnswered, RemoteProtocolError) as error:

@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from trio_mcp.caller import Caller, SessionLost, repeated
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http_client import (
@@ -41,7 +43,20 @@ from trio_mcp.core.peer import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
-from trio_mcp.http_posts import Flight, NeedsSse, NotAnswered, Posts, Unauthorized, closed_here, drain, name_of
+from trio_mcp.http_posts import (
+    Flight,
+    Listen,
+    NeedsSse,
+    NotAnswered,
+    Posts,
+    Unauthorized,
+    closed_here,
+    drain,
+    name_of,
+)
+
+if TYPE_CHECKING:
+    from trio_mcp.oauth import Authorization, Credentials
 
 __all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NotAnswered", "SseLink", "Unauthorized"]
 
@@ -159,7 +174,9 @@ class HttpLink(Posts):
             get = self._exchange(None, "GET", stream.exchange.url)
             try:
                 verdict = await self._ask(get, listen, after=plan.last_event_id)
-            except (ConnectionFailed, ReplyBroken) as error:
+            except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
+                if isinstance(error, AuthorizationFailed) and error.blame is not Blame.NETWORK:
+                    raise
                 stream.broken = error
                 plan = stream.resumption.ended()
                 continue
@@ -233,10 +250,31 @@ class SseLink(Posts):
     _sse = True
 
     def __init__(
-        self, caller: Caller, pool: HttpPool, url: str, *, nursery: trio.Nursery, headers: Callable[[], Fields]
+        self,
+        caller: Caller,
+        pool: HttpPool,
+        url: str,
+        *,
+        nursery: trio.Nursery,
+        headers: Callable[[], Fields],
+        authorization: Authorization | None = None,
     ) -> None:
-        super().__init__(caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: ())
+        super().__init__(
+            caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: (), authorization=authorization
+        )
         self._target = None  # sse-14: nothing is sent before the server has said where to
+        self._scope = trio.CancelScope()  # of the stream
+
+    async def _once(
+        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str, credentials: Credentials | None
+    ) -> tuple[int, ReplyVerdict]:
+        if exchange.method != "GET":
+            return await super()._once(exchange, body, listen, after, credentials)
+        self._scope.deadline = trio.current_time() + ENDPOINT
+        try:
+            return await super()._once(exchange, body, listen, after, credentials)
+        finally:
+            self._scope.deadline = math.inf  # a user who is asked for access may take longer
 
     async def bring(self, id: Id) -> None:
         self.wake()  # what is posted brings no answer
@@ -249,12 +287,13 @@ class SseLink(Posts):
         get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
         verdict: ReplyVerdict | None = None
         cause: McpError | None = None
-        with self._running(trio.current_time() + ENDPOINT) as scope:
+        with self._running() as scope:
 
             async def listen(exchange: Exchange, reply: HttpReply) -> None:
                 await self._listen(exchange, reply, scope, task_status)
 
             try:
+                self._scope = scope
                 verdict = await self._ask(get, listen)
             except McpError as error:
                 if self._target is None:

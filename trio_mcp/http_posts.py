@@ -30,12 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import trio
 
 from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost, Unauthorized, repeated
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import (
     EVENT_STREAM,
@@ -74,9 +75,12 @@ from trio_mcp.core.peer import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.http_pool import HttpPool, HttpReply, ReplyBroken
 
+if TYPE_CHECKING:
+    from trio_mcp.oauth import Authorization, Credentials
+
 __all__ = [
-    "ACKNOWLEDGED", "PATIENCE", "Flight", "NeedsSse", "NotAnswered", "Posts", "Unauthorized", "closed_here", "drain",
-    "name_of",
+    "ACKNOWLEDGED", "PATIENCE", "Flight", "Listen", "NeedsSse", "NotAnswered", "Posts", "Unauthorized",
+    "closed_here", "drain", "name_of",
 ]  # fmt: skip
 
 PATIENCE = 60.0
@@ -148,6 +152,7 @@ class Posts:
         nursery: trio.Nursery,
         headers: Callable[[], Fields],
         mirrors: Callable[[str], Sequence[Mirror]],
+        authorization: Authorization | None = None,
     ) -> None:
         self._caller = caller
         self._session = caller.session
@@ -157,6 +162,7 @@ class Posts:
         self._nursery = nursery
         self._headers = headers
         self._mirrors = mirrors
+        self._authorization = authorization
         self._id: str | None = None  # of the session; http-61: never shown
         self._proposed: Revision | None = None  # while nothing is agreed
         self._target: str | None = url  # of every POST
@@ -295,7 +301,7 @@ class Posts:
         repeated = False
         while True:
             try:
-                status, verdict = await self._attempt(exchange, body, listen, after)
+                status, verdict = await self._authorized(exchange, body, listen, after)
             except ReplyBroken:
                 if repeated or not answers:
                     raise
@@ -316,23 +322,49 @@ class Posts:
             else:
                 return verdict
 
-    async def _attempt(
+    async def _authorized(
         self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
     ) -> tuple[int, ReplyVerdict]:
+        """Send it with what the server wants to see, and again when there is something better to show."""
+        if self._authorization is None:
+            return await self._attempt(exchange, body, listen, after)
+        credentials = self._authorization.request(exchange.method, exchange.url, _operation(exchange))
+        refusal: McpError | None = None
+        while True:
+            try:
+                await credentials.get()
+            except AuthorizationFailed as error:
+                error.__cause__ = error.__cause__ or refusal
+                raise
+            status, verdict = await self._attempt(exchange, body, listen, after, credentials)
+            if not credentials.refused:
+                return status, verdict
+            refusal = _error(exchange.message, verdict, place_of(self._url))
+
+    async def _attempt(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        listen: Listen | None,
+        after: str,
+        credentials: Credentials | None = None,
+    ) -> tuple[int, ReplyVerdict]:
         if exchange.asked or exchange.method != "POST":
-            return await self._once(exchange, body, listen, after)
+            return await self._once(exchange, body, listen, after, credentials)
         try:
             # Each attempt for itself: how long to wait before another is for the server to say.
             with trio.fail_after(ACKNOWLEDGED):
-                return await self._once(exchange, body, listen, after)
+                return await self._once(exchange, body, listen, after, credentials)
         except trio.TooSlowError:
             raise NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds") from None
 
     async def _once(
-        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
+        self, exchange: Exchange, body: bytes, listen: Listen | None, after: str, credentials: Credentials | None
     ) -> tuple[int, ReplyVerdict]:
-        fields, replayable = self._fields(exchange, after), _repeatable(exchange.message)
+        fields, replayable = self._fields(exchange, after, credentials), _repeatable(exchange.message)
         async with self._pool.request(exchange.method, exchange.url, fields, body, replayable=replayable) as reply:
+            if credentials is not None:
+                credentials.replied(reply.status, reply.headers)
             verdict = await self._judge(exchange, reply)
             if isinstance(verdict, Streaming):
                 assert listen is not None  # or nothing would be answered by a stream
@@ -355,7 +387,7 @@ class Posts:
         assert not isinstance(message, Invalid)  # what is sent is what we have made
         return encode(message, null_id=self._session.unreadable_id_is_null)
 
-    def _fields(self, exchange: Exchange, after: str) -> Fields:
+    def _fields(self, exchange: Exchange, after: str, credentials: Credentials | None) -> Fields:
         """The protocol's headers, and the caller's own beside them: a call that has some has all of its own."""
         message = exchange.message
         mirrors: Sequence[Mirror] = ()
@@ -369,7 +401,7 @@ class Posts:
         for name, _ in given:
             if name.lower() in _OURS or name.lower().startswith(PARAM_PREFIX.lower()):
                 raise LocalProtocolError(f"the header {name} is the protocol's own; leave it out")
-        return (*protocol, *given)
+        return (*protocol, *(given if credentials is None else credentials.beside(given)))
 
     def _general(self) -> Fields:
         try:
@@ -479,6 +511,14 @@ def _proposed(message: Request) -> Revision:
     return REVISIONS[params["protocolVersion"] if "protocolVersion" in params else params["_meta"][META_VERSION]]
 
 
+def _operation(exchange: Exchange) -> str:
+    """What it does, as far as that may take scopes of its own."""
+    message = exchange.message
+    if not isinstance(message, Request):
+        return exchange.method
+    return f"{message.method} {message.params.get('name', message.params.get('uri', ''))}"
+
+
 def _repeatable(message: Message | None) -> bool:
     return not isinstance(message, Request) or message.method in _REPEATABLE
 
@@ -494,10 +534,13 @@ def closed_here() -> SessionClosed:
     return SessionClosed("the connection was closed from this side")
 
 
+_AUTH = "the option auth gets tokens by OAuth, and headers takes an Authorization that you have"
+
+
 def _error(message: Message | None, verdict: ReplyVerdict, where: str) -> McpError:
     what = name_of(message)
     if isinstance(verdict, Challenged):
-        why = f"{what} was refused by {where}: {verdict.why}; the option headers takes an Authorization"
+        why = f"{what} was refused by {where}: {verdict.why}; {_AUTH}"
         return Unauthorized(why, verdict.status, verdict.challenge)
     if isinstance(verdict, RefreshTools):
         error = verdict.error

@@ -55,7 +55,7 @@ class Asked:
     @property
     def what(self) -> str:
         """The method of the message, or that of the request where there is none."""
-        return self.message.get("method", "answer") if self.body else self.method
+        return self.message.get("method", "answer") if self.body.startswith(b"{") else self.method
 
     @property
     def id(self) -> Any:

@@ -27,7 +27,6 @@ LOOPBACK = Path(__file__).with_name("loopback.mjs")
 NOT_DEMANDED = {
     "tasks-status-notifications": "the suite itself skips it",
     "tasks-": "tasks are not built",
-    "auth/": "authorization is not built",
 }
 
 Side: TypeAlias = Literal["server", "client"]

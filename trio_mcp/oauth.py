@@ -1,0 +1,332 @@
+"""OAuth: tokens for MCP servers that want them, got when they are wanted and kept for the next time.
+
+    auth = OAuth("My app", store=FileTokenStore("~/.config/my-app/tokens.json"))
+    async with open_client("https://mcp.example.com/mcp", auth=auth) as client:
+        ...
+
+What is asked for where, and what follows from it, is decided in `core.auth`; here it is done.  There is one
+`Authorization` for each MCP server, shared by all clients that were given the same `OAuth`, and `Credentials` for each
+HTTP request, which say what goes along with it and whether it is to be sent again.
+
+A flow runs in a task of its own, in no caller's scope: whoever waits for a token may give up, and the user who is just
+finding a password is not interrupted.  It ends with the last client of its server.  A refresh token is good once, so
+what may just be using one up is given a moment more, for what comes of it has to be kept.
+
+Nothing is locked meanwhile.  Each request waits for the flow that it needs and for nothing else, and what has come of
+that flow is the same for all of them.
+
+What is exchanged with authorization servers goes by connections of its own: without the client's headers, and without
+its tap.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import trio
+
+from trio_mcp.caller import repeated
+from trio_mcp.core.auth import Authorized, Authorizer, Begin, Errand, Verdict
+from trio_mcp.core.auth_clients import (
+    Application,
+    AuthorizationCode,
+    ClientCredentials,
+    IdentityAssertion,
+    WorkloadIdentity,
+    client_document,
+)
+from trio_mcp.core.auth_clients import Client as OAuthClient
+from trio_mcp.core.auth_deeds import Failed
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
+from trio_mcp.core.auth_flow import Flow
+from trio_mcp.core.auth_places import Rules, is_loopback, redirect_fault
+from trio_mcp.core.auth_proofs import Key
+from trio_mcp.core.auth_records import Record, as_json, read_record
+from trio_mcp.core.errors import LocalProtocolError, McpError, shown
+from trio_mcp.core.headers import Fields, RawFields
+from trio_mcp.loopback import OnBrowser, open_in_browser
+from trio_mcp.oauth_run import Run
+from trio_mcp.running import check_seconds
+from trio_mcp.token_stores import MemoryTokenStore, TokenStore
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = [
+    "Application", "Authorization", "AuthorizationCode", "AuthorizationFailed", "Blame", "ClientCredentials",
+    "Credentials", "IdentityAssertion", "Key", "OAuth", "OAuthClient", "OnAssertion", "OnVisit", "WorkloadIdentity",
+    "client_document",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+_log = logging.getLogger("trio_mcp.oauth")
+
+OnVisit: TypeAlias = Callable[[str], "Awaitable[str] | str"]
+"""Given the URL of a page to be visited by the user; what it returns is the URL that the browser was sent back to."""
+OnAssertion: TypeAlias = Callable[[str, str | None], "Awaitable[str] | str"]
+"""Given the audience and the resource (None at servers that know no such thing); what it returns is a JWT or the like
+that says who we are."""
+
+_OURS = frozenset({"authorization", "dpop"})
+_LEAVING = 5.0  # seconds for a flow to end, which takes two unless a callback of the program holds it up
+_STORING = 30.0  # seconds for a store to take what is to be kept, before it is taken for broken
+
+
+class OAuth:
+    """For the option `auth`: who the program is, and how it gets and keeps its tokens.
+
+    `application` is the name that users are shown, or an `Application`, which says more: registrations made before,
+    keys, scopes, and another grant than that of a user in a browser.  `store` is where tokens outlive the process; in
+    memory they do not.
+
+    To have them allowed by the user, `browser` shows a page (the system's browser does), and this process listens on
+    loopback for the return: at a free port, or at `redirect_uri`.  Programs that cannot do that give `visit` instead,
+    which is given the URL of the page and returns the URL that the browser was sent back to; nothing listens then, and
+    `redirect_uri` has to be said.  `user_seconds` bounds how long a user is waited for.
+
+    `assertion` gives what vouches for the program, or for its user, with `IdentityAssertion` and `WorkloadIdentity`.
+    `http_on_loopback` allows plain http to servers on this machine, for development.  `ssl_context` is for the
+    authorization servers.
+
+    Raises `LocalProtocolError` for what cannot be.  One object may serve many clients and many servers.
+    """
+
+    def __init__(
+        self,
+        application: Application | str,
+        *,
+        store: TokenStore | None = None,
+        redirect_uri: str | None = None,
+        browser: OnBrowser = open_in_browser,
+        visit: OnVisit | None = None,
+        assertion: OnAssertion | None = None,
+        user_seconds: float = 600.0,
+        http_on_loopback: bool = False,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.application = Application(application) if isinstance(application, str) else application
+        if not isinstance(self.application, Application):
+            raise LocalProtocolError(f"an application is a name or an Application, not {type(application).__name__}")
+        for name, callback in (("browser", browser), ("visit", visit), ("assertion", assertion)):
+            if not (callback is None or callable(callback)):
+                raise LocalProtocolError(f"{name} is a function, not {type(callback).__name__}")
+        _check_redirect(redirect_uri, visit)
+        check_seconds("user_seconds", user_seconds)
+        vouched = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)
+        if vouched and assertion is None:
+            grant = type(self.application.grant).__name__
+            raise LocalProtocolError(f"the grant {grant} takes an assertion: a function that gets one")
+        self.store = MemoryTokenStore() if store is None else store
+        self.redirect_uri = redirect_uri
+        self.browser = browser
+        self.visit = visit
+        self.assertion = assertion
+        self.rules = Rules(loopback=http_on_loopback, user_seconds=user_seconds)
+        self.ssl_context = ssl_context
+        self._servers: dict[str, Authorization] = {}
+
+    def __repr__(self) -> str:
+        return f"<OAuth for {self.application.name}>"
+
+    def at(self, server_url: str) -> Authorization:
+        """What there is for the MCP server at this URL.  Raises `LocalProtocolError` where no token may be sent."""
+        if server_url not in self._servers:
+            self._servers[server_url] = Authorization(self, server_url)
+        return self._servers[server_url]
+
+
+def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:
+    if visit is not None and uri is None:
+        raise LocalProtocolError("visit takes a redirect_uri: the one that the application is to be registered with")
+    if uri is None:
+        return
+    if fault := redirect_fault(uri):
+        raise LocalProtocolError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
+    if visit is None and (urlsplit(uri).scheme != "http" or not is_loopback(uri)):
+        raise LocalProtocolError(
+            f"nobody here can listen at the redirect URI {shown(uri)}; with visit, something else may"
+        )
+
+
+class Authorization:
+    """The tokens for one MCP server, and how they are got."""
+
+    def __init__(self, oauth: OAuth, server_url: str) -> None:
+        self.oauth = oauth
+        self.authorizer = self._authorizer(server_url, None)
+        self._loaded = False
+        self._runs: dict[Flow, Run] = {}
+        self._clients = 0
+
+    def _authorizer(self, server_url: str, record: Record | None) -> Authorizer:
+        oauth = self.oauth
+        return Authorizer(server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a user may need before anything can be done."""
+        return 0.0 if self.oauth.application.needs_no_user else self.oauth.rules.user_seconds
+
+    def request(self, method: str, url: str, operation: str = "") -> Credentials:
+        """What goes along with one HTTP request; `operation` says what it does."""
+        return Credentials(self, method, url, operation)
+
+    # As long as there are clients.
+
+    def enter(self) -> None:
+        self._clients += 1
+
+    async def leave(self) -> None:
+        """With the last client the flows end.  It takes as long as `Run.end` says, also if it is cancelled."""
+        self._clients -= 1
+        if self._clients == 0:
+            for run in list(self._runs.values()):
+                run.end()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + _LEAVING):
+                    await run.over.wait()
+
+    # What is stored.
+
+    async def load(self) -> None:
+        # Whoever comes first reads it, and if several do they read the same: nobody waits for one who was cancelled.
+        if not self._loaded:
+            record = await self._stored()
+            if not self._loaded:
+                self._loaded = True
+                if record is not None:
+                    self.authorizer = self._authorizer(self.authorizer.server_url, record)
+
+    async def _stored(self) -> Record | None:
+        url = self.authorizer.server_url
+        entry = await _awaited("the store of tokens", self.oauth.store.get, url)
+        if entry is None:
+            return None
+        record = read_record(entry)
+        if record.server_url != url:
+            raise LocalProtocolError("the store of tokens gave the entry of another server")
+        return record
+
+    async def persist(self, record: Record) -> None:
+        """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
+        url, place = self.authorizer.server_url, urlsplit(self.authorizer.server_url).netloc
+        why = f"it took longer than {_STORING:g} seconds"
+        with trio.move_on_after(_STORING):
+            try:
+                await _awaited("the store", self.oauth.store.set, url, as_json(record))
+            except McpError as error:
+                why = str(error)
+            else:
+                return
+        _log.error("the tokens for %s could not be stored, and are gone with this process: %s", place, why)
+
+    # Flows.
+
+    def begin(self, flow: Flow) -> None:
+        run = self._runs[flow] = Run(self, flow)
+        # In no nursery of a caller's: all others wait for it too.
+        trio.lowlevel.spawn_system_task(self._drive, run, name="an authorization", context=copy_context())
+
+    async def _drive(self, run: Run) -> None:
+        try:
+            await run.drive()
+        except Exception as error:  # noqa: BLE001  # what leaves a system task is Trio's end
+            _log.exception("an authorization has failed in a way that was not foreseen")
+            run.broke(error)
+        finally:
+            self.authorizer.abandon(run.flow)
+            del self._runs[run.flow]
+            run.over.set()
+
+    async def wait(self, flow: Flow) -> None:
+        if (run := self._runs.get(flow)) is not None:
+            await run.over.wait()
+
+
+class Credentials:
+    """What goes along with one HTTP request.
+
+    ``get`` it, send the request, say by `replied` what came, and if it was `refused`, begin again.
+    """
+
+    def __init__(self, authorization: Authorization, method: str, url: str, operation: str) -> None:
+        self._authorization = authorization
+        self._method = method
+        self._url = url
+        self._operation = operation
+        self._errand: Errand | None = None
+        self._granted: Fields = ()
+        self._verdict: Verdict | None = None  # of the last refusal
+
+    @property
+    def refused(self) -> bool:
+        """What came was no answer: `get` has something better now, or says why not."""
+        return self._verdict is not None
+
+    async def get(self) -> None:
+        """Wait until there are some, or none are needed.
+
+        Raises `AuthorizationFailed` if there is no token and none is to be had, and `LocalProtocolError` for what
+        concerns the program: its store cannot be read, or its key cannot sign.  May be cancelled; what was begun goes
+        on, and the next request has the use of it.
+        """
+        authorization = self._authorization
+        await authorization.load()
+        if self._errand is None:
+            self._errand = authorization.authorizer.errand(self._method, self._url, self._operation)
+        go = self._errand.go
+        verdict = self._verdict or self._heed(go)
+        self._verdict = None
+        while not isinstance(verdict, Authorized):
+            if isinstance(verdict, Failed):
+                raise repeated(verdict.error)()
+            await authorization.wait(verdict.flow)
+            verdict = self._heed(go)
+        self._granted = verdict.headers
+
+    def beside(self, own: Fields) -> Fields:
+        """The program's own header fields, and these beside them."""
+        for name, _ in own:
+            if name.lower() in _OURS:
+                raise LocalProtocolError(
+                    f"the header {name} is what the option auth is there for; leave one of them out"
+                )
+        return (*own, *self._granted)
+
+    def replied(self, status: int, headers: RawFields) -> None:
+        """The server has answered, whatever it was."""
+        if status not in (401, 403):
+            self._authorization.authorizer.replied(headers)
+            return
+        if self._method == "DELETE":
+            return  # nobody is asked for anything in order to say goodbye
+        errand = self._errand
+        assert errand is not None  # what was sent was asked for before
+        self._verdict = self._heed(lambda now: errand.refused(status, headers, now))
+
+    def _heed(self, ask: Callable[[float], Verdict]) -> Verdict:
+        try:
+            verdict = ask(time.time())
+        except McpError:
+            raise
+        except Exception as error:  # a Key signs by a function of the program's
+            raise LocalProtocolError("the dpop Key of the application could not sign") from error
+        if isinstance(verdict, Begin):
+            self._authorization.begin(verdict.flow)  # at once: from now on others wait for it
+        return verdict
+
+
+async def _awaited(whose: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """What a callback of the program gives; what it raises is an error of ours, with its own as the cause."""
+    try:
+        return await call(*args)
+    except McpError:
+        raise
+    except Exception as error:
+        raise LocalProtocolError(f"{whose} has failed: {type(error).__name__}") from error

@@ -1,0 +1,226 @@
+"""One flow, driven: each deed that it asks for is done, and what came of it is told.
+
+What goes wrong here is an answer like any other, so a flow always has an outcome, unless it is ended from outside.
+Then it has none, and whoever needs its token begins another.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import trio
+
+from trio_mcp.core.auth_deeds import (
+    AskAssertion,
+    Asserted,
+    Deed,
+    Failed,
+    GivenUp,
+    Heard,
+    Ignored,
+    Listen,
+    Listening,
+    OpenBrowser,
+    Persist,
+    Replied,
+    Returned,
+    SendRequest,
+    Unsent,
+)
+from trio_mcp.core.auth_flow import Flow, Step
+from trio_mcp.core.errors import McpError
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.groups import open_nursery
+from trio_mcp.http_pool import HttpPool, HttpReply
+from trio_mcp.loopback import Receiver, Return, receive_returns
+
+if TYPE_CHECKING:
+    from trio_mcp.oauth import Authorization
+
+__all__ = ["Run"]
+
+_log = logging.getLogger("trio_mcp.oauth")
+
+_ENDING = 2.0  # seconds for a token that may have been given just now to arrive and be stored
+_SHOWING = 2.0  # seconds for the browser to take the page that tells how it went
+
+
+class Run:
+    """`over` is set when it has come to its end, however."""
+
+    def __init__(self, authorization: Authorization, flow: Flow) -> None:
+        self.flow = flow
+        self.over = trio.Event()
+        self._authorization = authorization
+        self._oauth = authorization.oauth
+        self._scope = trio.CancelScope()
+        self._storing = False
+        self._receiver: Receiver | None = None
+        self._came: Return | None = None  # the browser, and waits to be told how it went
+        self._deadline = math.inf  # for the user
+        self._trouble: BaseException | None = None  # that the last deed came to
+
+    def end(self) -> None:
+        """Nobody needs its outcome any more.  What may be using up a token is given `_ENDING` seconds."""
+        delicate = self._storing or self.flow.step in (Step.TOKEN, Step.REFRESH)
+        self._scope.deadline = trio.current_time() + _ENDING if delicate else -math.inf
+
+    async def drive(self) -> None:
+        with self._scope:
+            async with (
+                open_nursery() as nursery,
+                HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits()) as pool,
+            ):
+                self._nursery, self._pool = nursery, pool
+                heard: Heard | None = None
+                while True:
+                    deeds = self._feed(heard)
+                    for deed in deeds:
+                        await self._keep(deed)
+                    if self.flow.over:
+                        break
+                    heard = await self._do(deeds[-1])
+                await self._show()
+
+    def broke(self, error: Exception) -> None:
+        """Something has failed that is nobody's deed; those who wait are not to try the same again."""
+        self._trouble = error
+        self._tell(GivenUp("something has failed inside of it"))
+
+    def _feed(self, heard: Heard | None) -> tuple[Deed, ...]:
+        authorizer = self._authorization.authorizer
+        try:
+            if heard is None:
+                return authorizer.start(self.flow, time.time())
+            return self._tell(heard)
+        except Exception as error:  # noqa: BLE001  # a Key signs by a function of the program's
+            self._trouble = error
+            why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
+            return self._tell(GivenUp(why))
+
+    def _tell(self, heard: Heard) -> tuple[Deed, ...]:
+        deeds = self._authorization.authorizer.receive(self.flow, heard, time.time())
+        if deeds and isinstance(last := deeds[-1], Failed):
+            last.error.__cause__ = self._trouble
+        return deeds
+
+    async def _keep(self, deed: Deed) -> None:
+        if isinstance(deed, Persist):
+            self._storing = True
+            await self._authorization.persist(deed.record)
+            self._storing = False
+
+    # Deeds.
+
+    async def _do(self, deed: Deed) -> Heard:
+        self._trouble = None
+        try:
+            match deed:
+                case SendRequest():
+                    return await self._send(deed)
+                case Listen():
+                    return await self._listen()
+                case OpenBrowser():
+                    return await self._visit(deed)
+                case Ignored():
+                    return await self._wait_on()
+                case _:
+                    assert isinstance(deed, AskAssertion)
+                    return await self._ask_assertion(deed)
+        except McpError as error:
+            self._trouble = error
+            return GivenUp(str(error))
+
+    async def _send(self, request: SendRequest) -> Heard:
+        with trio.move_on_after(request.seconds):
+            try:
+                async with self._pool.request(request.method, request.url, request.headers, request.body) as reply:
+                    return Replied(reply.status, reply.headers, await _beginning(reply, request.body_bytes + 1))
+            except McpError as error:
+                self._trouble = error
+                return Unsent(str(error))
+        return Unsent(f"there was no answer within {request.seconds:g} seconds")
+
+    async def _listen(self) -> Heard:
+        oauth = self._oauth
+        if oauth.visit is not None:
+            assert oauth.redirect_uri is not None
+            return Listening(oauth.redirect_uri)
+        before = [uri for each in self.flow.record.registered for uri in each.redirect_uris]
+        self._receiver = await self._nursery.start(receive_returns, oauth.redirect_uri, tuple(before))
+        return Listening(self._receiver.redirect_uri)
+
+    async def _visit(self, page: OpenBrowser) -> Heard:
+        oauth = self._oauth
+        self._deadline = trio.current_time() + page.seconds
+        if oauth.visit is None:
+            _log.info("waiting for the user to allow access, in the browser: %s", page.issuer)
+            with trio.move_on_at(self._deadline):
+                heard = await self._called("browser", oauth.browser, page.url)
+                return heard if isinstance(heard, GivenUp) else await self._wait_on()
+        else:
+            with trio.move_on_at(self._deadline):
+                came = await self._called("visit", oauth.visit, page.url)
+                if isinstance(came, GivenUp):
+                    return came
+                if isinstance(came, str):
+                    return Returned(urlsplit(came).query)
+                return GivenUp(f"visit gave {type(came).__name__} instead of the URL that the browser was sent back to")
+        return self._nobody_came()
+
+    async def _wait_on(self) -> Heard:
+        """For the browser, in what is left of the time."""
+        if self._came is not None:
+            self._came.stray()
+        if self._receiver is None:
+            return GivenUp("what visit gave is the answer to another request")
+        with trio.move_on_at(self._deadline):
+            self._came = await self._receiver.returns.receive()
+            return Returned(self._came.query)
+        return self._nobody_came()
+
+    def _nobody_came(self) -> GivenUp:
+        return GivenUp(f"nobody has answered within {self._oauth.rules.user_seconds:g} seconds")
+
+    async def _ask_assertion(self, deed: AskAssertion) -> Heard:
+        came = await self._called("assertion", self._oauth.assertion, deed.audience, deed.resource)
+        if isinstance(came, GivenUp):
+            return came
+        return Asserted(came) if isinstance(came, str) else GivenUp(f"assertion gave {type(came).__name__}, not text")
+
+    async def _called(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
+        """What a callback of the program gives; `GivenUp` if it raises, which is then the cause of the failure."""
+        assert callback is not None
+        try:
+            came = callback(*args)
+            return await came if inspect.isawaitable(came) else came
+        except Exception as error:  # noqa: BLE001  # it is the program's, and may raise anything
+            self._trouble = error
+            return GivenUp(f"the callback {name} has failed ({type(error).__name__})")
+
+    async def _show(self) -> None:
+        """Tell the browser how it went."""
+        if self._came is None or self._receiver is None:
+            return
+        name = self._oauth.application.name
+        outcome = self.flow.outcome
+        if isinstance(outcome, Failed):
+            self._came.bad(name, outcome.error.why)
+        else:
+            self._came.good(name)
+        with trio.move_on_after(_SHOWING):
+            await self._came.shown.wait()
+
+
+async def _beginning(reply: HttpReply, limit: int) -> bytes:
+    """Of the body, no more than so many bytes."""
+    body = b""
+    while len(body) < limit and (data := await reply.receive()):
+        body += data
+    return body[:limit]
