@@ -30,7 +30,7 @@ from trio_mcp import (
     open_client,
 )
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 KITCHEN = [sys.executable, str(HERE / "kitchen.py")]  # or a URL, a Server, a stream
 MENU = "menu://today"
 

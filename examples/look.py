@@ -48,7 +48,10 @@ async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
 async def main(words: list[str]) -> None:
     name, arguments = "", {}
     if words[:1] == ["--call"] and len(words) > 3:
-        name, arguments, words = words[1], json.loads(words[2]), words[3:]
+        try:
+            name, arguments, words = words[1], json.loads(words[2]), words[3:]
+        except ValueError as error:
+            sys.exit(f"the arguments of a tool are a JSON object, such as '{{\"rows\": 5}}': {error}")
     target = words[0] if len(words) == 1 and "://" in words[0] else words
     async with open_client(target, elicitation=fill_in) as client:
         await (call(client, name, arguments) if name else look(client))

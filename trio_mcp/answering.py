@@ -429,7 +429,7 @@ def _root(number: int, given: object) -> models.Root:
     try:
         file_path(root.uri)
     except PathRefused as error:
-        raise LocalProtocolError(f"roots[{number}]: {error.message}") from None
+        raise LocalProtocolError(f"roots[{number}]: {error.message}; Path(...).resolve() is a root") from None
     return root
 
 
@@ -439,5 +439,7 @@ def _uri(number: int, given: str | os.PathLike[str]) -> str:
         return given
     if not os.path.isabs(path):
         # A relative one would mean another directory when the program has changed its own.
-        raise LocalProtocolError(f"roots[{number}] must be an absolute path, or a URI that begins with file://")
+        raise LocalProtocolError(
+            f"roots[{number}] must be an absolute path, as Path(...).resolve() is, or a file:// URI"
+        )
     return Path(os.fsdecode(path)).as_uri()

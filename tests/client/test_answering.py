@@ -804,7 +804,7 @@ BAD_ROOTS = pytest.mark.parametrize(
         (models.Root("FILE:///etc"), "roots[1]: the URI of a root begins with file://"),
         ("file://elsewhere/etc", "roots[1]: Not the URI of a file on this machine"),
         ("file:///a?b", "roots[1]: Not the URI of a file on this machine"),
-        ("/srv/../etc", "roots[1]: The path climbs by '..'"),
+        ("/srv/../etc", "roots[1]: The path climbs by '..'; Path(...).resolve() is a root"),
         (Path("/srv/../etc"), "roots[1]: The path climbs by '..'"),
         ("file:///srv/../etc", "roots[1]: The path climbs by '..'"),
         ("file:///srv/%2e%2e/etc", "roots[1]: The path climbs by '..'"),
@@ -1003,7 +1003,7 @@ FAILED = "the callback for {} has failed: "
          "Dismissed or None, not the class Declined"),
         ({"elicitation": saying({"name": ["x"]})},
          "what the elicitation callback returned does not fit the form: content/name must be of type string"),
-        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, or a URI that begins with file://"),
+        ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, as Path(...).resolve() is, or a file:// URI"),
     ],
 )  # fmt: skip
 async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:

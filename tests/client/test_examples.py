@@ -21,6 +21,7 @@ PROGRESS = [sys.executable, str(ROOT / "examples" / "progress.py")]
         (PROGRESS, ["progress 1.0, in 2026-07-28", "tool export: Write a table"], 0),
         (["--call", "export", '{"rows": 5}', *PROGRESS], ["  5 of 5", "it gave:"], 0),
         (["--call", "export", "{}", *PROGRESS], ["it has failed:", "rows"], 0),
+        (["--call", "export", "rows=5", *PROGRESS], ["the arguments of a tool are a JSON object"], 1),
         (["http://127.0.0.1:1/mcp"], ["nobody listens there"], 1),
         (["ftp://example.com"], ["a URL begins with http://"], 1),
         ([sys.executable, "-c", "raise SystemExit('no API key')"], ["ended with status 1", "no API key"], 1),
@@ -65,7 +66,8 @@ OF_ALL = [
     ],
 )
 def test_a_client_uses_all_that_it_has(revision: str, said: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "client.py"), revision]
+    shell = str(ROOT / "tests" / ".." / "examples" / "client.py")  # from wherever somebody starts it
+    command = [sys.executable, "-W", "error", shell, revision]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert shown.stderr == ""
     for each in (f"speaks {revision}", *OF_ALL, *said):
