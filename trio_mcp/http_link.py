@@ -138,16 +138,17 @@ class HttpLink(Posts):
         await trio.lowlevel.checkpoint()
 
     async def _answer(self, exchange: Exchange, flight: Flight) -> ReplyVerdict | None:
-        stream = _Stream(exchange, StreamResumption(exchange.revision))
+        stream: _Stream | None = None
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
-            stream.exchange = exchange  # it may have moved
+            nonlocal stream
+            stream = _Stream(exchange, StreamResumption(exchange.revision))
             flight.streams = True
             self._news.unpark_all()
             await self._listen(stream, reply)
 
         verdict = await self._ask(exchange, listen)
-        if not isinstance(verdict, Streaming):
+        if stream is None:
             return verdict
         if not stream.settled:
             verdict = await self._follow(stream, stream.resumption.ended(stream.held))

@@ -46,9 +46,13 @@ __all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "R
 KEPT = 75.0
 """Seconds for which a connection is kept without a request.  Servers close theirs after 5 to 75 as a rule."""
 
-_IDLE_EACH = 8  # kept for one origin: more are open only while as many calls run at once
+# Kept for one origin: more are open only while as many calls run at once.  A program that has some calls at a time
+# would else close most of its connections with each round of them, and a new one costs as much as several calls.
+_IDLE_EACH = 32
 _IDLE_IN_ALL = 64  # kept for all of them; one costs a file descriptor, and with TLS some tens of KiB
 _PIECE = 64 * 1024  # bytes that one write must get on with: what fits into the buffers of most systems
+_SMALL = 4096  # bytes that every system takes at once for a TCP connection on which nothing else waits to be sent
+_HEADS, _HEAD = 64, 2048  # heads that are kept as they were written, and bytes of the longest
 
 
 class ReplyBroken(McpError):
@@ -73,11 +77,27 @@ class _Route(NamedTuple):
     proxy: Proxy | None
 
 
-class _Request(NamedTuple):
+class _Head(NamedTuple):
+    """The head of requests that differ in their bodies alone."""
+
+    route: _Route
     name: str  # for messages of ours
+    before: bytes
+    after: bytes  # the length of the body
+    sized: bool  # it is told even if it is nothing
+    bodiless: bool  # the reply is, whatever it says
+
+    def of(self, body: bytes) -> bytes:
+        if not body and not self.sized:
+            return self.before + self.after
+        return b"%bContent-Length: %d\r\n%b" % (self.before, len(body), self.after)
+
+
+class _Request(NamedTuple):
+    name: str
     head: bytes
     body: bytes
-    bodiless: bool  # the reply is, whatever it says
+    bodiless: bool
     replayable: bool
 
 
@@ -104,6 +124,7 @@ class HttpPool(trio.abc.AsyncResource):
         self._connect: Connect = connect or trio.open_tcp_stream
         self._proxies = Proxies(environ)
         self._idle: list[_Connection] = []  # by the time of their last use
+        self._heads: dict[tuple[str, str, Fields], _Head] = {}
         self._closed = False
 
     def request(
@@ -118,16 +139,24 @@ class HttpPool(trio.abc.AsyncResource):
         """
         if self._closed:
             raise LocalProtocolError("the pool is closed; make requests before that")
+        head = self._heads.get((method, url, fields)) or self._head(method, url, fields)
+        request = _Request(head.name, head.of(body), body, head.bodiless, replayable)
+        return _Exchange(self, head.route, request)
+
+    def _head(self, method: str, url: str, fields: Fields) -> _Head:
         origin, target = locate(url)
         proxy = self._proxies.between(origin)
         extra = ""
         if proxy is not None and origin.scheme == "http":
             target, extra = f"{origin}{target}", proxy.fields  # RFC 9112, 3.2.2: the absolute form
-        if body or method in ("POST", "PUT", "PATCH"):
-            extra += f"Content-Length: {len(body)}\r\n"
-        head = _head(method, target, origin.authority, fields, extra)
-        request = _Request(f"{method} {origin}", head, body, method == "HEAD", replayable)
-        return _Exchange(self, _Route(origin, proxy), request)
+        before, after = _written(method, target, origin.authority, fields, extra)
+        route, sized = _Route(origin, proxy), method in ("POST", "PUT", "PATCH")
+        head = _Head(route, f"{method} {origin}", before, after, sized, method == "HEAD")
+        if len(before) + len(after) <= _HEAD:
+            if len(self._heads) >= _HEADS:  # they may have arguments in them, and never come again
+                self._heads.clear()
+            self._heads[method, url, fields] = head
+        return head
 
     async def aclose(self) -> None:
         """Close what idles.  A connection in use ends with its own block."""
@@ -139,14 +168,13 @@ class HttpPool(trio.abc.AsyncResource):
     async def _kept(self, route: _Route) -> _Connection | None:
         """A connection that was used before, the one used last first: it is the least likely to be closed."""
         await self._sweep()
-        while True:
-            link = next((each for each in reversed(self._idle) if each.route == route), None)
-            if link is None:
-                return None
-            self._idle.remove(link)
-            if link.quiet():
-                return link
-            await link.close()
+        for index in range(len(self._idle) - 1, -1, -1):
+            if self._idle[index].route == route:
+                link = self._idle.pop(index)
+                if link.quiet():
+                    return link
+                await link.close()
+        return None
 
     async def _keep(self, link: _Connection) -> None:
         if self._closed:
@@ -154,11 +182,12 @@ class HttpPool(trio.abc.AsyncResource):
             return
         link.since = trio.current_time()
         self._idle.append(link)
-        same = [each for each in self._idle if each.route == link.route]
-        if len(same) > _IDLE_EACH or len(self._idle) > _IDLE_IN_ALL:
-            oldest = same[0] if len(same) > _IDLE_EACH else self._idle[0]
-            self._idle.remove(oldest)
-            await oldest.close()
+        if len(self._idle) > _IDLE_EACH:
+            same = [each for each in self._idle if each.route == link.route]
+            if len(same) > _IDLE_EACH or len(self._idle) > _IDLE_IN_ALL:
+                oldest = same[0] if len(same) > _IDLE_EACH else self._idle[0]
+                self._idle.remove(oldest)
+                await oldest.close()
         await self._sweep()
 
     async def _sweep(self) -> None:
@@ -192,7 +221,8 @@ _METHOD = re.compile(_TOKEN)
 _FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
 
 
-def _head(method: str, target: str, authority: str, fields: Fields, extra: str) -> bytes:
+def _written(method: str, target: str, authority: str, fields: Fields, extra: str) -> tuple[bytes, bytes]:
+    """What stands before and after the length of the body, in bytes."""
     if _METHOD.fullmatch(method) is None or method == "CONNECT":
         raise LocalProtocolError(f"{shown(method)} is no method that can be used here")
     lines = []
@@ -209,7 +239,8 @@ def _head(method: str, target: str, authority: str, fields: Fields, extra: str) 
         lines.append(line)
     # Without Accept-Encoding any coding would do (RFC 9110, 12.5.3).
     first = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept-Encoding: identity\r\n{extra}"
-    return (first + "".join([f"{line}\r\n" for line in lines]) + "\r\n").encode("latin-1")
+    after = "".join([f"{line}\r\n" for line in lines]) + "\r\n"
+    return first.encode("latin-1"), after.encode("latin-1")
 
 
 # One request.
@@ -310,7 +341,10 @@ class HttpReply:
             await self._link.close()
 
     async def read(self, limit: int) -> bytes:
-        """The whole body.  Raises as `receive`, and `ReplyTooLong` once it is known to have more bytes than this."""
+        """The whole body.  Raises as `receive`, and `ReplyTooLong` once it is known to have more bytes than this.
+
+        No checkpoint if all of it came with the head: to get that was one.
+        """
         reader = self._link.reader
         parts: list[bytes] = []
         size = 0
@@ -319,7 +353,7 @@ class HttpReply:
                 raise ReplyTooLong(
                     f"{self._name}: the reply is too long; {limit} bytes are allowed (Limits.message_bytes)"
                 )
-            parts.append(await self.receive())
+            parts.append(await self._receive())
             size += len(parts[-1])
             if reader.done and size <= limit:
                 return b"".join(parts)
@@ -329,11 +363,14 @@ class HttpReply:
 
         Raises `ReplyBroken` if it breaks off.  May be cancelled; nothing is lost by that inside the block.
         """
+        if self._link.reader.ready:
+            await trio.lowlevel.checkpoint()
+        return await self._receive()
+
+    async def _receive(self) -> bytes:
         if self._over:
             raise LocalProtocolError("the reply is over with the block of its request; read it there")
         reader = self._link.reader
-        if reader.ready:
-            await trio.lowlevel.checkpoint()
         try:
             self._check_coding()
             while not (data := reader.body()) and not reader.done:
@@ -403,11 +440,14 @@ class _Connection:
         for part in parts:
             if self._tap is not None:
                 self._tap("out", bytes(part))
-            with trio.move_on_after(self._limits.write_seconds) as scope:
-                try:
+            try:
+                if len(part) <= _SMALL and isinstance(self._stream, trio.SocketStream):
+                    await self._stream.send_all(part)  # which does not have to wait for the server
+                    continue
+                with trio.move_on_after(self._limits.write_seconds) as scope:
                     await self._stream.send_all(part)
-                except GONE:
-                    return
+            except GONE:
+                return
             if scope.cancelled_caught:
                 return
         self.written = True

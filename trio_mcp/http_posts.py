@@ -48,7 +48,6 @@ from trio_mcp.core.headers import (
     SESSION_ID,
     Fields,
     Mirror,
-    media_type,
 )
 from trio_mcp.core.http_client import (
     Accepted,
@@ -65,6 +64,7 @@ from trio_mcp.core.http_client import (
     TryInitialize,
     TrySse,
     TryVersion,
+    kind_of,
     place_of,
     read_reply,
     request_headers,
@@ -266,7 +266,7 @@ class Posts:
     async def _turn(self, message: Message) -> None:
         """Wait until the server can make sense of it."""
         early = isinstance(message, Request | Notification) and message.method in (*_OPENING, _INITIALIZED)
-        if not early and not isinstance(message, Result | Error | Batch):
+        if not early and not isinstance(message, Result | Error | Batch) and not self._ready.is_set():
             await self._ready.wait()
 
     def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> Exchange:
@@ -376,7 +376,7 @@ class Posts:
         good = 200 <= reply.status < 300
         if good and exchange.method == "POST" and (exchange.sse or not exchange.asked):
             await drain(reply)  # it says no more than its status
-        elif not good or media_type(reply.headers.get("Content-Type", ""))[0] != EVENT_STREAM:
+        elif not good or kind_of(reply.headers) != EVENT_STREAM:
             body = await reply.read(self._limits.message_bytes)
         verdict = read_reply(exchange, reply.status, reply.headers, body, self._limits)
         if isinstance(verdict, Received | Streaming) and verdict.session is not None:
@@ -385,7 +385,8 @@ class Posts:
 
     def _encoded(self, message: Message) -> bytes:
         assert not isinstance(message, Invalid)  # what is sent is what we have made
-        return encode(message, null_id=self._session.unreadable_id_is_null)
+        null_id = isinstance(message, Request) or self._session.unreadable_id_is_null
+        return encode(message, null_id=null_id)
 
     def _fields(self, exchange: Exchange, after: str, credentials: Credentials | None) -> Fields:
         """The protocol's headers, and the caller's own beside them: a call that has some has all of its own."""

@@ -40,7 +40,6 @@ from trio_mcp.core.headers import (
     Headers,
     Mirror,
     is_session_id,
-    media_type,
     mirrored,
     standard_headers,
 )
@@ -64,7 +63,7 @@ from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 __all__ = [
     "Accepted", "Challenged", "Exchange", "Failed", "NoStream", "Received", "Reconnect", "Redirected", "RefreshTools",
     "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize", "TrySse",
-    "TryVersion", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
+    "TryVersion", "kind_of", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
 ]  # fmt: skip
 
 
@@ -93,10 +92,14 @@ class Exchange:
     @property
     def asked(self) -> frozenset[Id]:
         """The ids of the requests in it: one, mostly."""
+        if type(self.message) is Request:
+            return frozenset((self.message.id,))
         return frozenset(each.id for each in _items(self.message) if isinstance(each, Request))
 
     def answered_by(self, message: Message) -> frozenset[Id]:
         """Those of them that this message answers.  Some peers echo an integer as a string."""
+        if type(message) is Result and type(self.message) is Request and message.id == self.message.id:
+            return self.asked
         given = {each.id for each in _items(message) if isinstance(each, Result | Error)}
         given |= {each.answers for each in _items(message) if isinstance(each, Invalid)}
         return frozenset(id for id in self.asked if id in given or str(id) in given)
@@ -261,6 +264,11 @@ ReplyVerdict: TypeAlias = (
 )
 
 
+def kind_of(headers: Headers) -> str:
+    """The media type of a body, without its parameters."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
 def read_reply(
     exchange: Exchange, status: int, headers: Headers, body: bytes = b"", limits: Limits | None = None
 ) -> ReplyVerdict:
@@ -305,7 +313,7 @@ def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, 
     good = 200 <= status < 300
     if exchange.method == "DELETE" and (good or status in (404, 405)):
         return Accepted()
-    if good and media_type(headers.get("Content-Type", ""))[0] == EVENT_STREAM:
+    if good and kind_of(headers) == EVENT_STREAM:
         return Streaming()
     if status in (404, 405):
         return NoStream()
@@ -318,7 +326,7 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
         return Failed("the server gave a session id with other characters than visible ASCII")
-    kind = media_type(headers.get("Content-Type", ""))[0]
+    kind = kind_of(headers)
     if kind == EVENT_STREAM:
         return Streaming(session)
     if kind != JSON:
@@ -329,7 +337,7 @@ def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes
         return verdict
     if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: nothing will follow
         return Failed(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
-    return attrs.evolve(verdict, session=session)
+    return verdict if session is None else Received(verdict.message, session)
 
 
 def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> ReplyVerdict:
