@@ -146,11 +146,13 @@ class Changes:
         if self._opened_at is None and failure is None:
             failure = self._listening._closed  # None: the server has ended it in good order
         if failure is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()  # the client may be closed because of that
             raise failure()
 
     async def _go_on(self) -> None:
         """Wait until something has changed; when it is time to ask again, do."""
         if self._failure is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()
             raise self._failure()
         with trio.CancelScope(deadline=math.inf if self._again_at is None else self._again_at):
             await self._news.wait()
