@@ -24,7 +24,7 @@ from tests.bench.rows import ROWS, Row, chosen
 from tests.peers.installed import NotHere
 
 ROUNDS, SECONDS = 7, 0.3
-FILES = 16_384  # so many streams, and as many again for what else there is
+FILES = 16_384  # 5,000 streams, and what else there is
 
 
 def measured(row: Row, subjects: Sequence[str], rounds: int, seconds: float) -> dict[str, list[Figure]]:

@@ -248,17 +248,19 @@ def http_reports(era: str, number: int, stack: ExitStack, subject: str) -> Measu
 def http_waits(era: str, number: int, stack: ExitStack, subject: str) -> Measure:
     """Milliseconds by the clock until so many calls of 50 ms, each on a connection of its own, are answered."""
     usage, port = stack.enter_context(http_load.listening(server_command(subject, "http")))
-    callers = [http_load.Caller(port, era) for _ in range(number)]
-    message = call(era, "wait", {"seconds": 0.05})
-    for each in callers:
-        stack.callback(each.socket.close)
-        each.prepare(message)
 
     def measure(seconds: float) -> Figure:
-        spent = http_load.calls(usage, callers, number, b"waited")
-        return Figure(spent.wall * 1e3, spent.busy)
+        with ExitStack() as opened:
+            callers = [http_load.Caller(port, era) for _ in range(number)]
+            for each in callers:
+                opened.callback(each.socket.close)
+                each.prepare(call(era))
+            http_load.exchange(callers, number, TEXT.encode())  # none is still to be accepted
+            for each in callers:
+                each.prepare(call(era, "wait", {"seconds": 0.05}))
+            spent = http_load.calls(usage, callers, number, b"waited")
+            return Figure(spent.wall * 1e3, spent.busy)
 
-    measure(0)
     return measure
 
 

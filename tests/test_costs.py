@@ -1,0 +1,280 @@
+"""What calls cost, counted and not timed: a path that grows fat is seen on any machine, however busy.
+
+Counted is each call of a function, of Python and of C, while a server serves over a stream in memory.  What feeds it is
+counted too, and takes little; no collector runs, and Trio schedules in one order, so each count is the same every time.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import trio
+
+from trio_mcp import Server, serve_http_stream, serve_stream
+
+ROOT = Path(__file__).parent.parent
+TOGETHER = 64
+
+# The most that one `tools/call` may take: what was counted and a twentieth more, for versions of Python and of Trio
+# differ.  Whoever makes the path leaner lowers the figure; `python -m tests.test_costs` prints what is counted.
+CALLS = {
+    "stdio, session, one after the other": 635,
+    "stdio, session, together": 339,
+    "stdio, modern, one after the other": 662,
+    "stdio, modern, together": 366,
+    "HTTP, session, one after the other": 1185,
+    "HTTP, modern, one after the other": 1203,
+}
+# Likewise the most modules that are loaded, with all that comes along.
+MODULES = {
+    "import trio_mcp": 63,
+    "stdio, one call": 285,
+    "HTTP, one call": 318,
+}
+
+
+class Counter:
+    """How many functions were called while it was on."""
+
+    calls = 0
+
+    def _seen(self, frame: FrameType, event: str, argument: Any) -> None:
+        self.calls += event in ("call", "c_call")
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        gc.disable()
+        sys.setprofile(self._seen)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+
+
+class Fed(trio.abc.Stream):
+    """The server's end of a stream in memory that does next to nothing."""
+
+    def __init__(self) -> None:
+        self._given: list[bytes] = []
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._heard: list[bytes] = []
+        self._missing = 0
+        self._asking = trio.lowlevel.ParkingLot()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self._given:
+            await self._waiting.park()
+        return self._given.pop()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._heard.append(bytes(data))
+        self._missing -= self._heard[-1].count(b'"result"')
+        if self._missing <= 0:
+            self._asking.unpark_all()
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def asked(self, data: bytes, answers: int = 1) -> bytes:
+        """What the server says to this, once it has given so many results."""
+        self._heard.clear()
+        self._missing = answers
+        self._given.append(data)
+        self._waiting.unpark()
+        await self._asking.park()
+        return b"".join(self._heard)
+
+
+# What is said.
+
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "costs", "version": "1"},
+}
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "costs", "version": "1"}}
+INITIALIZE = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": HELLO}
+INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+
+
+def call(id: int, era: str) -> dict[str, Any]:
+    meta = {"_meta": META} if era == "modern" else {}
+    return {
+        "jsonrpc": "2.0",
+        "id": id,
+        "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"text": "hello"}, **meta},
+    }
+
+
+def line(message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def post(message: Any, era: str, session: str = "") -> bytes:
+    body = json.dumps(message).encode()
+    fields = {
+        "Host": "127.0.0.1",
+        "Accept": "application/json, text/event-stream",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "MCP-Protocol-Version": "2026-07-28" if era == "modern" else "2025-11-25",
+    }
+    if era == "modern":
+        fields |= {"Mcp-Method": "tools/call", "Mcp-Name": "echo"}
+    if session:
+        fields["Mcp-Session-Id"] = session
+    return (
+        "".join(("POST /mcp HTTP/1.1\r\n", *(f"{name}: {fields[name]}\r\n" for name in fields), "\r\n")).encode() + body
+    )
+
+
+# Calls.
+
+
+def echo_server() -> Server:
+    server = Server("costs", version="1")
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    return server
+
+
+async def by_stdio(era: str, together: int, count: Counter) -> None:
+    stream = Fed()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, echo_server(), stream)
+        if era == "session":
+            await stream.asked(line(INITIALIZE) + line(INITIALIZED))
+        lines = [line(call(id, era)) for id in range(1, 2 * TOGETHER + 1)]
+        await stream.asked(b"".join(lines[:TOGETHER]), TOGETHER)
+        asked = [b"".join(lines[at : at + together]) for at in range(TOGETHER, 2 * TOGETHER, together)]
+        with count.counting():
+            for each in asked:
+                await stream.asked(each, together)
+        nursery.cancel_scope.cancel()
+
+
+async def by_http(era: str, count: Counter) -> None:
+    stream, session = Fed(), ""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(serve_http_stream, echo_server(), stream, allowed_hosts=["127.0.0.1"]))
+        if era == "session":
+            head = await stream.asked(post(INITIALIZE, era))
+            (session,) = (
+                each[16:].decode() for each in head.split(b"\r\n") if each.lower().startswith(b"mcp-session-id: ")
+            )
+            await stream.asked(post(INITIALIZED, era, session), 0)
+        requests = [post(call(id, era), era, session) for id in range(1, 2 * TOGETHER + 1)]
+        for each in requests[:TOGETHER]:
+            await stream.asked(each)
+        with count.counting():
+            for each in requests[TOGETHER:]:
+                answer = await stream.asked(each)
+        assert b"application/json" in answer.lower()
+        nursery.cancel_scope.cancel()
+
+
+def counted(row: str) -> float:
+    """The calls of functions that one call of a tool takes."""
+    transport, era, how = row.split(", ")
+    count = Counter()
+    # Trio runs what is ready in an order of its own choice: let it be the same one each time.
+    trio._core._run._r.seed(0)  # type: ignore[attr-defined]
+    if transport == "stdio":
+        trio.run(by_stdio, era, TOGETHER if how == "together" else 1, count)
+    else:
+        trio.run(by_http, era, count)
+    return count.calls / TOGETHER
+
+
+# Modules.
+
+ONE_CALL = """
+import json, sys
+from trio_mcp import Server
+server = Server("costs", version="1")
+@server.tool
+async def modules() -> str:
+    return str(len(sys.modules))
+"""
+MESSAGE = {**call(1, "modern"), "params": {"name": "modules", "arguments": {}, "_meta": META}}
+ASKED = post(MESSAGE, "modern").replace(b"Mcp-Name: echo", b"Mcp-Name: modules")
+BY_STDIO = f"""{ONE_CALL}
+server.run()
+"""
+BY_HTTP = f"""{ONE_CALL}
+import trio
+asked = {ASKED!r}
+from trio_mcp import serve_http
+async def main():
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(serve_http, server, "127.0.0.1", 0)
+        stream = await trio.open_tcp_stream(*address.listeners[0].socket.getsockname())
+        await stream.send_all(asked)
+        heard = b""
+        while not heard.endswith(b"}}"):
+            heard += await stream.receive_some()
+        print(heard.splitlines()[-1].decode())
+        nursery.cancel_scope.cancel()
+trio.run(main)
+"""
+
+
+def loaded(row: str) -> int:
+    """The modules that there are in a process of its own."""
+    scripts = {"stdio, one call": BY_STDIO, "HTTP, one call": BY_HTTP}
+    script = scripts.get(row, f"{row}\nimport sys; print({{'text': str(len(sys.modules))}})")
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line(MESSAGE) if row == "stdio, one call" else b"")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        process.stdin.close()
+    (found,) = re.findall(rb"[\"']text[\"']: ?[\"'](\d+)", answer)
+    return int(found)
+
+
+# What is held.
+
+
+@pytest.mark.parametrize("row", CALLS)
+def test_a_call_takes_few_calls_of_functions(row: str) -> None:
+    assert counted(row) <= CALLS[row]
+
+
+def test_the_count_is_the_same_every_time() -> None:
+    for row in CALLS:
+        assert len({counted(row) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("row", MODULES)
+def test_few_modules_are_loaded(row: str) -> None:
+    assert loaded(row) <= MODULES[row]
+
+
+if __name__ == "__main__":
+    for row in CALLS:
+        sys.stdout.write(f"{row}: {counted(row):.1f}\n")
+    for row in MODULES:
+        sys.stdout.write(f"{row}: {loaded(row)}\n")
