@@ -129,6 +129,9 @@ ROOT = {WELL_KNOWN, WELL_KNOWN + "/mcp"}
         (f"{HERE}/mcp", None, "/mcp", f"{HERE}{WELL_KNOWN}/mcp", ROOT),
         (None, HERE, "/mcp", f"{HERE}{WELL_KNOWN}/mcp", ROOT),
         (HERE, None, "", f"{HERE}{WELL_KNOWN}", {WELL_KNOWN}),
+        # One name for several endpoints.
+        (HERE, None, "/mcp", f"{HERE}{WELL_KNOWN}", ROOT),
+        (f"{HERE}/a", f"{HERE}/a", "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a"}),
         # Below the prefix of a gateway, or of a larger application.
         (f"{HERE}/a/mcp", None, "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),
         (None, f"{HERE}/a", "/mcp", f"{HERE}/a{WELL_KNOWN}/mcp", ROOT | {WELL_KNOWN + "/a/mcp"}),

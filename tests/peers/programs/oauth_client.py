@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from mcp.client.auth import OAuthClientProvider
@@ -51,7 +52,8 @@ class User:
 
     async def sees(self, url: str) -> None:
         self.visits += 1
-        self._back = await anyio.to_thread.run_sync(self._browser.visit, url, CALLBACK)
+        back = await anyio.to_thread.run_sync(self._browser.visit, url, CALLBACK)
+        self._back = dict(parse_qsl(urlsplit(back).query))
 
     async def returns(self) -> Any:
         try:

@@ -10,7 +10,7 @@ import re
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
+from urllib.parse import urlencode, urljoin
 from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
 
 _INPUT = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
@@ -41,12 +41,12 @@ class Browser:
             with answer:
                 return answer.code, answer.headers, answer.read().decode()
 
-    def visit(self, url: str, redirect_uri: str, decision: str = "allow") -> dict[str, str]:
-        """Go on from this page until the client's redirect URI, which is not asked; what it would be told."""
+    def visit(self, url: str, redirect_uri: str, decision: str = "allow") -> str:
+        """Go on from this page until the client's redirect URI, with all that it would be told; it is not asked."""
         form: dict[str, str] | None = None
         for _ in range(10):
             if url.startswith(redirect_uri):
-                return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+                return url
             status, headers, text = self.get(url, form)
             if status in (302, 303):
                 url, form = urljoin(url, headers["Location"]), None
