@@ -181,7 +181,7 @@ def test_without_any_way_to_a_client_id_the_application_must_bring_one() -> None
 @pytest.mark.parametrize(
     ("method", "has_header", "fields"),
     [
-        ("client_secret_basic", True, set()),
+        ("client_secret_basic", True, {"client_id"}),
         ("client_secret_post", False, {"client_id", "client_secret"}),
         ("none", False, {"client_id"}),
     ],
@@ -398,7 +398,8 @@ def test_client_credentials_by_a_secret() -> None:
     server = visitor.world.servers[0]
     server.clients["robot"] = {"client_secret": "beep"}
     assert visitor.call() == 200
-    assert only(server.of("token")) == {"grant_type": "client_credentials", "resource": MCP}
+    token = {"grant_type": "client_credentials", "client_id": "robot", "resource": MCP}
+    assert only(server.of("token")) == token
     # Its token is renewed where the first one came from, and nothing is looked for again.
     asked, visitor.now = len(visitor.world.requests), NOW + 3600
     assert visitor.call() == 200
@@ -452,7 +453,8 @@ def test_an_enterprise_vouches_for_its_user() -> None:
         "resource": MCP,
         "client_id": "at-idp",
     }
-    assert only(server.of("token")) == {"grant_type": JWT_BEARER, "assertion": "the-id-jag", "resource": MCP}
+    token = {"grant_type": JWT_BEARER, "assertion": "the-id-jag", "client_id": "employee", "resource": MCP}
+    assert only(server.of("token")) == token
     assert server.asked[-1].headers["Authorization"].startswith("Basic ")
     # A token that has ended is renewed by a new assertion, without discovery.
     asked, visitor.now = len(visitor.world.requests), NOW + 3600

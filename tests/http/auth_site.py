@@ -1,8 +1,8 @@
 """The authorization server of the tests where real programs reach it: `AuthServer` behind HTTP, and the ways in which a
 place on a network misbehaves.
 
-    async with auth_site(expires_in=60) as site:
-        server.protect(verify=site.verifier(url), resource=url, authorization_servers=[site.issuer])
+    async with auth_site(expires_in=60) as site, protected_by(site) as url:
+        ...  # an MCP server at this URL takes its tokens
 
 It listens on loopback, or on any of Trio's listeners.  `site.server` has the settings and what was asked; a browser
 that visits its authorization endpoint is sent back at once, for its user agrees to everything.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,19 +21,26 @@ import h11
 import trio
 
 from tests.core.auth_server import AuthServer, reply
-from trio_mcp import Principal
+from trio_mcp import Context, Principal, Server, serve_http
 from trio_mcp.core.auth_deeds import Replied, SendRequest
 
-__all__ = ["AuthSite", "auth_site"]
+__all__ = ["AuthSite", "Hold", "auth_site", "protected_by"]
+
+
+@attrs.frozen
+class Hold:
+    """Somebody has come, and may go on."""
+
+    came: trio.Event = attrs.field(factory=trio.Event)
+    go: trio.Event = attrs.field(factory=trio.Event)
 
 
 @attrs.define
 class AuthSite:
-    """What is asked by a path that ends so (token, register, ...) takes so many seconds, gets 503, or no answer at
-    all."""
+    """What is asked by a path that ends so (token, register, ...) is held, gets 503, or no answer at all."""
 
     server: AuthServer
-    slow: dict[str, float] = attrs.field(factory=dict)
+    held: dict[str, Hold] = attrs.field(factory=dict)
     ill: set[str] = attrs.field(factory=set)
     dead: set[str] = attrs.field(factory=set)
 
@@ -60,7 +68,9 @@ class AuthSite:
             except (h11.RemoteProtocolError, trio.BrokenResourceError):
                 return  # who was there is gone
             kind = urlsplit(request.url).path.rpartition("/")[2]
-            await trio.sleep(self.slow.get(kind, 0))
+            if kind in self.held:
+                self.held[kind].came.set()
+                await self.held[kind].go.wait()
             if kind in self.dead:
                 return
             said = reply(503) if kind in self.ill else self._answered(kind, request)
@@ -112,4 +122,29 @@ async def auth_site(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, site.answer, [listener])
         yield site
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def protected_by(site: AuthSite) -> AsyncIterator[str]:
+    """The URL, on loopback, of an MCP server of ours that takes the tokens of this site.
+
+    Its tool `who` says which scopes the token has; `write` needs one more than all others.
+    """
+    server = Server("notes")
+
+    @server.tool
+    async def who(ctx: Context) -> str:
+        return " ".join(sorted(ctx.scopes))
+
+    @server.tool(scopes=["notes:write"])
+    async def write(text: str) -> str:
+        return f"{text} was written"
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp"
+    server.protect(verify=site.verifier(url), resource=url, authorization_servers=[site.issuer], scopes=["notes:read"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_http, server, listeners=[listener]))
+        yield url
         nursery.cancel_scope.cancel()

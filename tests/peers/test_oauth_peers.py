@@ -1,5 +1,6 @@
 """Official SDKs and OAuth: their clients at a protected server of ours, whose tokens the tests' authorization server
-gives."""
+gives, or the example of a proxy.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +18,16 @@ import attrs
 import pytest
 import trio
 
-from tests.http.auth_site import AuthSite, auth_site
+from tests.http.auth_site import AuthSite, auth_site, protected_by
 from tests.peers.installed import PEERS, needs
 from tests.requirements import req
 from tests.server.test_example_servers import line_of
-from trio_mcp import Context, Server, serve_http
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
 CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
-
-
-def notes() -> Server:
-    server = Server("notes")
-
-    @server.tool
-    async def who(ctx: Context) -> str:
-        return " ".join(sorted(ctx.scopes))
-
-    @server.tool(scopes=["notes:write"])
-    async def write(text: str) -> str:
-        return f"{text} was written"
-
-    return server
-
-
-@asynccontextmanager
-async def protected(site: AuthSite) -> AsyncIterator[str]:
-    """The URL of a server of ours that takes the tokens of this site."""
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp"
-    server = notes()
-    server.protect(verify=site.verifier(url), resource=url, authorization_servers=[site.issuer], scopes=["notes:read"])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve_http, server, listeners=[listener]))
-        yield url
-        nursery.cancel_scope.cancel()
 
 
 async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
@@ -70,7 +42,7 @@ async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
 @req("auth-01", "auth-27", "auth-34", "auth-47", "auth-79", "auth-80")
 @pytest.mark.parametrize(("peer", "way"), CLIENTS)
 async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way: str) -> None:
-    async with auth_site() as site, protected(site) as url:
+    async with auth_site() as site, protected_by(site) as url:
         seen = await seen_by(peer, url, way, "who")
         assert seen == {
             "call": ["notes:read", 1, 1],

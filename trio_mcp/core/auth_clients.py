@@ -314,7 +314,10 @@ def authenticated(
         case Method.BASIC:
             # RFC 6749, 2.3.1: each half is form-encoded first, so that a colon in one is none.
             pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret or '')}"
-            return (("Authorization", f"Basic {b64encode(pair.encode()).decode()}"),), {}
+            fields = (("Authorization", f"Basic {b64encode(pair.encode()).decode()}"),)
+            # 3.2.1: it may stand in the form as well, and authorization servers by the official SDK for Python look
+            # for it there before they look at anything else.
+            return fields, {"client_id": client.client_id}
         case Method.POST:
             return (), {"client_id": client.client_id, "client_secret": client.secret or ""}
         case Method.KEY:

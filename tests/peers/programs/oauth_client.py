@@ -52,7 +52,7 @@ class User:
 
     async def sees(self, url: str) -> None:
         self.visits += 1
-        back = await anyio.to_thread.run_sync(self._browser.visit, url, CALLBACK)
+        back = await anyio.to_thread.run_sync(self._browser.visit, url)
         self._back = dict(parse_qsl(urlsplit(back).query))
 
     async def returns(self) -> Any:

@@ -10,7 +10,7 @@ import re
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlencode, urljoin
+from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
 from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
 
 _INPUT = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
@@ -41,8 +41,9 @@ class Browser:
             with answer:
                 return answer.code, answer.headers, answer.read().decode()
 
-    def visit(self, url: str, redirect_uri: str, decision: str = "allow") -> str:
-        """Go on from this page until the client's redirect URI, with all that it would be told; it is not asked."""
+    def visit(self, url: str) -> str:
+        """Go on from a client's page to its redirect URI, with all that it would be told; that is not asked for."""
+        (redirect_uri,) = parse_qs(urlsplit(url).query)["redirect_uri"]
         form: dict[str, str] | None = None
         for _ in range(10):
             if url.startswith(redirect_uri):
@@ -55,6 +56,6 @@ class Browser:
             action = _ACTION.search(text)
             if status != 200 or action is None:
                 raise AssertionError(f"the user is stuck at {url.partition('?')[0]}: {status} {text}")
-            url, form = urljoin(url, html.unescape(action[1])), {"decision": decision}
+            url, form = urljoin(url, html.unescape(action[1])), {"decision": "allow"}
             form.update((name, html.unescape(value)) for name, value in _INPUT.findall(text))
         raise AssertionError("the user is sent around in circles")
