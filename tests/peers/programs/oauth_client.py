@@ -1,7 +1,8 @@
-"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY TOOL``.
+"""A client by the official Python SDK 1.x or 2.x that gets its tokens by OAuth: ``oauth_client.py URL WAY TOOL SCOPE``.
 
 The ways are session, which opens with a handshake, and modern.  The server has a tool of that name, and a tool `write`,
-which needs another scope.  What it sees is told as by the other programs.
+which needs another scope; older SDKs ask for what they need in advance, which is SCOPE.  What it sees is told as by the
+other programs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from mcp.client.auth import OAuthClientProvider
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.auth import OAuthClientMetadata
 from report import Report
 from surf import Browser
@@ -64,9 +63,24 @@ class User:
 
 
 @asynccontextmanager
+async def transport_of(url: str, provider: OAuthClientProvider) -> Any:
+    """What a client is made with."""
+    try:
+        from mcp.client.streamable_http import streamable_http_client
+    except ImportError:
+        from mcp.client.streamable_http import streamablehttp_client
+
+        yield streamablehttp_client(url, auth=provider)
+    else:
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        async with create_mcp_http_client(auth=provider) as http:
+            yield streamable_http_client(url, http_client=http)
+
+
+@asynccontextmanager
 async def session_of(url: str, way: str, provider: OAuthClientProvider) -> Any:
-    async with create_mcp_http_client(auth=provider) as http:
-        transport = streamable_http_client(url, http_client=http)
+    async with transport_of(url, provider) as transport:
         try:
             from mcp.client import Client
         except ImportError:
@@ -80,10 +94,23 @@ async def session_of(url: str, way: str, provider: OAuthClientProvider) -> Any:
                 yield client
 
 
-async def main(url: str, way: str, plain: str) -> None:
+def time_passes(provider: Any) -> None:
+    """Its access token comes to its end."""
+    if hasattr(provider, "context"):
+        provider.context.token_expiry_time = 1.0
+    else:
+        provider._token_expiry_time = 1.0
+
+
+async def main(url: str, way: str, plain: str, scope: str = "") -> None:
     report, user, memory = Report([]), User(), Memory()
     metadata = OAuthClientMetadata.model_validate(
-        {"client_name": "Peer", "redirect_uris": [CALLBACK], "token_endpoint_auth_method": "none"}
+        {
+            "client_name": "Peer",
+            "redirect_uris": [CALLBACK],
+            "token_endpoint_auth_method": "none",
+            "scope": scope or None,
+        }
     )
     provider = OAuthClientProvider(url, metadata, memory, user.sees, user.returns)
     async with session_of(url, way, provider) as session:
@@ -95,7 +122,7 @@ async def main(url: str, way: str, plain: str) -> None:
 
         await report.look("call", lambda: call(plain))
         await report.look("step up", lambda: call("write", text="milk"))
-        provider.context.token_expiry_time = 1.0  # as if time had passed
+        time_passes(provider)
         await report.look("refresh", lambda: call(plain))
         await report.look("scopes", lambda: _scopes(memory))
     report.tell("end", "clean")
