@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -175,6 +176,21 @@ def test_a_first_call_is_made_by_hand_in_each_era() -> None:
     assert shown.stderr == ""
     assert shown.stdout.count('[{"type":"text","text":"Hello, Trio!"}]') == 2
     assert shown.stdout.count("ends with status 0") == 2
+
+
+def test_both_eras_talk_without_any_io() -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "two_eras.py")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stderr == ""
+    for revision in ("2025-11-25", "2026-07-28"):
+        assert f"   agreed on {revision}: " in shown.stdout
+    assert shown.stdout.count("   the client has: Hello, Trio!") == 2
+
+
+def test_each_example_is_run_by_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
+    for stem in {path.stem for path in EXAMPLES.glob("*.py")} - {"kitchen"}:  # which client.py visits
+        assert re.search(rf"\b{stem}\.py|\"{stem}\"|import {stem}\b", tests), stem
 
 
 # A client without an event loop.
