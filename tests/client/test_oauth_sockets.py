@@ -1,0 +1,165 @@
+"""Our client at an authorization server on loopback, with a user at a browser: a whole flow, and each misbehaviour."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.http.auth_site import AuthSite, Hold, auth_site, protected_by
+from tests.peers.programs.surf import Browser
+from tests.requirements import req
+from trio_mcp import AuthorizationFailed, Client, MemoryTokenStore, OAuth, open_client
+
+PATIENCE = 60.0  # seconds for all of a test, which takes one
+
+
+@attrs.define
+class User:
+    """Somebody at a browser; `urls` are the pages that were shown, `ends` how each of them ended."""
+
+    nursery: trio.Nursery
+    urls: list[str] = attrs.field(factory=list)
+    ends: list[int] = attrs.field(factory=list)
+
+    async def opens(self, url: str) -> None:
+        """As a browser does it: whoever opens it goes on at once."""
+        self.urls.append(url)
+        self.nursery.start_soon(trio.to_thread.run_sync, partial(self._goes, url))
+
+    def _goes(self, url: str) -> None:
+        browser = Browser()
+        back = browser.visit(url)
+        with suppress(OSError):  # who has opened the page may be gone by now
+            self.ends.append(browser.get(back)[0])
+
+
+@asynccontextmanager
+async def user() -> AsyncIterator[User]:
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            yield User(nursery)
+
+
+def auth_of(user: User, **options: Any) -> OAuth:
+    return OAuth("Visitor", browser=user.opens, http_on_loopback=True, **options)
+
+
+async def text_of(client: Client, tool: str, **arguments: str) -> str:
+    return await client.call_tool(tool, arguments, returns=str)
+
+
+@req("auth-16", "auth-29", "auth-55", "auth-82", "auth-112")
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
+async def test_a_user_allows_access_in_the_browser_and_later_more_of_it(revision: str) -> None:
+    store = MemoryTokenStore()
+    async with auth_site() as site, protected_by(site) as url, user() as somebody:
+        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+            assert await text_of(client, "who") == "notes:read"
+            assert await text_of(client, "write", text="milk") == "milk was written"
+            assert len(somebody.urls) == 2
+            site.server.expire()
+            assert await text_of(client, "who") == "notes:read notes:write"
+        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+            assert await text_of(client, "who") == "notes:read notes:write"
+        assert [each["grant_type"] for each in site.server.of("token")] == ["authorization_code"] * 2 + [
+            "refresh_token"
+        ]
+        assert len(site.server.of("register")) == 1
+        site.server.expire()
+        site.server.refresh_tokens.clear()  # as after somebody else had used it
+        async with open_client(url, auth=auth_of(somebody, store=store), revision=revision) as client:
+            assert await text_of(client, "who") == "notes:read notes:write"
+    assert len(somebody.urls) == 3
+    assert somebody.ends == [200] * 3
+
+
+def wrong_issuer(site: AuthSite) -> None:
+    site.server.metadata["issuer"] = "https://other.example"
+
+
+def no_pkce(site: AuthSite) -> None:
+    site.server.metadata["code_challenge_methods_supported"] = None
+
+
+def mixed_up(site: AuthSite) -> None:
+    site.server.iss = "https://other.example"
+
+
+def denied(site: AuthSite) -> None:
+    site.server.denies = {"error": "access_denied"}
+
+
+def moved(site: AuthSite, path: str, to: str) -> None:
+    site.server.redirects[path] = to
+
+
+def bad(how: str, kind: str, site: AuthSite) -> None:
+    getattr(site, how).add(kind)
+
+
+METADATA = "oauth-authorization-server"
+PLACE = f"/.well-known/{METADATA}"
+# What is wrong, and words of the error that follows from it.
+TROUBLE = {
+    "another issuer": (wrong_issuer, "is that of another issuer"),
+    "no PKCE": (no_pkce, "does not list the PKCE method S256"),
+    "an answer of another issuer": (mixed_up, "came back with the issuer 'https://other.example'"),
+    "a user who denies": (denied, "gave no token: 'access_denied'"),
+    "metadata at another origin": (partial(moved, path=PLACE, to="http://localhost:9/"), "publishes no metadata"),
+    "metadata sent around": (partial(moved, path=PLACE, to=PLACE), "publishes no metadata"),
+    "registration elsewhere": (partial(moved, path="/register", to="/token"), "refused to register"),
+    "tokens elsewhere": (partial(moved, path="/token", to="http://localhost:9/token"), "gave no token: 'status 307'"),
+    "dead metadata": (partial(bad, "dead", METADATA), "the connection ended before there was a reply"),
+    "dead registration": (partial(bad, "dead", "register"), "the connection ended before there was a reply"),
+    "dead tokens": (partial(bad, "dead", "token"), "the connection ended before there was a reply"),
+    "ill metadata": (partial(bad, "ill", METADATA), "answered 503"),
+    "ill registration": (partial(bad, "ill", "register"), "refused to register the application: 'status 503'"),
+    "ill tokens": (partial(bad, "ill", "token"), "gave no token: 'status 503'"),
+}
+
+
+@req("auth-85", "auth-91", "auth-103")
+@pytest.mark.parametrize("trouble", TROUBLE)
+async def test_a_server_that_misbehaves_gives_no_token_and_may_do_better_later(trouble: str) -> None:
+    async with auth_site() as site, protected_by(site) as url, user() as somebody:
+        server = site.server
+        good = (dict(server.metadata), server.iss, dict(server.denies), dict(server.redirects))
+        spoil, words = TROUBLE[trouble]
+        spoil(site=site)
+        auth = auth_of(somebody)
+        with pytest.raises(AuthorizationFailed, match=words):
+            async with open_client(url, auth=auth):
+                raise AssertionError("let in")
+        assert not server.tokens
+        site.dead.clear()
+        site.ill.clear()
+        server.metadata, server.iss, server.denies, server.redirects = good
+        async with open_client(url, auth=auth) as client:
+            assert await text_of(client, "who") == "notes:read"
+
+
+@pytest.mark.parametrize("kind", [METADATA, "register", "authorize", "token"])
+async def test_who_does_not_wait_for_a_slow_server_hinders_nobody_who_does(kind: str) -> None:
+    async with auth_site() as site, protected_by(site) as url, user() as somebody:
+        auth, hold = auth_of(somebody), Hold()
+        site.held[kind] = hold
+        impatient = trio.CancelScope()
+
+        async def give_up() -> None:
+            with impatient:
+                async with open_client(url, auth=auth):
+                    raise AssertionError("let in")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            await hold.came.wait()
+            impatient.cancel()
+        hold.go.set()
+        async with open_client(url, auth=auth) as client:
+            assert await text_of(client, "who") == "notes:read"
