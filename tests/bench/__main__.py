@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from tests.bench import growth
 from tests.bench.http_load import Refused
 from tests.bench.measures import Figure
 from tests.bench.report import HEAD, Outcome, as_json, shown
@@ -80,4 +81,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["growth"]:
+        sys.exit(growth.main(sys.argv[2:]))
     sys.exit(main(sys.argv[1:]))

@@ -83,6 +83,11 @@ class Caller:
         self.heard.clear()
         self.socket.sendall(self.template.take())
 
+    def begin(self, message: Any, share: float = 1.0) -> None:
+        """Send this, or its first part, and await nothing."""
+        request = self.post(message)
+        self.socket.sendall(request[: int(len(request) * share)])
+
     def whole(self) -> bool:
         """Whether a whole response was heard."""
         end = self.heard.find(b"\r\n\r\n")

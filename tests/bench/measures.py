@@ -20,7 +20,7 @@ from tests.bench.messages import TEXT, Template, call, encoded, request
 from tests.bench.stdio_load import Pipes, Spent, spoken_to
 from tests.bench.subjects import client_command, running, server_command
 
-__all__ = ["Figure", "Measure", "Prepare"]
+__all__ = ["Figure", "Measure", "Pace", "Prepare"]
 
 MOST = 20_000  # calls of one round
 WARM = 300

@@ -46,7 +46,7 @@ class Template:
     def __init__(self, whole: bytes, ids: Iterator[int] | None = None) -> None:
         self._before, found, self._after = whole.partition(b"%d" % _FIRST)
         assert found
-        self._ids = ids or count(_FIRST + 1)
+        self.ids = ids or count(_FIRST + 1)
 
     def take(self) -> bytes:
-        return b"%b%d%b" % (self._before, next(self._ids), self._after)
+        return b"%b%d%b" % (self._before, next(self.ids), self._after)

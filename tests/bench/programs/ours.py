@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-CODEC, TRANSPORT, TOOLS = sys.argv[1:4]
+CODEC, TRANSPORT, TOOLS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if CODEC == "json":
     sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
 
@@ -19,20 +19,17 @@ from trio_mcp import Context, Server  # noqa: E402
 server = Server("bench", version="1")
 
 
-@server.tool
 async def echo(text: str) -> str:
     """Say the same again."""
     return text
 
 
-@server.tool
-async def wait(seconds: float) -> str:
-    """Take that long."""
+async def wait(seconds: float, burden: str = "") -> str:
+    """Take that long, and hold what was given."""
     await trio.sleep(seconds)
     return "waited"
 
 
-@server.tool
 async def report(number: int, *, ctx: Context) -> str:
     """Report progress so many times."""
     for done in range(1, number + 1):
@@ -45,7 +42,9 @@ def forecast(city: str, days: int = 3, units: str = "metric") -> str:
     return city
 
 
-for each in range(3, int(TOOLS)):
+for tool in (echo, wait, report)[:TOOLS]:
+    server.tool(tool)
+for each in range(3, TOOLS):
     server.tool(name=f"forecast_{each}", title=f"The forecast by the station {each}")(forecast)
 
 
