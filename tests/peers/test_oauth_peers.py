@@ -5,12 +5,6 @@ gives, or the example of a proxy.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +12,15 @@ import attrs
 import pytest
 import trio
 
-from tests.http.auth_site import AuthSite, auth_site, protected_by
+from tests.http.auth_site import auth_site, protected_by
 from tests.peers.installed import PEERS, needs
 from tests.requirements import req
-from tests.server.test_example_servers import line_of
+from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
-PROVIDER: dict[str, Any] = {
-    "path": "/.well-known/openid-configuration",
-    "registers": False,
-    "methods": ("client_secret_post",),
-}
 CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
 
 # Of 2025-03-26: it looks for an authorization server at the origin of the MCP server, and cannot step up.  That of
@@ -62,37 +51,6 @@ async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way
         }
         assert [each["resource"] for each in site.server.of("token")] == [url] * 3
         assert len(site.server.of("register")) == 1
-
-
-@asynccontextmanager
-async def proxy_before(site: AuthSite) -> AsyncIterator[str]:
-    """The URL of the MCP server in the example of a proxy, run as a user runs it; this site is its provider."""
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    await listener.aclose()  # its own URL has to be known before it begins
-    public = f"http://127.0.0.1:{port}"
-    site.server.clients["proxy"] = {"client_secret": "s3cret", "redirect_uris": [f"{public}/callback"]}
-    site.server.metadata["userinfo_endpoint"] = f"{site.issuer}/userinfo"
-    known = {"PUBLIC_URL": public, "ISSUER": site.issuer, "CLIENT_ID": "proxy", "CLIENT_SECRET": "s3cret"}
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "oauth_proxy", str(port)],
-        cwd=EXAMPLES,
-        env={**os.environ, **known},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        assert await line_of(process.stdout) == f"listening for {public}\n"
-        yield f"{public}/mcp"
-        process.send_signal(signal.SIGTERM)
-        complaints = b"".join([bytes(data) async for data in process.stderr])
-        assert (await process.wait(), complaints) == (0, b"")
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
 
 
 @req("auth-30", "auth-31", "auth-57")

@@ -6,7 +6,10 @@ import base64
 import hashlib
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +27,10 @@ from tests.http.asgi_servers import hosted
 from tests.http.auth_site import AuthSite, auth_site
 from tests.http.client import Answer, Web, request
 from tests.http.served import bearer
+from tests.peers.programs.surf import Browser
 from tests.requirements import req
+from tests.server.test_example_servers import line_of
+from trio_mcp import MemoryTokenStore, OAuth, open_client
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
 if EXAMPLES not in sys.path:
@@ -37,6 +43,11 @@ CALLBACK = "https://app.example/back?with=query"
 SECRET = "the secret of the proxy"
 VERIFIER = "v" * 43
 CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).rstrip(b"=").decode()
+PROVIDER: dict[str, Any] = {
+    "path": "/.well-known/openid-configuration",
+    "registers": False,
+    "methods": ("client_secret_post",),
+}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -146,8 +157,7 @@ def refused(answer: Answer, error: str, status: int = 400) -> None:
 @asynccontextmanager
 async def house(**settings: Any) -> AsyncIterator[House]:
     known = {"proxy": {"client_secret": SECRET, "redirect_uris": [f"{PUBLIC}/callback"]}}
-    place = {"path": "/.well-known/openid-configuration", "registers": False, "methods": ("client_secret_post",)}
-    async with auth_site(clients=known, **place, **settings) as site:
+    async with auth_site(clients=known, **PROVIDER, **settings) as site:
         for name in ("userinfo", "revocation"):
             site.server.metadata[f"{name}_endpoint"] = f"{site.issuer}/{name.replace('revocation', 'revoke')}"
         provider = await upstream.Upstream.discover(site.issuer, "proxy", SECRET, f"{PUBLIC}/callback")
@@ -612,3 +622,69 @@ async def test_what_a_client_revokes_is_gone_here_and_there(which: str, mock_clo
         tokens = await here.tokens(client)
         assert (await here.post("/revoke", token=tokens[which], **known)).status == 200
         assert (await here.call(tokens)).status == 401
+
+
+# As a user runs it.
+
+
+@asynccontextmanager
+async def proxy_before(site: AuthSite) -> AsyncIterator[str]:
+    """The URL of the MCP server in the example of a proxy, run as a user runs it; this site is its provider."""
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()  # its own URL has to be known before it begins
+    public = f"http://127.0.0.1:{port}"
+    site.server.clients["proxy"] = {"client_secret": SECRET, "redirect_uris": [f"{public}/callback"]}
+    site.server.metadata["userinfo_endpoint"] = f"{site.issuer}/userinfo"
+    known = {"PUBLIC_URL": public, "ISSUER": site.issuer, "CLIENT_ID": "proxy", "CLIENT_SECRET": SECRET}
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "oauth_proxy", str(port)],
+        cwd=EXAMPLES,
+        env={**os.environ, **known},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert await line_of(process.stdout) == f"listening for {public}\n"
+        yield f"{public}/mcp"
+        process.send_signal(signal.SIGTERM)
+        complaints = b"".join([bytes(data) async for data in process.stderr])
+        assert (await process.wait(), complaints) == (0, b"")
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
+async def test_our_client_gets_its_tokens_from_the_proxy(revision: str) -> None:
+    store, pages = MemoryTokenStore(), list[str]()
+
+    async def visit(url: str) -> str:
+        pages.append(url)
+        return await trio.to_thread.run_sync(Browser().visit, url)
+
+    def auth() -> OAuth:
+        callback = "http://127.0.0.1:9/callback"
+        return OAuth("Visitor", visit=visit, redirect_uri=callback, store=store, http_on_loopback=True)
+
+    with trio.fail_after(60):
+        async with auth_site(**PROVIDER) as site, proxy_before(site) as url:
+            for notes in (1, 2):  # the second time as a new process
+                async with open_client(url, auth=auth(), revision=revision) as client:
+                    assert await client.call_tool("who_am_i", returns=str) == "ada"
+                    assert await client.call_tool("write", {"text": "milk"}, returns=str) == f"ada has {notes} notes."
+                    assert client.deviations == ()
+            assert len(pages) == 2  # for the second scope was asked for when it was needed
+
+
+@pytest.mark.parametrize("missing", ["PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET"])
+def test_what_is_missing_is_noticed_at_the_start(missing: str) -> None:
+    given = dict.fromkeys(("PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET"), "https://example.com")
+    known = {**os.environ, **given, missing: ""}
+    command = [sys.executable, "-m", "oauth_proxy", "8000"]
+    ended = subprocess.run(command, cwd=EXAMPLES, env=known, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert f"{missing}=" in ended.stderr
