@@ -329,6 +329,12 @@ def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
         to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), V2026_07)  # type: ignore[arg-type]
 
 
+def test_what_stands_for_bytes_is_bytes() -> None:
+    assert to_json(content.ImageContent(bytearray(b"\xff"), "image/png"), V2026_07)["data"] == "/w=="
+    with pytest.raises(LocalProtocolError, match=r"^str cannot stand where bytes are wanted"):
+        to_json(content.ImageContent("/w==", "image/png"), V2026_07)  # type: ignore[arg-type]
+
+
 @req("elic-57", "elic-15")
 @pytest.mark.parametrize(
     ("written", "field"),

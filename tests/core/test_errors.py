@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.core.errors import shown
+from trio_mcp.core.errors import ResourceNotFound, shown
 
 
 @pytest.mark.parametrize("value", ["", "it's", "two\nlines", "x" * 78, 7, None, True, 1.5, [1, "x"], {"a": {}}])
@@ -22,3 +22,12 @@ def test_what_is_short_is_shown_whole_and_on_one_line(value: Any) -> None:
 def test_what_is_long_is_cut_to_the_limit(value: Any, limit: int) -> None:
     assert len(shown(value, limit)) == limit
     assert shown(value, limit) == repr(value)[: limit - 3] + "..."
+
+
+def test_what_is_not_there_is_named_in_few_words_and_whole_in_the_data() -> None:
+    uri = "notes://" + "x" * 1000
+    error = ResourceNotFound(uri)
+    assert error.data == {"uri": uri}
+    assert len(error.message) < 300
+    assert error.message.startswith("Resource not found: 'notes://xxx")
+    assert ResourceNotFound(uri, "gone").message == "gone"

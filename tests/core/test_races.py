@@ -93,6 +93,7 @@ def test_one_request_keeps_its_promises_in_every_order(plan: Plan, orders: int) 
 
 @req("cancel-02", "cancel-03", "cancel-05", "cancel-06", "cancel-15", "cancel-18", "cancel-21", "prog-05", "prog-09")
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # millions of orders, which all go on
 @pytest.mark.parametrize(("plan", "orders"), BOTH.values(), ids=BOTH)
 def test_two_requests_keep_their_promises_in_every_order(plan: Plan, orders: int) -> None:
     assert explore(plan).orders == orders
