@@ -299,9 +299,10 @@ class Posts:
         body = b"" if exchange.message is None else self._encoded(exchange.message)
         answers = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
         repeated = False
+        send = self._attempt if self._authorization is None else self._authorized
         while True:
             try:
-                status, verdict = await self._authorized(exchange, body, listen, after)
+                status, verdict = await send(exchange, body, listen, after)
             except ReplyBroken:
                 if repeated or not answers:
                     raise
@@ -326,8 +327,7 @@ class Posts:
         self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
     ) -> tuple[int, ReplyVerdict]:
         """Send it with what the server wants to see, and again when there is something better to show."""
-        if self._authorization is None:
-            return await self._attempt(exchange, body, listen, after)
+        assert self._authorization is not None
         credentials = self._authorization.request(exchange.method, exchange.url, _operation(exchange))
         refusal: McpError | None = None
         while True:

@@ -213,6 +213,15 @@ class Authorization:
             raise LocalProtocolError("the store of tokens gave the entry of another server")
         return record
 
+    async def found(self, flow: Flow) -> bool:
+        """Whether another process has stored what this flow is for."""
+        try:
+            stored = await self._stored()
+        except McpError as error:
+            _log.warning("what other processes have stored cannot be read: %s", error)
+            return False
+        return stored is not None and self.authorizer.adopt(flow, stored)
+
     async def persist(self, record: Record) -> None:
         """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
         url, place = self.authorizer.server_url, urlsplit(self.authorizer.server_url).netloc

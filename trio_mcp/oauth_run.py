@@ -73,6 +73,8 @@ class Run:
 
     async def drive(self) -> None:
         with self._scope:
+            if await self._authorization.found(self.flow):
+                return
             async with (
                 open_nursery() as nursery,
                 HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits()) as pool,

@@ -14,6 +14,7 @@ from tests.core.auth_server import (
     McpServer,
     Visitor,
     World,
+    again,
     entropy,
     failed,
     key,
@@ -349,3 +350,67 @@ def test_what_is_stored_comes_before_what_follows_from_it() -> None:
     visitor.call()
     kinds = [type(each) for each in visitor.deeds]
     assert kinds == [SendRequest, SendRequest, Listen, SendRequest, Persist, OpenBrowser, SendRequest, Persist, Done]
+
+
+# Several processes of one application.
+
+
+def elsewhere(visitor: Visitor) -> Record:
+    """What another process has stored, which had the same record and has renewed it."""
+    other = again(visitor, now=LATER + 1)
+    assert other.call() == 200
+    return other.persisted[-1]
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(revoked: bool) -> None:
+    """By the token's time, or because the server refuses it."""
+    visitor = Visitor(world())
+    assert visitor.call() == 200
+    server, errand = visitor.world.servers[0], visitor.authorizer.errand("POST")
+    stored, now = elsewhere(visitor), NOW if revoked else LATER + 1
+    verdict = errand.go(now)
+    if revoked:
+        assert isinstance(verdict, Authorized)
+        verdict = errand.refused(401, CHALLENGE, now)
+    assert isinstance(verdict, Begin)
+    asked = len(server.asked)
+    assert visitor.authorizer.adopt(verdict.flow, stored)
+    assert verdict.flow.over
+    assert visitor.authorizer.flow is None
+    assert stored.authorization is not None
+    token = stored.authorization.tokens.access
+    assert errand.go(now) == Authorized((("Authorization", f"Bearer {token}"),))
+    assert len(server.asked) == asked
+
+
+def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -> None:
+    visitor = Visitor(world())
+    assert visitor.call() == 200
+    errand, stored = visitor.authorizer.errand("POST"), elsewhere(visitor)
+    assert isinstance(errand.go(NOW), Authorized)
+    verdict = errand.refused(401, CHALLENGE, NOW)
+    assert isinstance(verdict, Begin)
+    assert visitor.authorizer.adopt(verdict.flow, stored)
+    assert isinstance(errand.go(NOW), Authorized)
+    verdict = errand.refused(401, CHALLENGE, NOW)
+    assert isinstance(verdict, Begin)
+    assert not visitor.authorizer.adopt(verdict.flow, stored)  # it is our own now
+    visitor.drive(verdict.flow)
+    assert isinstance(errand.go(NOW), Authorized)
+    assert isinstance(errand.refused(401, CHALLENGE, NOW), Failed)
+
+
+def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
+    visitor = Visitor(world())
+    errand = visitor.authorizer.errand("POST")
+    assert isinstance(errand.go(NOW), Authorized)
+    verdict = errand.refused(401, CHALLENGE, NOW)
+    assert isinstance(verdict, Begin)
+    assert not visitor.authorizer.adopt(verdict.flow, Record(MCP))
+    visitor.authorizer.start(verdict.flow, NOW)
+    other = Visitor(visitor.world)
+    assert other.call() == 200
+    with pytest.raises(LocalProtocolError, match="ends by itself"):
+        visitor.authorizer.adopt(verdict.flow, other.persisted[-1])
+    assert visitor.authorizer.record == Record(MCP)

@@ -128,6 +128,19 @@ class Authorizer:
         """What to do next for this flow; nothing if it is over.  Raises for what does not answer its last deed."""
         return self._take(flow, flow.receive(heard, now))
 
+    def adopt(self, flow: Flow, stored: Record) -> bool:
+        """Before `start`: whether another process has stored other tokens meanwhile, which `flow` is then over by.
+
+        Such a process may have used up our refresh token; to ask with it again could cost both of them theirs.
+        """
+        theirs, ours = stored.authorization, self.record.authorization
+        if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
+            return False
+        flow.adopt(stored)
+        self.record = stored
+        self._take(flow, ())
+        return True
+
     def abandon(self, flow: Flow) -> None:
         """Nobody drives this flow any more.  Call it whenever that is so; to a flow that is over it does nothing."""
         flow.abandon()
@@ -212,7 +225,7 @@ class Errand:
         if self._flow is not None:
             if not self._flow.over:
                 return Wait(self._flow)
-            outcome, self._flow = self._flow.outcome, None
+            outcome, adopted, self._flow = self._flow.outcome, self._flow.adopted, None
             if isinstance(outcome, Failed):
                 return outcome
             if isinstance(outcome, Done):
@@ -220,6 +233,7 @@ class Errand:
                 self._renewed = True  # a token that lives for seconds is used all the same
                 newer = self._authorizer.generation != self._waiting_since
                 self._needy = self._demand is not None and not newer
+                self._replaced = self._replaced and not adopted  # which may be no better than what was refused
         if not self._needy and not self._renewed and self._authorizer._has_expired(now):
             self._needy = self._renewed = True
             self._demand = None

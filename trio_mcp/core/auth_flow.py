@@ -213,6 +213,7 @@ class Flow:
         self.outcome: Done | Failed | None = None
         self.abandoned = False
         self.obtained = False  # a token, by its end
+        self.adopted = False  # that token is what another process has got
         self.record = record
         self.demand = demand
         self._setting = setting
@@ -255,6 +256,13 @@ class Flow:
             uri = shown(heard.redirect_uri)
             raise LocalProtocolError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
         return self._step(lambda: self._judge(heard, now), now)
+
+    def adopt(self, record: Record) -> None:
+        """Instead of being started: what it is for is there."""
+        if self.step is not Step.START or self.over:
+            raise LocalProtocolError("a flow that was started ends by itself")
+        self.step, self.outcome, self.record = Step.OVER, Done(), record
+        self.obtained = self.adopted = True
 
     def abandon(self) -> None:
         """Nobody will feed it any more.  Once it is over, this does nothing."""
