@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -23,14 +24,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.client.house import build
-from tests.client.http_script import Asked, Out, Script
+from tests.client.http_script import Asked, Out, Play, Script
 from tests.core.auth_server import CALLBACK, NOW, AuthServer
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD
-from tests.server.checkpoints import Pair, running_tasks, unwrapped, where_all_stand, wide
+from tests.server.checkpoints import Pair, PipeEnd, running_tasks, unwrapped, where_all_stand, wide
 from trio_mcp import Application, Client, OAuth, Principal, Server, open_client, serve_http
 from trio_mcp.core.auth_deeds import SendRequest
-from trio_mcp.core.headers import Headers
 
 __all__ = ["ISSUER", "RESOURCE", "URLS", "Town", "quiet", "town"]
 
@@ -43,14 +43,21 @@ Step = Callable[[SendRequest], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Town:
-    """Who is where.  `pages` are those that the user was shown, `seen` is each request with its credentials."""
+    """Who is where.
+
+    `pages` are those that the user was shown, `refused` the tokens that the MCP server did not take, `exchanges` what
+    the authorization server was asked, and `ports` whoever was asked for anything.
+    """
 
     url: str
     authority: AuthServer
     now: float = NOW
     revoked: set[str] = attrs.field(factory=set)
     pages: list[str] = attrs.field(factory=list)
-    seen: list[tuple[str, Headers]] = attrs.field(factory=list)
+    refused: list[str] = attrs.field(factory=list)
+    ports: set[int] = attrs.field(factory=set)
+    listener: MemoryListener = attrs.field(factory=MemoryListener)
+    lifetime: float | None = None  # seconds for which a token is good, by the clock of the run
     exchanges: list[SendRequest] = attrs.field(factory=list)
     # What is done before each exchange with the authorization server, and before the user agrees.
     before: Step | None = None
@@ -72,8 +79,29 @@ class Town:
     def verify(self, token: str) -> Principal | None:
         granted = self.authority.tokens.get(token)
         if granted is None or token in self.revoked:
+            self.refused.append(token)
             return None
-        return Principal("ada", granted.scopes)
+        expires = None if self.lifetime is None else self.now + self.lifetime
+        return Principal("ada", granted.scopes, expires)
+
+    @property
+    def documents(self) -> list[str]:
+        """What the MCP server was asked for beside the protocol, with the headers of it."""
+        heard = [each.heard.decode("latin-1") for each in self.listener.theirs if isinstance(each, PipeEnd)]
+        return [found for each in heard for found in re.findall(r"GET /\.well-known/.*?\r\n\r\n", each, re.DOTALL)]
+
+    @property
+    def as_http(self) -> str:
+        return self.url.replace("ws://", "http://")
+
+    def taking(self, seconds: float) -> Step:
+        """Each token takes so long."""
+
+        async def step(request: SendRequest) -> None:
+            if request.url.endswith("/token"):
+                await trio.sleep(seconds)
+
+        return step
 
     def expire(self) -> None:
         """No token that was given until now is good any more."""
@@ -101,20 +129,26 @@ async def town(
     *,
     scopes: tuple[str, ...] = (),
     streams: Callable[[], Pair] = wide,
+    protected: bool = True,
+    front: Play | None = None,
+    lifetime: float | None = None,
     **authority: Any,
 ) -> AsyncIterator[Town]:
-    """`server` is protected; `authority` are settings of the authorization server."""
+    """`server` is protected; `authority` are settings of the authorization server.  `front` answers in its place."""
     server = server or build()
-    at = Town(URLS[transport], AuthServer(ISSUER, **{"iss": ISSUER, **authority}))
-    server.protect(verify=at.verify, resource=RESOURCE, authorization_servers=[ISSUER], scopes=scopes)
-    listener = MemoryListener(streams)
+    at = Town(URLS[transport], AuthServer(ISSUER, **{"iss": ISSUER, **authority}), lifetime=lifetime)
+    if protected:
+        server.protect(verify=at.verify, resource=RESOURCE, authorization_servers=[ISSUER], scopes=scopes)
+    listener = at.listener = MemoryListener(streams)
     options = OLD if transport == "http+sse" else {}
     with unwrapped():
         async with trio.open_nursery() as nursery:
             issuer = Script(at.answer, nursery, streams)
+            mcp = listener if front is None else Script(front, nursery, streams)
 
             async def dial(host: str, port: int) -> trio.abc.Stream:
-                return await (listener.connect if port == 3000 else issuer.connect)()
+                at.ports.add(port)
+                return await (mcp.connect if port == 3000 else issuer.connect)()
 
             await nursery.start(
                 lambda task_status: serve_http(

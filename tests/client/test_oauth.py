@@ -2,32 +2,600 @@
 
 from __future__ import annotations
 
-import pytest
-from trio.testing import MockClock
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from tests.client.oauth_town import quiet, town
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.house import build
+from tests.client.http_script import Asked, Out, legacy, modern
+from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
+from tests.core.auth_server import CALLBACK
 from tests.http.stage import A, B, C, D, E
+from tests.requirements import req
+from trio_mcp import (
+    Application,
+    AuthorizationFailed,
+    Blame,
+    Client,
+    ClientCredentials,
+    IdentityAssertion,
+    JsonObject,
+    Kind,
+    LocalProtocolError,
+    MemoryTokenStore,
+    OAuth,
+    OAuthClient,
+    RemoteProtocolError,
+    RequestError,
+    Server,
+    WorkloadIdentity,
+    open_client,
+    open_relay,
+)
 
 PLACES = [
-    ("http", B),
-    ("http", C),
-    ("http", D),
-    ("http", E),
-    ("http+sse", A),
-    ("http+sse", D),
-    ("websocket", E),
-    ("websocket", A),
+    *(("http", revision) for revision in (B, C, D, E)),
+    *(("http+sse", revision) for revision in (A, D)),
+    *(("websocket", revision) for revision in (A, E)),
 ]
 everywhere = pytest.mark.parametrize(("transport", "revision"), PLACES)
+by_http = pytest.mark.parametrize(("transport", "revision"), [("http", B), ("http", D), ("http", E), ("http+sse", A)])
+in_both_eras = pytest.mark.parametrize("revision", [D, E])
 WHOLE = ["metadata", "register", "authorize", "token"]
 
 
+async def add(client: Client, number: int = 1) -> None:
+    assert await client.call_tool("add", {"a": 1, "b": number}, returns=int) == 1 + number
+
+
+# The way to a token, and what it is used for.
+
+
+@req("auth-01", "auth-16", "auth-17", "auth-29", "auth-48")
 @everywhere
 async def test_a_token_is_got_once_and_used_for_all(transport: str, revision: str, autojump_clock: MockClock) -> None:
     async with quiet(), town(transport) as at:
         async with at.client(revision=revision) as client:
             assert client.revision == revision
             for number in range(3):
-                assert await client.call_tool("add", {"a": 1, "b": number}, returns=int) == 1 + number
+                await add(client, number)
         assert at.kinds() == WHOLE
         assert len(at.pages) == 1
+
+
+@everywhere
+async def test_a_server_that_wants_no_token_is_sent_none(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(transport, protected=False) as at, at.client(revision=revision) as client:
+        await add(client)
+        assert at.kinds() == at.pages == []
+
+
+@by_http
+async def test_a_token_that_has_come_to_its_end_is_renewed_before_it_is_used(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(transport) as at, at.client(revision=revision) as client:
+        await add(client)
+        at.expire()
+        at.now += 3600
+        seen = len(at.refused)
+        await add(client)
+        assert at.kinds() == [*WHOLE, "token"]
+        assert len(at.refused) == seen  # the server did not have to say so
+        assert len(at.pages) == 1
+
+
+@by_http
+async def test_a_token_that_is_refused_in_the_middle_of_a_session_is_replaced(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(transport) as at, at.client(revision=revision) as client:
+        for number in range(3):
+            at.expire()
+            await add(client, number)
+        assert len(at.pages) == 1  # and the user is not asked for what can be renewed
+        at.expire()
+        at.authority.refresh_tokens.clear()
+        await add(client)
+        assert len(at.pages) == 2
+
+
+@by_http
+async def test_calls_are_not_serialised_and_wait_for_one_flow(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    server = build()
+
+    @server.tool
+    async def slow() -> str:
+        await trio.sleep(10)
+        return "done"
+
+    async with quiet(), town(transport, server) as at, at.client(revision=revision) as client:
+
+        async def ten() -> float:
+            start = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(partial(client.call_tool, "slow", returns=str))
+            return trio.current_time() - start
+
+        assert await ten() == 10
+        at.expire()
+        at.before = at.taking(3)
+        # To find the metadata of the resource takes no time here, and to ask for the token 3 seconds.
+        assert await ten() == 13
+        assert at.kinds() == [*WHOLE, "token"]
+
+
+async def test_who_has_a_token_does_not_wait_for_who_wants_more(autojump_clock: MockClock) -> None:
+    async with quiet(), town("http", stepping()) as at, at.client(revision=E) as client:
+        assert await client.call_tool("look", returns=str) == "seen"
+        at.thinks = partial(trio.sleep, 60)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.call_tool, "write", returns=str))
+            await wait_all_tasks_blocked()
+            with trio.fail_after(1):
+                assert await client.call_tool("look", returns=str) == "seen"
+
+
+def stepping() -> Server:
+    server = Server("stepping")
+
+    @server.tool(scopes=["read"])
+    async def look() -> str:
+        return "seen"
+
+    @server.tool(scopes=["write"])
+    async def write() -> str:
+        return "written"
+
+    @server.tool(scopes=["never"])
+    async def overdo() -> str:
+        raise AssertionError("nobody may")
+
+    return server
+
+
+@req("auth-81", "auth-83", "auth-112")
+@pytest.mark.parametrize(("transport", "revision"), [("http", D), ("http", E), ("http+sse", A)])
+async def test_what_a_tool_needs_is_asked_for_when_it_is_called(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with (
+        quiet(),
+        town(transport, stepping(), withholds=("never",)) as at,
+        at.client(revision=revision) as client,
+    ):
+        for _ in range(2):
+            assert await client.call_tool("look", returns=str) == "seen"
+            assert await client.call_tool("write", returns=str) == "written"
+        asked = [set(each.get("scope", "").split()) for each in at.authority.of("authorize")]
+        assert asked[-1] == {"read", "write"}
+        pages = len(at.pages)
+        with pytest.raises(AuthorizationFailed, match="never") as failed:
+            await client.call_tool("overdo")
+        assert failed.value.blame is Blame.USER
+        assert len(at.pages) == pages + 1
+        assert await client.call_tool("write", returns=str) == "written"
+
+
+async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_clock: MockClock) -> None:
+    server = build()
+    async with quiet(), town("http", server, lifetime=100) as at, at.client(revision=D) as client:
+        async with client.listen(tools=True) as changes:
+            for _ in range(3):
+                at.now += 3600
+                await trio.sleep(200)  # the server ends streams with their tokens
+                server.changed("tools")
+                with trio.fail_after(60):
+                    assert (await anext(changes)).kind is Kind.TOOLS
+        assert len(at.pages) == 1
+
+
+@req("auth-18", "auth-48")
+@in_both_eras
+async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_followed(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    moved, tokens = f"{RESOURCE}/moved", []
+
+    async def play(asked: Asked, out: Out) -> None:
+        tokens.append((asked.target, asked.headers.get("Authorization")))
+        if asked.target == "/mcp":
+            await out.reply(307, headers={"Location": moved})
+        elif not asked.target.startswith("/moved"):
+            await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
+        elif asked.what == "GET":
+            await out.reply(405)
+        elif tokens[-1][1] is None:
+            await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
+        else:
+            await out.json(asked.answer({"resultType": "complete", "tools": []}))
+
+    async with quiet(), town(front=modern(play) if revision == E else legacy(play)) as at:
+        async with at.client(revision=revision) as client:
+            await client.list_tools()
+            assert tokens[-1][0] == "/moved"
+            asked = len(tokens)
+            moved = "http://127.0.0.1:5000/mcp"
+            with pytest.raises(RemoteProtocolError, match="leads to another origin"):
+                await client.list_tools()
+            assert [target for target, _ in tokens[asked:]] == ["/mcp"]
+        assert at.ports == {3000, 4000}
+
+
+# What outlives the client.
+
+
+class Store(MemoryTokenStore):
+    """Takes its time, fails when it is told to, and has what it was given written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[JsonObject | None] = []
+        self.fails: str = ""
+        self.seconds = 0.0
+
+    async def get(self, server_url: str) -> JsonObject | None:
+        await trio.sleep(self.seconds)
+        if "get" in self.fails:
+            raise ValueError("Geheim")
+        return await super().get(server_url)
+
+    async def set(self, server_url: str, entry: JsonObject | None) -> None:
+        await trio.sleep(self.seconds)
+        if "set" in self.fails:
+            raise ValueError("Geheim")
+        self.given.append(entry)
+        await super().set(server_url, entry)
+
+
+@everywhere
+async def test_years_later_a_new_process_asks_nobody_but_for_a_token(
+    transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    store = Store()
+    async with quiet(), town(transport) as at:
+        async with at.client(at.auth(store=store), revision=revision) as client:
+            await add(client)
+        for _ in range(3):
+            at.expire()
+            at.now += 3 * 365 * 86400
+            before, asked = len(at.kinds()), len(at.documents)
+            async with at.client(at.auth(store=store), revision=revision) as client:
+                await add(client)
+            assert at.kinds()[before:] == ["token"]
+            assert len(at.documents) == asked
+            assert at.authority.of("token")[-1]["grant_type"] == "refresh_token"
+        assert len(at.pages) == 1
+
+
+async def test_a_token_that_is_good_is_used_by_the_next_process_as_it_is(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        for _ in range(2):
+            async with at.client(at.auth(store=store)) as client:
+                await add(client)
+        assert at.kinds() == WHOLE
+
+
+async def test_two_processes_do_not_use_up_each_others_tokens(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        async with at.client(at.auth(store=store)) as one, at.client(at.auth(store=store)) as other:
+            for number in range(4):
+                at.expire()
+                for client in (one, other):
+                    await add(client, number)
+        # Each time one of them has renewed it, for both.
+        assert at.kinds() == [*WHOLE, *["token"] * 4]
+
+
+async def test_clients_of_one_object_share_their_tokens(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        auth = at.auth()
+        for _ in range(2):
+            async with at.client(auth) as one, at.client(auth) as other:
+                await add(one)
+                await add(other)
+        assert at.kinds() == WHOLE
+
+
+async def test_a_store_that_fails_is_told_and_costs_nothing_else(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    store.fails = "set"
+    async with quiet(), town() as at:
+        auth = at.auth(store=store)
+        async with at.client(auth) as client:
+            await add(client)
+            assert "could not be stored" in caplog.text
+            store.seconds = 1000  # nor does one that takes for ever
+            at.expire()
+            await add(client)
+            store.seconds, store.fails = 0, "get"
+            at.expire()
+            await add(client)
+            assert "cannot be read" in caplog.text
+        with pytest.raises(LocalProtocolError, match="the store of tokens has failed") as failed:
+            async with at.client(at.auth(store=store)):
+                raise AssertionError("it was opened")
+        assert isinstance(failed.value.__cause__, ValueError)
+        assert "Geheim" not in caplog.text
+        assert "Geheim" not in str(failed.value)
+
+
+@pytest.mark.parametrize("entry", [{}, {"form": 1, "server_url": "https://other.example", "registered": []}])
+async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, autojump_clock: MockClock) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        await store.set(at.url, entry)
+        with pytest.raises(LocalProtocolError, match=r"cannot be read|another server"):
+            async with at.client(at.auth(store=store)):
+                raise AssertionError("it was opened")
+
+
+# Without a user.
+
+
+async def test_a_program_acts_for_itself(autojump_clock: MockClock) -> None:
+    settings = {"methods": ("client_secret_basic",), "grants": ("client_credentials",), "registers": False}
+    machine = Application("Robot", grant=ClientCredentials(), clients=(OAuthClient("robot", secret="geheim"),))
+    async with quiet(), town(**settings) as at:
+        at.authority.clients["robot"] = {"client_secret": "geheim"}
+        async with at.client(at.auth(machine)) as client:
+            await add(client)
+            at.now += 7200
+            at.expire()
+            await add(client)
+        assert at.kinds() == ["metadata", "token", "token"]
+
+
+async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_clock: MockClock) -> None:
+    grant = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+    workload = Application("Robot", grant=WorkloadIdentity(), clients=(OAuthClient("robot"),))
+    asked: list[tuple[str, str | None]] = []
+
+    async def vouch(audience: str, resource: str | None) -> str:
+        asked.append((audience, resource))
+        return f"vouched {len(asked)}"
+
+    async with quiet(), town(grants=(grant,), registers=False) as at:
+        at.authority.clients["robot"] = {}
+        async with at.client(at.auth(workload, assertion=vouch)) as client:
+            await add(client)
+            at.expire()
+            await add(client)
+        assert asked == [(ISSUER, RESOURCE)] * 2
+        assert [each["assertion"] for each in at.authority.of("token")] == ["vouched 1", "vouched 2"]
+
+
+@pytest.mark.parametrize(
+    ("vouch", "why"), [(lambda *_: 1 / 0, "ZeroDivisionError"), (lambda *_: None, "NoneType, not text")]
+)
+async def test_nobody_vouches(vouch: Callable[..., Any], why: str, autojump_clock: MockClock) -> None:
+    workload = Application("Robot", grant=WorkloadIdentity(), clients=(OAuthClient("robot"),))
+    async with quiet(), town(grants=("urn:ietf:params:oauth:grant-type:jwt-bearer",), registers=False) as at:
+        with pytest.raises(AuthorizationFailed, match=why) as failed:
+            async with at.client(at.auth(workload, assertion=vouch)):
+                raise AssertionError("it was opened")
+        assert failed.value.blame is Blame.APPLICATION
+
+
+async def test_a_relay_gets_tokens_for_the_server_behind_it(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        async with open_relay(at.url, auth=at.auth()) as server, open_client(server) as client:
+            await add(client)
+        assert len(at.pages) == 1
+
+
+# What is refused at once.
+
+
+class Stream(trio.abc.Stream):
+    """That nobody uses."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None: ...
+    async def wait_send_all_might_not_block(self) -> None: ...
+    async def receive_some(self, max_bytes: int | None = None) -> bytes: ...  # type: ignore[empty-body]
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("target", [["python", "server.py"], Server("x"), Stream()])
+def test_what_is_not_reached_by_http_has_no_use_for_tokens(target: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="auth means nothing to a"):
+        open_client(target, auth=OAuth("Visitor"))
+
+
+@req("auth-24", "auth-53")
+@pytest.mark.parametrize("url", ["http://mcp.example/mcp", "ws://mcp.example/ws", "http://127.0.0.1:3000/mcp"])
+def test_tokens_are_not_sent_in_the_open(url: str) -> None:
+    with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
+        open_client(url, auth=OAuth("Visitor"))
+    if "127" not in url:
+        with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
+            open_client(url, auth=OAuth("Visitor", http_on_loopback=True))
+
+
+def test_what_is_no_authorization_is_named_without_its_value() -> None:
+    for given in ("Geheim", {"Authorization": "Geheim"}):
+        with pytest.raises(LocalProtocolError, match=r"auth is OAuth\(...\), not (str|dict)") as failed:
+            open_client("https://mcp.example/mcp", auth=given)  # type: ignore[arg-type]
+        assert "Geheim" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"application": 7}, "a name or an Application, not int"),
+        ({"visit": "x", "redirect_uri": CALLBACK}, "visit is a function"),
+        ({"browser": "x"}, "browser is a function"),
+        ({"visit": print}, "takes a redirect_uri"),
+        ({"redirect_uri": "http://app.example/callback"}, "is not https"),
+        ({"redirect_uri": "https://app.example/callback"}, "with visit, something else may"),
+        ({"user_seconds": "10"}, "user_seconds is a number of seconds"),
+        ({"application": Application("V", grant=WorkloadIdentity())}, "WorkloadIdentity takes an assertion"),
+        (
+            {"application": Application("V", grant=IdentityAssertion("https://idp.example", OAuthClient("x")))},
+            "IdentityAssertion takes an assertion",
+        ),
+    ],
+)
+def test_an_authorization_that_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        OAuth(**{"application": "Visitor", **options})
+
+
+@pytest.mark.parametrize(("transport", "revision"), [("http", E), ("http", D), ("http+sse", A), ("websocket", E)])
+@pytest.mark.parametrize("own", [{"authorization": "Basic Z2VoZWlt"}, lambda: {"DPoP": "Z2VoZWlt"}])
+async def test_a_token_of_ones_own_is_not_sent_beside_it(
+    own: Any, transport: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(transport) as at:
+        with pytest.raises(LocalProtocolError, match="leave one of them out") as failed:
+            async with at.client(revision=revision, headers=own):
+                raise AssertionError("it was opened")
+        assert "Z2VoZWlt" not in str(failed.value)
+
+
+# Secrets.
+
+
+@pytest.mark.parametrize(("transport", "revision"), [("http", E), ("http+sse", A), ("websocket", E)])
+async def test_no_secret_is_in_a_log_a_repr_or_an_error(
+    transport: str, revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = Store()
+    async with quiet(), town(transport, stepping()) as at:
+        auth = at.auth(store=store)
+        errors = []
+        async with at.client(auth, revision=revision) as client:
+            reprs = [repr(auth), repr(store), repr(auth.at(at.as_http)), repr(client)]
+            for deny in ({"error": "access_denied"}, {"error": "invalid_scope"}):
+                at.authority.denies = deny
+                try:
+                    await client.call_tool("write")
+                except (
+                    AuthorizationFailed,
+                    RequestError,
+                ) as error:  # a WebSocket has the scopes that it was opened with
+                    errors.append(repr(error) + str(error.__cause__))
+                at.authority.denies = {}
+        secrets = [*at.authority.tokens, *at.authority.refresh_tokens, "s3cret"]
+        secrets += [each[name] for each in at.authority.of("authorize") for name in ("state", "code_challenge")]
+        secrets += [each[name] for each in at.authority.of("token") for name in ("code", "code_verifier")]
+        said = caplog.text + "".join(reprs) + "".join(errors)
+        assert not [each for each in secrets if each in said]
+        assert len(secrets) >= 7
+
+
+async def test_the_tap_sees_nothing_of_the_authorization_server(autojump_clock: MockClock) -> None:
+    seen: list[bytes] = []
+    async with quiet(), town() as at:
+        async with at.client(tap=lambda way, data: seen.append(data)) as client:
+            await add(client)
+        whole = b"".join(seen)
+        assert b"Authorization: Bearer access-" in whole  # it sees what the MCP server is sent
+        for secret in ("s3cret", *at.authority.refresh_tokens, "127.0.0.1:4000\r\n", "code_verifier"):
+            assert secret.encode() not in whole
+
+
+async def test_nothing_of_the_programs_own_goes_to_the_authorization_server(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        async with at.client(headers={"X-Key": "Geheim", "Cookie": "Geheim"}) as client:
+            await add(client)
+        assert at.exchanges
+        assert at.documents
+        assert "Geheim" not in str([each.headers for each in at.exchanges])
+        assert "Geheim" not in str(at.documents)
+
+
+# A page that is open.
+
+
+async def test_the_page_outlives_the_call_that_needed_it(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at, at.client() as client:
+        at.expire()
+        at.authority.refresh_tokens.clear()
+        at.thinks = partial(trio.sleep, 100)
+        for _ in range(9):
+            with trio.move_on_after(10):
+                await add(client)
+                raise AssertionError("nobody has agreed yet")
+        await add(client)
+        assert len(at.pages) == 2
+
+
+async def test_a_page_is_given_up_with_the_last_client(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        auth = at.auth()
+        at.thinks = trio.sleep_forever
+        for _ in range(2):
+            with trio.move_on_after(30):
+                async with at.client(auth):
+                    raise AssertionError("it was opened")
+            await wait_all_tasks_blocked()
+        assert len(at.pages) == 2
+        at.thinks = None
+        async with at.client(auth) as client:
+            await add(client)
+
+
+async def test_the_page_stays_open_for_the_other_clients(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        auth = at.auth()
+        at.thinks = partial(trio.sleep, 60)
+
+        async def visit(patience: float) -> None:
+            with trio.move_on_after(patience):
+                async with at.client(auth) as client:
+                    await add(client)
+                    done.append(patience)
+
+        done: list[float] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(visit, 30)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(visit, 90)
+        assert done == [90]
+        assert len(at.pages) == 1
+
+
+async def test_a_refresh_token_that_is_just_used_up_is_not_lost_with_the_client(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        async with at.client(at.auth(store=store)) as client:
+            at.expire()
+            at.before = at.taking(1)
+            with trio.move_on_after(0.5):
+                await add(client)
+        async with at.client(at.auth(store=store)) as client:
+            await add(client)
+        assert len(at.pages) == 1
+
+
+async def test_a_session_is_ended_without_asking_anybody(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        async with at.client(revision=D) as client:
+            await add(client)
+            at.expire()
+            at.authority.refresh_tokens.clear()
+        assert len(at.pages) == 1
+
+
+async def test_users_may_take_their_time_while_a_client_is_opened(autojump_clock: MockClock) -> None:
+    for transport, revision in (("http", E), ("http", B), ("http+sse", A), ("websocket", D)):
+        async with quiet(), town(transport) as at:
+            at.thinks = partial(trio.sleep, 590)
+            async with at.client(revision=revision) as client:
+                await add(client)
