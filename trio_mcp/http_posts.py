@@ -339,7 +339,8 @@ class Posts:
             status, verdict = await self._attempt(exchange, body, listen, after, credentials)
             if not credentials.refused:
                 return status, verdict
-            refusal = _error(exchange.message, verdict, place_of(self._url))
+            assert isinstance(verdict, Challenged)
+            refusal = _refusal(exchange.message, verdict, place_of(self._url))
 
     async def _attempt(
         self,
@@ -535,14 +536,18 @@ def closed_here() -> SessionClosed:
     return SessionClosed("the connection was closed from this side")
 
 
+def _refusal(message: Message | None, verdict: Challenged, where: str, advice: str = "") -> Unauthorized:
+    why = f"{name_of(message)} was refused by {where}: {verdict.why}{advice}"
+    return Unauthorized(why, verdict.status, verdict.challenge)
+
+
 _AUTH = "the option auth gets tokens by OAuth, and headers takes an Authorization that you have"
 
 
 def _error(message: Message | None, verdict: ReplyVerdict, where: str) -> McpError:
     what = name_of(message)
     if isinstance(verdict, Challenged):
-        why = f"{what} was refused by {where}: {verdict.why}; {_AUTH}"
-        return Unauthorized(why, verdict.status, verdict.challenge)
+        return _refusal(message, verdict, where, f"; {_AUTH}")
     if isinstance(verdict, RefreshTools):
         error = verdict.error
         return HeadersRefused(RequestError(error.code, error.message, None if error.data is ABSENT else error.data))

@@ -55,6 +55,8 @@ class Town:
     revoked: set[str] = attrs.field(factory=set)
     pages: list[str] = attrs.field(factory=list)
     refused: list[str] = attrs.field(factory=list)
+    auths: list[OAuth] = attrs.field(factory=list)
+    satisfied: bool = True  # by any token at all
     ports: set[int] = attrs.field(factory=set)
     listener: MemoryListener = attrs.field(factory=MemoryListener)
     lifetime: float | None = None  # seconds for which a token is good, by the clock of the run
@@ -65,7 +67,8 @@ class Town:
 
     def auth(self, application: Application | str = "Visitor", **options: Any) -> OAuth:
         given = {"visit": self.visit, "redirect_uri": CALLBACK, "http_on_loopback": True, **options}
-        return OAuth(application, **given)
+        self.auths.append(OAuth(application, **given))
+        return self.auths[-1]
 
     def client(self, auth: OAuth | None = None, **options: Any) -> AbstractAsyncContextManager[Client]:
         return open_client(self.url, auth=auth or self.auth(), **options)
@@ -78,7 +81,7 @@ class Town:
 
     def verify(self, token: str) -> Principal | None:
         granted = self.authority.tokens.get(token)
-        if granted is None or token in self.revoked:
+        if granted is None or token in self.revoked or not self.satisfied:
             self.refused.append(token)
             return None
         expires = None if self.lifetime is None else self.now + self.lifetime
@@ -107,6 +110,24 @@ class Town:
         """No token that was given until now is good any more."""
         self.revoked |= self.authority.tokens.keys()
 
+    def door(self, play: Play) -> Play:
+        """Before an MCP server that is played: it wants tokens, and its metadata can be had."""
+
+        async def playing(asked: Asked, out: Out) -> None:
+            scheme, _, token = asked.headers.get("Authorization", "").partition(" ")
+            if asked.target.startswith("/.well-known/"):
+                request = SendRequest(asked.method, f"{RESOURCE}{asked.target}")
+                self.exchanges.append(request)
+                if self.before is not None:
+                    await self.before(request)
+                await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
+            elif scheme == "Bearer" and self.verify(token) is not None:
+                await play(asked, out)
+            else:
+                await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
+
+        return playing
+
     async def answer(self, asked: Asked, out: Out) -> None:
         """As the authorization server."""
         request = SendRequest(asked.method, f"{ISSUER}{asked.target}", tuple(asked.headers.items()), asked.body)
@@ -130,7 +151,7 @@ async def town(
     scopes: tuple[str, ...] = (),
     streams: Callable[[], Pair] = wide,
     protected: bool = True,
-    front: Play | None = None,
+    front: Callable[[Town], Play] | None = None,
     lifetime: float | None = None,
     **authority: Any,
 ) -> AsyncIterator[Town]:
@@ -144,7 +165,7 @@ async def town(
     with unwrapped():
         async with trio.open_nursery() as nursery:
             issuer = Script(at.answer, nursery, streams)
-            mcp = listener if front is None else Script(front, nursery, streams)
+            mcp = listener if front is None else Script(front(at), nursery, streams)
 
             async def dial(host: str, port: int) -> trio.abc.Stream:
                 at.ports.add(port)

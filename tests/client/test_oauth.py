@@ -220,7 +220,7 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
         else:
             await out.json(asked.answer({"resultType": "complete", "tools": []}))
 
-    async with quiet(), town(front=modern(play) if revision == E else legacy(play)) as at:
+    async with quiet(), town(front=lambda _: modern(play) if revision == E else legacy(play)) as at:
         async with at.client(revision=revision) as client:
             await client.list_tools()
             assert tokens[-1][0] == "/moved"

@@ -1,0 +1,366 @@
+"""What goes wrong on the way to a token, at each step of it: it is said at the call, and the next call works."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.http_script import Asked, Out, Play, legacy, modern
+from tests.client.oauth_town import ISSUER, RESOURCE, Town, quiet, town
+from tests.core.auth_server import key
+from tests.http.stage import B, D, E
+from tests.requirements import req
+from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from trio_mcp import (
+    Application,
+    AuthorizationFailed,
+    Blame,
+    Client,
+    Key,
+    LocalProtocolError,
+    MemoryTokenStore,
+    ReplyBroken,
+    Unauthorized,
+)
+from trio_mcp.core.auth_deeds import SendRequest
+
+in_both_eras = pytest.mark.parametrize("revision", [D, E])
+Deed = Callable[[], Awaitable[None]]
+
+
+async def listed(asked: Asked, out: Out) -> None:
+    if asked.what == "GET":
+        await out.reply(405)
+    elif "id" not in asked.message:
+        await out.reply(202)
+    else:
+        await out.json(asked.answer({"resultType": "complete", "tools": [], "ttlMs": 0, "cacheScope": "private"}))
+
+
+def plain(revision: str) -> Callable[[Town], Play]:
+    return lambda at: at.door(modern(listed) if revision == E else legacy(listed))
+
+
+STEPS = ["oauth-protected-resource", "oauth-authorization-server", "/register", "the user", "/token"]
+
+
+def at_step(at: Town, step: str, deed: Deed) -> list[str]:
+    """From now on the deed is done at this step; what is returned tells how often."""
+    done: list[str] = []
+
+    async def do(what: str) -> None:
+        if step in what:
+            done.append(step)
+            await deed()
+
+    async def before(request: SendRequest) -> None:
+        await do(request.url)
+
+    at.before, at.thinks = before, partial(do, "the user")
+    return done
+
+
+def all_is_well(at: Town) -> None:
+    at.before = at.thinks = None
+    at.authority.denies = {}
+
+
+async def cut() -> None:
+    raise EOFError
+
+
+async def refused(client: Client) -> AuthorizationFailed:
+    with pytest.raises(AuthorizationFailed) as failed:
+        await client.list_tools()
+    return failed.value
+
+
+def restart(at: Town, client: Client) -> None:
+    """All is forgotten by both sides: the next flow has all steps."""
+    at.expire()
+    at.authority.refresh_tokens.clear()
+    at.authority.clients.clear()
+    at.exchanges.clear()
+    for each in at.auths:
+        each.store = MemoryTokenStore()
+        for place in each._servers.values():
+            place.authorizer.record = type(place.authorizer.record)(place.authorizer.server_url)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@in_both_eras
+async def test_a_flow_may_be_cut_off_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
+    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
+        restart(at, client)
+        done = at_step(at, step, cut if step != "the user" else deny(at))
+        error = await refused(client)
+        assert done
+        assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
+        assert isinstance(
+            error.__cause__, ReplyBroken if step in ("/register", "/token") else Unauthorized | ReplyBroken
+        )
+        all_is_well(at)
+        await client.list_tools()
+        await client.list_tools()
+
+
+def deny(at: Town) -> Deed:
+    async def denying() -> None:
+        at.authority.denies = {"error": "access_denied", "error_description": "I would rather not"}
+
+    return denying
+
+
+@pytest.mark.parametrize("step", STEPS)
+@in_both_eras
+async def test_a_flow_may_hang_at_each_step(step: str, revision: str, autojump_clock: MockClock) -> None:
+    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
+        restart(at, client)
+        done = at_step(at, step, trio.sleep_forever)
+        start = trio.current_time()
+        error = await refused(client)
+        assert done
+        # The documents have more places than one, each of which takes its time to be given up.
+        assert 30 <= trio.current_time() - start <= (600 if step == "the user" else 90)
+        assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
+        all_is_well(at)
+        await client.list_tools()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@in_both_eras
+async def test_whoever_waits_may_go_at_each_step_and_the_flow_goes_on(
+    step: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(front=plain(revision)) as at, at.client(revision=revision) as client:
+        restart(at, client)
+        done = at_step(at, step, partial(trio.sleep, 10))
+        with trio.move_on_after(5) as scope:
+            await client.list_tools()
+        assert done
+        assert scope.cancelled_caught
+        await client.list_tools()
+        assert len(at.pages) == 2  # of the first flow and of this one
+        assert len(at.exchanges) == len(STEPS) - 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+@in_both_eras
+async def test_a_client_may_be_closed_at_each_step_and_the_next_one_begins_anew(
+    step: str, revision: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(front=plain(revision)) as at:
+        auth = at.auth()
+        done = at_step(at, step, trio.sleep_forever)
+        with trio.move_on_after(5):
+            async with at.client(auth, revision=revision):
+                raise AssertionError("it was opened")
+        assert done
+        all_is_well(at)
+        async with at.client(auth, revision=revision) as client:
+            await client.list_tools()
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works(
+    step: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(front=plain(E)) as at, at.client(revision=E) as client:
+        restart(at, client)
+        at_step(at, step, cut if step != "the user" else deny(at))
+        errors: list[AuthorizationFailed] = []
+
+        async def fail() -> None:
+            errors.append(await refused(client))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(fail)
+        assert len({str(each) for each in errors}) == 1
+        assert len({id(each) for each in errors}) == 5  # each with its own traceback
+        all_is_well(at)
+        await client.list_tools()
+
+
+def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async with town(front=plain(E)) as at, at.client(revision=E) as client:
+            restart(at, client)
+            with attempt.window():
+                await client.list_tools()
+            await client.list_tools()
+            assert len(at.pages) <= 2  # the user is asked once for both
+
+    assert cancel_everywhere(scenario, watch="the scenario") > 3
+
+
+@pytest.mark.parametrize("watch", ["an authorization", "the scenario"])
+@in_both_eras
+def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: str) -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async with town(front=plain(revision)) as at:
+            auth = at.auth()
+            with attempt.window():
+                async with at.client(auth, revision=revision) as client:
+                    await client.list_tools()
+            assert not auth.at(at.url)._runs
+            async with at.client(auth, revision=revision) as client:
+                await client.list_tools()
+
+    assert cancel_everywhere(scenario, watch=watch) > 5
+
+
+@pytest.mark.slow
+def test_anything_may_be_cancelled_at_any_time() -> None:
+    async def scenario(attempt: Attempt) -> None:
+        async with town(front=plain(D)) as at:
+            auth = at.auth()
+            with attempt.window():
+                async with at.client(auth, revision=D) as client:
+                    await client.list_tools()
+            async with at.client(auth, revision=D) as client:
+                await client.list_tools()
+
+    assert cancel_everywhere(scenario, watch=anything) > 50
+
+
+# What servers say.
+
+
+@req("auth-85")
+@pytest.mark.parametrize(
+    ("settings", "blame", "why"),
+    [
+        ({"metadata": {"code_challenge_methods_supported": None}}, Blame.AUTHORIZATION_SERVER, "S256"),
+        ({"metadata": {"issuer": "https://evil.example"}}, Blame.AUTHORIZATION_SERVER, "another issuer"),
+        ({"metadata": {"token_endpoint": "http://as.example/token"}}, Blame.AUTHORIZATION_SERVER, "is not https"),
+        ({"iss": "https://evil.example"}, Blame.AUTHORIZATION_SERVER, "came back with"),
+        ({"registers": False}, Blame.APPLICATION, "no client id"),
+        ({"denies": {"error": "access_denied"}}, Blame.USER, "access_denied"),
+        ({"metadata": {"padding": "x" * 300_000}}, Blame.AUTHORIZATION_SERVER, "publishes no metadata"),
+        ({"path": None}, Blame.AUTHORIZATION_SERVER, "publishes no metadata"),
+    ],
+)
+async def test_it_is_said_who_is_to_blame(
+    settings: dict[str, Any], blame: Blame, why: str, autojump_clock: MockClock
+) -> None:
+    async with quiet(), town(front=plain(E), **settings) as at:
+        with pytest.raises(AuthorizationFailed, match=why) as failed:
+            async with at.client():
+                raise AssertionError("it was opened")
+        assert failed.value.blame is blame
+        assert not at.authority.of("token")
+
+
+@pytest.mark.parametrize("revision", [B, D, E])
+async def test_a_server_that_is_satisfied_by_nothing(revision: str, autojump_clock: MockClock) -> None:
+    async with quiet(), town(front=plain(revision)) as at:
+        at.satisfied = False
+        with pytest.raises(AuthorizationFailed, match="has just given") as failed:
+            async with at.client(revision=revision):
+                raise AssertionError("it was opened")
+        assert isinstance(failed.value.__cause__, Unauthorized)
+        assert failed.value.__cause__.status == 401
+        assert len(at.pages) == 1
+
+
+@pytest.mark.parametrize(("status", "challenge"), [(401, "Basic realm=x"), (403, ""), (403, "Bearer")])
+async def test_what_no_token_mends_is_said_with_the_words_of_the_server(
+    status: int, challenge: str, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(status, b"Only on Tuesdays", {"WWW-Authenticate": challenge}, "text/plain")
+
+    async with quiet(), town(front=lambda at: modern(play)) as at, at.client(revision=E) as client:
+        error = await refused(client)
+        assert isinstance(error.__cause__, Unauthorized)
+        assert "Only on Tuesdays" in str(error.__cause__)
+        assert at.pages == []
+
+
+async def test_an_endless_document_is_read_no_further_than_it_is_looked_at(autojump_clock: MockClock) -> None:
+    async def endless(asked: Asked, out: Out) -> None:
+        if not asked.target.startswith("/.well-known/"):
+            await out.reply(401, headers={"WWW-Authenticate": "Bearer"})
+            return
+        await out.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{")
+        while True:
+            sent.append(65536)
+            await out.raw(b" " * 65536)
+
+    sent: list[int] = []
+    async with quiet(), town(front=lambda at: endless) as at:
+        with pytest.raises(AuthorizationFailed):
+            async with at.client():
+                raise AssertionError("it was opened")
+    assert sum(sent) < 20 * 256 * 1024
+
+
+@pytest.mark.parametrize("name", ["browser", "visit"])
+async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: MockClock) -> None:
+    def failing(url: str) -> str:
+        raise KeyError("Geheim")
+
+    async with quiet(), town() as at:
+        callbacks = {"visit": None, "redirect_uri": None, "browser": failing} if name == "browser" else {name: failing}
+        with pytest.raises(AuthorizationFailed, match=f"the callback {name} has failed .KeyError") as failed:
+            async with at.client(at.auth(**callbacks)):
+                raise AssertionError("it was opened")
+        assert isinstance(failed.value.__cause__, KeyError)
+        assert "Geheim" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "NoneType instead of the URL"),
+        ("http://x/?code=1&state=wrong", "another request"),
+        ("nothing", "another"),
+    ],
+)
+async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        with pytest.raises(AuthorizationFailed, match=why):
+            async with at.client(at.auth(visit=lambda url: answer)):
+                raise AssertionError("it was opened")
+
+
+async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_clock: MockClock) -> None:
+    class Gone(Exception):
+        """The token that holds the key was pulled out."""
+
+    good, works = key(), [True] * 2
+
+    def sign(claims: Any, header: Any) -> str:
+        if not works:
+            raise Gone
+        works.pop()
+        return good.sign(claims, header)
+
+    application = Application("Visitor", dpop=Key("ES256", sign, good.jwk))
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.target.startswith("/.well-known/"):
+            await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
+        elif "DPoP" not in asked.headers:
+            await out.reply(401, headers={"WWW-Authenticate": "DPoP"})
+        else:
+            await listed(asked, out)
+
+    async with quiet(), town(front=lambda at: modern(play), dpop=True) as at:
+        async with at.client(at.auth(application), revision=E) as client:
+            await client.list_tools()
+            with pytest.raises(LocalProtocolError, match="could not sign") as failed:
+                await client.list_tools()
+            assert isinstance(failed.value.__cause__, Gone)
+        async with at.client(at.auth(application), revision=E) as client:
+            error = await refused(client)
+            assert "could not sign" in str(error)
+            assert isinstance(error.__cause__, Gone)
+            works += [True] * 2
+            await client.list_tools()
