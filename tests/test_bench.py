@@ -1,0 +1,120 @@
+"""The bench measures: its rows can be chosen and run, and its report says what was seen.
+
+What it measures is judged by whoever runs it; no figure is held here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.bench.measures import Figure
+from tests.bench.plot import Panel, drawn
+from tests.bench.report import Outcome, as_json, shown
+from tests.bench.rows import ROWS, Aim, Row, Seen, chosen
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_rows_are_chosen_by_words_of_their_names() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        assert row in chosen(row.name.upper().split())
+    assert [row.name for row in chosen(["http", "modern", "16", "json"])] == ["HTTP, JSON, modern, 16 connections"]
+    assert chosen(["stdio", "nothing"]) == []
+
+
+def test_without_words_all_rows_with_an_aim_are_measured() -> None:
+    asked = chosen([])
+    assert {row.name for row in ROWS if any(aim != Aim() for aim in row.aims.values())} - {
+        row.name for row in asked
+    } == {f"HTTP, memory of an idle {kind} stream, each of 1,000" for kind in ("GET", "listen")}
+    assert "HTTP, JSON, modern, 1 connection" not in {row.name for row in asked}
+
+
+def outcome(row: Row, subject: str = "ours", **costs: Sequence[float]) -> Outcome:
+    figures = {name.replace("_", "+"): [Figure(each, 0.25) for each in rounds] for name, rounds in costs.items()}
+    return Outcome(row, subject, figures)
+
+
+def row_of(aim: Aim, *, rate: bool = False) -> Row:
+    return Row("a row", "µs", lambda stack, subject: lambda seconds: Figure(0), {"ours": aim}, rate=rate)
+
+
+def test_an_aim_is_a_ratio_of_the_best_rounds() -> None:
+    aim = Seen(bare=10, typescript=20, python=300).aim(26)
+    assert (aim.bare, aim.peer) == (2.6, 1.3)
+    seen = outcome(row_of(aim), ours=[30, 26, 52], bare=[10, 13, 13], typescript=[20, 20, 20], python=[100, 100, 100])
+    assert seen.to_bare is not None
+    assert (seen.to_bare.of_best, seen.to_bare.lowest, seen.to_bare.highest) == (2.6, 2.0, 4.0)
+    assert seen.peer == "typescript"
+    assert seen.met
+    slower = outcome(row_of(aim), ours=[27], bare=[10], typescript=[20], python=[100])
+    assert not slower.met
+    assert shown(slower).endswith("  missed")
+    assert "2.70 (2.70-2.70) > 2.60" in shown(slower)
+
+
+def test_what_was_not_measured_is_compared_with_nothing() -> None:
+    alone = outcome(row_of(Aim(1.0, 1.0)), ours=[30])
+    assert (alone.to_bare, alone.to_peer, alone.met) == (None, None, True)
+
+
+def test_each_codec_is_compared_with_the_bare_one_that_has_it() -> None:
+    row = row_of(Aim())
+    both = outcome(row, "ours+orjson", ours=[4], ours_orjson=[2], bare=[4], bare_orjson=[1])
+    assert (both.bare, both.to_bare and both.to_bare.of_best) == ("bare+orjson", 2.0)
+    assert outcome(row, "ours+orjson", ours_orjson=[2], bare=[4]).bare == "bare"
+
+
+def test_a_rate_is_shown_as_such_and_compared_by_its_cost() -> None:
+    seen = outcome(row_of(Aim(2.0), rate=True), ours=[4.0], bare=[2.5])
+    (shown_as,) = as_json([seen])["rows"]
+    assert shown_as["values"] == {"ours": 250.0, "bare": 400.0}
+    assert shown_as["bare"]["of_best"] == 1.6
+    assert shown_as["met"]
+
+
+def test_a_plot_has_each_point_and_all_that_is_said() -> None:
+    panels = [Panel(f"<{name}>", "things", [1, 10, 5000], {"a": [1, 2, 3], "b": [40, 50, 60]}) for name in "xy"]
+    picture = ElementTree.fromstring(drawn(panels, "µs"))
+    kinds = [each.tag.partition("}")[2] for each in picture.iter()]
+    assert kinds.count("circle") == 12
+    said = [each.text for each in picture.iter() if each.text]
+    assert said.count("things") == 2
+    assert "<x>" in said
+    assert "5,000" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "stdio, echo, modern, 64 in flight",
+        "stdio, 2,000 reports of progress, each",
+        "stdio, tools/list of 200 tools",
+        "stdio, cold start to the first answer",
+        "HTTP, SSE, session, 16 connections",
+        "HTTP, SSE, modern, 2,000 reports of progress, each",
+        "HTTP, memory of an idle GET stream, each of 1,000",
+        "client, stdio, session, 16 in flight",
+        "client, HTTP, modern, 16 in flight",
+    ],
+)
+def test_a_row_can_be_measured(words: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench", *words.split(), "--only", "ours", "bare", "--rounds", "1"]
+    seen = tmp_path / "seen.json"
+    done = subprocess.run(
+        [*command, "--seconds", "0", "--json", str(seen)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
+    (row,) = json.loads(seen.read_text())["rows"]
+    assert row["row"] == words
+    assert all(value > 0 for value in row["values"].values())
+    assert row["values"].keys() == {"ours", "bare"}
