@@ -510,6 +510,7 @@ class _Messages:
 
     ended = False
     why = "the WebSocket has ended"
+    stretch = None
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -27,6 +27,7 @@ Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
 _CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
+_TURN = 500  # messages that are heard before others have their turn: some are three bytes, and each is owed an answer
 _PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`, where there is a heartbeat
 
 
@@ -40,6 +41,10 @@ class Framing(Protocol):
     @property
     def why(self) -> str:
         """What is to be said of the end, to whoever waits for an answer."""
+
+    @property
+    def stretch(self) -> int | None:
+        """Bytes that are fed at once at most, for nobody else is served meanwhile; None: as they come."""
 
     def feed(self, data: bytes) -> Iterable[Message]:
         """The messages that are whole now; also takes in control frames."""
@@ -62,6 +67,7 @@ class Lines:
 
     ended = False
     why = "the connection has ended"
+    stretch = None
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -190,10 +196,11 @@ class Duplex:
     async def _read(self) -> None:
         # Beyond this only what answers the other side's own pings and mistakes can pile up, so it is its doing.
         most = self._limits.calls + self._limits.outgoing
+        stretch = self._framing.stretch
         while not self._framing.ended:
             try:
-                data, self._received = self._received, b""
-                data = data or bytes(await self._stream.receive_some())
+                data, self._received = self._received[:stretch], self._received[stretch or len(self._received) :]
+                data = data or bytes(await self._stream.receive_some(stretch))
             except GONE:
                 data = b""
             if not data:
@@ -202,10 +209,12 @@ class Duplex:
             self._heard = trio.current_time()
             if self._tap is not None:
                 self._tap("in", data)
-            for message in self._framing.feed(data):
+            for number, message in enumerate(self._framing.feed(data), 1):
                 self._talk.hear(message, self._heard)
                 if self._queued() > most:
                     await self.wire.room(most)
+                elif not number % _TURN:
+                    await trio.lowlevel.checkpoint()
             self._control += self._framing.pending()
             if self._queued():
                 self.wire.wake()

@@ -58,6 +58,9 @@ class WebSocketFrames:
     ended = False
     """The other side has closed, or has broken the rules: no message will come any more."""
 
+    stretch = 8 * 1024
+    """They may be some thousand frames without content."""
+
     over = False
     """Both sides have closed, so that nothing at all is waited for any more."""
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["serve_upgrade"]
 
 _INTERNAL = 1011
-# Bytes that are read at once: they may be a thousand frames without content, and nobody else is served while those are
-# looked at.
-_RECEIVE = 8 * 1024
 
 
 async def serve_upgrade(
@@ -116,11 +113,11 @@ class _Link(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self._trailing:
             await trio.lowlevel.checkpoint()
-            size = max_bytes or _RECEIVE
+            size = max_bytes or self._frames.stretch
             data, self._trailing = self._trailing[:size], self._trailing[size:]
             return data
         try:
-            received = await self._stream.receive_some(max_bytes or _RECEIVE)
+            received = await self._stream.receive_some(max_bytes or self._frames.stretch)
         except GONE:
             self._gone = True
             raise

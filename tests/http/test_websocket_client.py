@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -516,6 +516,27 @@ async def test_a_ping_is_answered_at_once(autojump_clock: MockClock) -> None:
         await server.send_all(to_client(PING, b"2"))
         await wait_all_tasks_blocked()
         assert heard_by(server) == [(PONG, b"1"), (PONG, b"2")]
+        await server.send_eof()
+
+
+async def test_no_more_is_looked_at_at_once_than_others_can_wait_for(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty thousand pings in one piece, one with the consent and one after it."""
+    flood = to_client(PING) * 30_000
+    fed: list[int] = []
+    feed = WebSocketFrames.feed
+
+    def counted(self: WebSocketFrames, data: bytes) -> Iterable[Message]:
+        fed.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(WebSocketFrames, "feed", counted)
+    async with linked(received=flood) as (_, server, _duplex):
+        await server.send_all(flood)
+        await wait_all_tasks_blocked()
+        assert sum(fed) == 2 * len(flood)
+        assert max(fed) <= 8 * 1024
         await server.send_eof()
 
 

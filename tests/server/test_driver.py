@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
@@ -33,6 +34,7 @@ from tests.server.wire import (
     since,
 )
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
+from trio_mcp.core.session import ServerSession
 from trio_mcp.outbox import CLOSING
 
 BATCHES = "2025-03-26"
@@ -514,6 +516,38 @@ async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(autojump
                 before = before or len(gc.get_objects())
                 assert len(gc.get_objects()) < before + 500
         ours.close()
+
+
+async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three bytes each, and each is owed an answer; all of them come in one read."""
+    ours, theirs = pipe_pair(10**7)
+    turn = 0
+    heard: Counter[int] = Counter()
+    receive = ServerSession.receive
+
+    def counted(self: ServerSession, *args: Any, **how: Any) -> Any:
+        heard[turn] += 1
+        return receive(self, *args, **how)
+
+    async def other() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(ServerSession, "receive", counted)
+    async with trio.open_nursery() as nursery:
+        await ours.send_all(b"{}\n" * 5000)
+        nursery.start_soon(other)
+        nursery.start_soon(serve_stream, Bench().server, theirs)
+        answered = 0
+        while answered < 5000:
+            answered += bytes(await ours.receive_some()).count(b"\n")
+        nursery.cancel_scope.cancel()
+    assert heard.total() == 5000
+    assert max(heard.values()) <= 2 * 500  # within one pass of the loop nobody is first
 
 
 # Streams that fail.
