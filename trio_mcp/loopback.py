@@ -168,7 +168,7 @@ async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChann
             status, page = await came.page()
         scope.deadline = trio.current_time() + _ASKING
         try:
-            await stream.send_all(_reply(http, status, page.encode()))
+            await stream.send_all(_reply(http, status, page.encode(), bodiless=request.method == b"HEAD"))
         finally:
             if came is not None:
                 came.shown.set()
@@ -194,9 +194,10 @@ _HEADERS: Final = (
 )
 
 
-def _reply(http: h11.Connection, status: int, body: bytes) -> bytes:
+def _reply(http: h11.Connection, status: int, body: bytes, *, bodiless: bool) -> bytes:
     headers = [*_HEADERS, ("Content-Length", str(len(body)))]
-    parts = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+    data = h11.Data(data=b"" if bodiless else body)
+    parts = (h11.Response(status_code=status, headers=headers), data, h11.EndOfMessage())
     return b"".join([http.send(each) or b"" for each in parts])
 
 

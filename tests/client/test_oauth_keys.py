@@ -1,0 +1,97 @@
+"""Keys that sign, from a PEM or fresh."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+from trio_mcp import LocalProtocolError, load_key, new_key
+
+CURVES = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+
+
+def made(algorithm: str) -> Any:
+    if algorithm in CURVES:
+        return ec.generate_private_key(CURVES[algorithm])
+    return ed25519.Ed25519PrivateKey.generate() if algorithm == "EdDSA" else rsa.generate_private_key(65537, 2048)
+
+
+def pem_of(private: Any, password: bytes | None = None) -> bytes:
+    protection = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    pem: bytes = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    return pem
+
+
+@pytest.mark.parametrize("algorithm", ["ES256", "ES384", "ES512", "RS256", "EdDSA"])
+def test_a_key_signs_by_what_it_is_for(algorithm: str) -> None:
+    private = made(algorithm)
+    key = load_key(pem_of(private).decode(), id="first")
+    assert (key.algorithm, key.id) == (algorithm, "first")
+    token = key.sign({"a": 1}, {"typ": "dpop+jwt", "alg": algorithm, "jwk": dict(key.jwk)})
+    header = jwt.get_unverified_header(token)
+    assert (header["typ"], header["alg"], header["jwk"]) == ("dpop+jwt", algorithm, key.jwk)
+    assert jwt.decode(token, jwt.PyJWK(header["jwk"], algorithm), [algorithm]) == {"a": 1}
+    assert not {"d", "p", "q", "dp", "dq", "qi", "key_ops"} & key.jwk.keys()
+
+
+@pytest.mark.parametrize("algorithm", ["PS256", "RS512"])
+def test_a_key_of_rsa_signs_by_what_is_said(algorithm: str) -> None:
+    key = load_key(pem_of(made("RS256")), algorithm)
+    assert jwt.get_unverified_header(key.sign({}, {"alg": algorithm}))["alg"] == algorithm
+
+
+def test_a_key_may_have_a_password() -> None:
+    pem = pem_of(made("ES256"), b"Geheim")
+    assert load_key(pem, password="Geheim").algorithm == "ES256"
+    for password in (None, "Falsch"):
+        with pytest.raises(LocalProtocolError, match="the key cannot be read") as failed:
+            load_key(pem, password=password)
+        assert failed.value.__suppress_context__
+
+
+def test_a_fresh_key_is_for_es256_and_the_only_one() -> None:
+    one, other = new_key(), new_key()
+    assert one.algorithm == other.algorithm == "ES256"
+    assert one.jwk != other.jwk
+    assert one.jwk.keys() == {"kty", "crv", "x", "y"}
+
+
+@pytest.mark.parametrize("pem", ["", "Geheim", b"-----BEGIN PRIVATE KEY-----\nR2VoZWlt\n-----END PRIVATE KEY-----\n"])
+def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="BEGIN PRIVATE KEY") as failed:
+        load_key(pem)
+    assert "Geheim" not in str(failed.value)
+    assert "R2Vo" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("private", "algorithm", "why"),
+    [
+        (made("ES256"), "RS256", "this one is for ES256, not RS256"),
+        (made("RS256"), "HS256", "not HS256"),
+        (ec.generate_private_key(ec.SECP256K1()), None, "this is none of them"),
+        (ed448.Ed448PrivateKey.generate(), None, "this is none of them"),
+    ],
+)
+def test_a_key_is_for_its_own_algorithms(private: Any, algorithm: str | None, why: str) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        load_key(pem_of(private), algorithm)
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = builtins.__import__
+
+    def without(name: str, *more: Any) -> Any:
+        if name.partition(".")[0] == "jwt":
+            raise ImportError(name)
+        return whole(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for make in (new_key, lambda: load_key("")):
+        with pytest.raises(LocalProtocolError, match=r"pip install 'trio_mcp\[oauth\]'"):
+            make()

@@ -1,0 +1,205 @@
+"""Where tokens outlive the process: nobody else can read them, and nothing of them is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.requirements import req
+from trio_mcp import FileTokenStore, LocalProtocolError, MemoryTokenStore, TokenStore
+
+URL, OTHER = "https://mcp.example/mcp", "https://other.example/mcp"
+ENTRY = {"form": 1, "secret": "Geheim"}
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="latin-1")
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text, encoding="latin-1")
+    path.chmod(mode)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, file: Path) -> TokenStore:
+    return MemoryTokenStore() if request.param == "memory" else FileTokenStore(file)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+async def test_what_was_set_last_is_there(store: TokenStore) -> None:
+    assert await store.get(URL) is None
+    await store.set(URL, {"a": 1})
+    await store.set(OTHER, {"b": 2})
+    await store.set(URL, ENTRY)
+    assert (await store.get(URL), await store.get(OTHER)) == (ENTRY, {"b": 2})
+    await store.set(URL, None)
+    await store.set(URL, None)
+    assert (await store.get(URL), await store.get(OTHER)) == (None, {"b": 2})
+    assert "Geheim" not in repr(store)
+
+
+@req("auth-22")
+async def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    # A new folder would be one that nobody can enter.
+    folder = tmp_path if umask == 0o777 else tmp_path / "new"
+    store = FileTokenStore(folder / "tokens.json")
+    for _ in range(2):
+        await store.set(URL, ENTRY)
+        assert names_in(folder) == ["tokens.json", "tokens.json.lock"]
+        assert mode_of(folder / "tokens.json") == 0o600
+        assert mode_of(folder) == 0o700
+    assert await store.get(URL) == ENTRY
+
+
+async def test_a_file_that_others_could_read_is_one_no_more(file: Path) -> None:
+    write(file, json.dumps({"form": 1, "servers": {OTHER: {"b": 2}}}), 0o644)
+    store = FileTokenStore(file)
+    await store.set(URL, ENTRY)
+    assert mode_of(file) == 0o600
+    assert await store.get(OTHER) == {"b": 2}
+
+
+async def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    await FileTokenStore(link).set(URL, ENTRY)
+    assert link.is_symlink()
+    assert await FileTokenStore(file).get(URL) == ENTRY
+
+
+async def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    await FileTokenStore("~/config/tokens").set(URL, ENTRY)
+    assert (tmp_path / "config" / "tokens").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"servers": {}}', '{"form": 2, "servers": {}}', '{"form": 1}', "[" * 100_000, "\xff"],
+)
+async def test_what_cannot_be_read_is_an_error_and_stays_as_it_is(file: Path, text: str) -> None:
+    write(file, text)
+    store = FileTokenStore(file)
+    with pytest.raises(LocalProtocolError, match=r"tokens\.json is no store of tokens: .*mend it, or delete it"):
+        await store.get(URL)
+    with pytest.raises(LocalProtocolError, match="is no store of tokens"):
+        await store.set(URL, ENTRY)
+    assert text_of(file) == text
+
+
+async def test_an_entry_that_is_none_is_an_error_without_its_value(file: Path) -> None:
+    write(file, json.dumps({"form": 1, "servers": {URL: "Geheim"}}))
+    with pytest.raises(LocalProtocolError, match="an entry is no object") as failed:
+        await FileTokenStore(file).get(URL)
+    assert "Geheim" not in str(failed.value)
+
+
+async def test_where_nothing_can_be_kept_it_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "file", "")
+    store = FileTokenStore(tmp_path / "file" / "tokens")
+    for attempt in (store.get(URL), store.set(URL, ENTRY)):
+        with pytest.raises(LocalProtocolError, match=r"tokens cannot be kept in .*(Not a directory|File exists)"):
+            await attempt
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(LocalProtocolError, match="Is a directory"):
+        await FileTokenStore(tmp_path / "folder").get(URL)
+
+
+async def test_a_writer_that_was_killed_leaves_what_was_there(file: Path, tmp_path: Path) -> None:
+    store = FileTokenStore(file)
+    await store.set(URL, ENTRY)
+    write(tmp_path / "tokens.json.new", "half")
+    assert await store.get(URL) == ENTRY
+    await store.set(OTHER, ENTRY)
+    assert names_in(tmp_path) == ["tokens.json", "tokens.json.lock"]
+    # Nor is anything written to what somebody has put there.
+    write(tmp_path / "elsewhere", "")
+    (tmp_path / "tokens.json.new").symlink_to(tmp_path / "elsewhere")
+    await store.set(OTHER, {})
+    assert text_of(tmp_path / "elsewhere") == ""
+
+
+async def test_a_store_that_is_locked_for_ever_is_given_up(
+    file: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise BlockingIOError
+
+    async def at_once(deed: object, *_: object) -> object:
+        await trio.lowlevel.checkpoint()
+        assert callable(deed)
+        return deed()
+
+    monkeypatch.setattr("fcntl.flock", busy)
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    with pytest.raises(LocalProtocolError, match="locked by another process for 10 seconds"):
+        await FileTokenStore(file).set(URL, ENTRY)
+    assert "tokens.json" not in names_in(file.parent)
+
+
+WRITER = """
+import sys, trio
+from trio_mcp import FileTokenStore
+
+async def main(path, who):
+    store = FileTokenStore(path)
+    for number in range(20):
+        await store.set(f"https://{who}.example/{number}", {"who": who})
+
+trio.run(main, *sys.argv[1:])
+"""
+
+
+async def test_processes_do_not_lose_each_others_entries(file: Path) -> None:
+    store, names = FileTokenStore(file), ("one", "two", "three")
+    async with trio.open_nursery() as nursery:
+        for who in names:
+            nursery.start_soon(trio.run_process, [sys.executable, "-c", WRITER, str(file), who])
+        while len(nursery.child_tasks) == 3:  # who reads meanwhile sees one state or another
+            await store.get(URL)
+    for who in names:
+        for number in range(20):
+            assert await store.get(f"https://{who}.example/{number}") == {"who": who}
+
+
+async def test_tasks_do_not_lose_each_others_entries(file: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(FileTokenStore(file).set, f"https://{number}.example", ENTRY)
+    assert len(json.loads(text_of(file))["servers"]) == 20
+
+
+async def test_who_is_cancelled_has_either_written_or_has_not(file: Path) -> None:
+    store = FileTokenStore(file)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await store.set(URL, ENTRY)
+    assert await store.get(URL) in (None, ENTRY)
+    await store.set(OTHER, ENTRY)
+    assert await store.get(OTHER) == ENTRY
