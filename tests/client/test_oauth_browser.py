@@ -1,0 +1,157 @@
+"""Clients whose user is asked in a browser that comes back to this process, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import socket
+import webbrowser
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+import trio
+
+from tests.client.oauth_town import Town, quiet, town
+from tests.client.test_oauth import Store, add
+from tests.requirements import req
+from trio_mcp import AuthorizationFailed, Blame, OAuth
+from trio_mcp.core.auth_records import read_record
+
+
+class Browser:
+    """Goes where it is sent, and from there back to the application; before that, to the `detours`."""
+
+    def __init__(self, at: Town, nursery: trio.Nursery, *detours: str) -> None:
+        self.pages: list[str] = []
+        self._at = at
+        self._nursery = nursery
+        self._detours = detours
+
+    def __call__(self, url: str) -> None:
+        self._at.pages.append(url)
+        self._nursery.start_soon(self._visit, url)
+
+    async def _visit(self, url: str) -> None:
+        uri = dict(parse_qsl(urlsplit(url).query))["redirect_uri"]
+        for detour in self._detours:
+            self.pages.append(await fetched(uri, detour))
+        self.pages.append(await fetched(uri, f"{urlsplit(uri).path}?{self._at.authority.browse(url)}"))
+
+
+async def fetched(uri: str, target: str) -> str:
+    """The page there; by a socket of its own, for those of the town lead elsewhere."""
+    parts = urlsplit(uri)
+    with trio.socket.socket() as sock:
+        await sock.connect(("127.0.0.1", parts.port))
+        await sock.send(f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        page = b""
+        while data := await sock.recv(65536):
+            page += data
+    return page.decode()
+
+
+def by(browser: Callable[[str], object], **more: Any) -> dict[str, Any]:
+    return {"browser": browser, "visit": None, "redirect_uri": None, **more}
+
+
+def redirect_uris(at: Town) -> list[str]:
+    return [each["redirect_uri"] for each in at.authority.of("authorize")]
+
+
+@req("auth-55")
+async def test_the_browser_comes_back_and_what_else_comes_is_ignored() -> None:
+    detours = ("/favicon.ico", "/callback", "/callback?code=theirs&state=theirs", "/callback?error=access_denied")
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        browser = Browser(at, nursery, *detours)
+        async with at.client(at.auth("<My> app", **by(browser))) as client:
+            await add(client)
+        assert len(at.pages) == 1
+        for page in browser.pages[:-1]:
+            assert page.startswith("HTTP/1.1 404 ")
+        assert "<p>&lt;My&gt; app has what it needs. You may close this window.</p>" in browser.pages[-1]
+        # Nobody listens any more.
+        with pytest.raises(OSError, match="refused"):
+            await fetched(redirect_uris(at)[0], "/callback")
+
+
+async def test_the_page_says_why_it_failed_also_when_that_comes_later() -> None:
+    async with quiet(), trio.open_nursery() as nursery, town(denies={"error": "access_denied"}) as at:
+        browser = Browser(at, nursery)
+        with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
+            async with at.client(at.auth(**by(browser))):
+                raise AssertionError("it was opened")
+        assert failed.value.blame is Blame.USER
+        assert "access_denied" in browser.pages[-1]
+        at.authority.denies = {"code": "<b>spent</b>"}
+        with pytest.raises(AuthorizationFailed, match="invalid_grant"):
+            async with at.client(at.auth(**by(browser))):
+                raise AssertionError("it was opened")
+        assert "Visitor could not be given access" in browser.pages[-1]
+        assert "invalid_grant" in browser.pages[-1]
+        assert "<b>" not in browser.pages[-1]
+
+
+async def test_the_port_that_was_registered_is_used_again() -> None:
+    store = Store()
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        for _ in range(2):
+            async with at.client(at.auth(store=store, **by(Browser(at, nursery)))) as client:
+                await add(client)
+            at.expire()
+            at.authority.refresh_tokens.clear()
+        first, second = redirect_uris(at)
+        assert first == second
+        assert len(at.authority.of("register")) == 1
+        with socket.socket() as sock:  # now somebody else has it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", urlsplit(first).port))
+            sock.listen()
+            async with at.client(at.auth(store=store, **by(Browser(at, nursery)))) as client:
+                await add(client)
+        assert redirect_uris(at)[-1] != first
+        assert len(at.authority.of("register")) == 2
+        entry = store.given[-1]
+        assert entry is not None
+        assert read_record(entry).registered[0].redirect_uris == (redirect_uris(at)[-1],)
+
+
+async def test_a_fixed_redirect_uri_is_listened_at() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        uri = f"http://localhost:{sock.getsockname()[1]}/signed-in"
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        async with at.client(at.auth(**by(Browser(at, nursery), redirect_uri=uri))) as client:
+            await add(client)
+        assert redirect_uris(at) == [uri]
+
+
+async def test_a_redirect_uri_that_is_taken_is_said() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        uri = f"http://127.0.0.1:{sock.getsockname()[1]}/callback"
+        async with quiet(), trio.open_nursery() as nursery, town() as at:
+            with pytest.raises(AuthorizationFailed, match="is the port in use") as failed:
+                async with at.client(at.auth(**by(Browser(at, nursery), redirect_uri=uri))):
+                    raise AssertionError("it was opened")
+            assert failed.value.blame is Blame.APPLICATION
+            assert at.pages == []
+
+
+async def test_a_user_who_never_comes_back_is_waited_for_so_long(autojump_clock: trio.testing.MockClock) -> None:
+    async with quiet(), town() as at:
+        start = trio.current_time()
+        with pytest.raises(AuthorizationFailed, match="nobody has answered within 120 seconds") as failed:
+            async with at.client(at.auth(**by(at.pages.append, user_seconds=120))):
+                raise AssertionError("it was opened")
+        assert failed.value.blame is Blame.USER
+        assert trio.current_time() - start == 120
+
+
+async def test_by_default_it_is_the_browser_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        browser = Browser(at, nursery)
+        monkeypatch.setattr(webbrowser, "open", lambda url: trio.from_thread.run_sync(browser, url) is None)
+        async with at.client(OAuth("Visitor", http_on_loopback=True)) as client:
+            await add(client)
+        assert len(at.pages) == 1
