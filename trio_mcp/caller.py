@@ -201,25 +201,44 @@ class Talk(Protocol):
         """The link is gone; called once, after everybody who waited has been told."""
 
 
-@attrs.define(eq=False, repr=False)
 class _Asked:
     """A request of ours, as whoever made it waits for it."""
 
-    headers: Fields
-    news: trio.Event = attrs.field(factory=trio.Event)
-    reports: list[ProgressReported] = attrs.field(factory=list)
-    outcome: Outcome | None = None
-    failure: Failure | None = None
+    __slots__ = ("_waiting", "failure", "headers", "outcome", "reports")
+
+    def __init__(self, headers: Fields) -> None:
+        self.headers = headers
+        self.reports: list[ProgressReported] = []
+        self.outcome: Outcome | None = None
+        self.failure: Failure | None = None
+        self._waiting: trio.lowlevel.Task | None = None  # an event for each call would cost more than all else here
 
     def reported(self, report: ProgressReported) -> None:
         self.reports.append(report)
         del self.reports[:-_REPORTS]
-        self.news.set()
+        self._wake()
+
+    def over(self, outcome: Outcome, failure: Failure | None) -> None:
+        self.outcome, self.failure = outcome, failure
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            trio.lowlevel.reschedule(self._waiting)
+            self._waiting = None
+
+    async def _news(self) -> None:
+        self._waiting = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._waiting = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def result(self, on_progress: OnProgress | None) -> JsonObject:
         while self.outcome is None or self.reports:
-            await self.news.wait()
-            self.news = trio.Event()
+            if not self.reports:
+                await self._news()
             reports, self.reports = self.reports, []
             for each in reports:
                 assert on_progress is not None  # or none would have been asked for
@@ -327,8 +346,7 @@ class Caller:
         if asked is None:
             self._talk.ended(outcome, failure)
             return
-        asked.outcome, asked.failure = outcome, failure
-        asked.news.set()
+        asked.over(outcome, failure)
         if self._carrier is not None:
             self._carrier.settled(outcome.id)
 

@@ -65,7 +65,7 @@ from trio_mcp.core.models import (
 from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.rounds import Ask, Rounds
+from trio_mcp.core.rounds import Ask, Rounds, is_complete
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
@@ -237,7 +237,7 @@ class Client:
     async def _request(
         self,
         method: str,
-        params: Mapping[str, Json],
+        params: JsonObject,
         on_progress: OnProgress | None = None,
         *,
         meta: Mapping[str, Json] | None = None,
@@ -259,29 +259,37 @@ class Client:
         if not (on_progress is None or callable(on_progress)):
             raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
         terms = terms_of(await self._keeper.caller())
-        rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
+        rounds: Rounds | None = None  # mostly there is nothing to be asked
         while True:
             try:
                 result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
             except RequestError as error:
                 name_the_options(error)
                 raise
+            if rounds is None:
+                if is_complete(terms.revision, result):
+                    return result, asked
+                rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
             step = rounds.receive(result)
             if not isinstance(step, Ask):
                 return step.result, asked
             asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
             fields = self._fields(headers)  # a user may have thought about it for longer than a token holds
 
-    def _with_meta(self, params: Mapping[str, Json], meta: Mapping[str, Json] | None) -> JsonObject:
+    def _with_meta(self, params: JsonObject, meta: Mapping[str, Json] | None) -> JsonObject:
+        if meta is None and self._meta is None and "_meta" not in params:
+            return params
         given = params.get("_meta", {})
         if not isinstance(given, Mapping):
             raise LocalProtocolError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
         more = {**(self._meta() if self._meta is not None else {}), **members("meta", meta)}
-        return {**params, "_meta": {**given, **more}} if more else dict(params)
+        return {**params, "_meta": {**given, **more}} if more else params
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
         """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
-        own = () if headers is None else fields_of(headers)
+        if headers is None:
+            return self._own_headers()
+        own = fields_of(headers)
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
@@ -576,6 +584,8 @@ class Client:
             caller.notify("notifications/roots/list_changed")
 
     def _own_headers(self) -> Fields:
+        if not self._headers:
+            return ()
         try:
             headers = self._headers() if callable(self._headers) else self._headers
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks

@@ -139,7 +139,7 @@ def _check_plain(name: str, callback: Any) -> None:
 
 def check_along(along: Mapping[str, object], method: str = "", name: str = "") -> None:
     """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name."""
-    if unknown := along.keys() - Along.__annotations__:
+    if along and (unknown := along.keys() - Along.__annotations__):
         keyword, known = min(unknown), ", ".join(Along.__annotations__)
         instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
         raise TypeError(f"nothing goes along with a request as {keyword!r}, but {known}{instead}")
@@ -147,7 +147,9 @@ def check_along(along: Mapping[str, object], method: str = "", name: str = "") -
 
 def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """What was given by name, as a dict of its own.  Raises LocalProtocolError for what is no mapping."""
-    return {} if given is None else dict(_mapping(what, given))
+    if given is None:
+        return {}
+    return dict(given if type(given) is dict else _mapping(what, given))
 
 
 def _mapping(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -194,6 +194,9 @@ class Keeper:
     async def caller(self) -> Caller:
         """Whom to ask now; a session that the server has lost is opened anew first."""
         self.check_run()
+        connection = self.connection
+        if not self._closing.is_set() and connection.caller.failure is None:
+            return connection.caller
         return await self._usable()
 
     async def _usable(self) -> Caller:
@@ -263,7 +266,9 @@ class Keeper:
 
         Whoever asks has gone by `caller` before, which is where it is seen from which run they come.
         """
-        caller = await self._usable()
+        caller = self.connection.caller
+        if self._closing.is_set() or caller.failure is not None:
+            caller = await self._usable()
         try:
             return await caller.request(method, params, on_progress=on_progress, headers=headers)
         except SessionLost as error:

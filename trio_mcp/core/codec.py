@@ -159,7 +159,9 @@ _JSON_NAMES = {
 _SCALARS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
-# The codec hands the whole mapping to `raw` under a name of its own, which overrides a peer's.
+# `raw` is the whole mapping, which is no member of itself.  It is set when all else is, or handed over under a name of
+# its own, which overrides a peer's.
+_set_raw = Model.raw.__set__  # type: ignore[union-attr]
 _RAW = "(raw)"
 
 # A message of 4 MiB has room for two million zeros in the place of tools.  Each `Malformed` says where to look, and
@@ -200,7 +202,9 @@ class _Readers(dict[Any, Callable[..., Any]]):
         from cattrs.gen import make_dict_structure_fn, override
 
         fields = attrs.fields(attrs.resolve_types(cls))[1:]
-        hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same)}
+        # A class that checks itself wants to know at once that it was received.
+        checked = "__attrs_post_init__" in dir(cls) or any(field.validator is not None for field in fields)
+        hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same) if checked else override(omit=True)}
         for field in fields:
             hooks[field.name] = override(rename=_wire(field), struct_hook=self.field(field))
         build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=False, **hooks)
@@ -213,23 +217,37 @@ class _Readers(dict[Any, Callable[..., Any]]):
             for key, constant in constants:
                 if data.get(key) != constant:
                     raise _Misfit(f'expected "{constant}"', key)
-            for name in required:
-                if name not in data:
-                    raise _Misfit("missing", name)
-            return build({**data, _RAW: data}, cls)
+            try:
+                found = build({**data, _RAW: data} if checked else data, cls)
+            except (KeyError, _Misfit):
+                for name in required:
+                    if name not in data:
+                        raise _Misfit("missing", name) from None
+                raise
+            if not checked:
+                _set_raw(found, data)
+            return found
 
         return read
 
     def field(self, field: attrs.Attribute[Any]) -> Callable[[Json, object], Any]:
-        read, name = self.of(field.type), _wire(field)
+        name, members = _wire(field), _members(field.type)
+        if Any in members:
+            return _same
+        takes, expected = self.takes(members)
 
         def member(value: Json, _: object) -> Any:
+            take = takes.get(type(value))
+            if take is _same:
+                return value
+            if take is None:
+                raise _Misfit(_unlike(expected, value), name)
             try:
-                return read(value)
+                return take(value)
             except _Misfit as misfit:
                 raise misfit.within(name) from None
 
-        return _same if read is _same else member
+        return member
 
     def of(self, annotation: Any) -> Callable[[Json], Any]:
         members = _members(annotation)
@@ -325,9 +343,13 @@ class _Readers(dict[Any, Callable[..., Any]]):
         if len(shapes) == 1:
             return lambda value: self[shapes[0]](value)
         marked = [(cls, tuple(cls.MARKS.items())) for cls in shapes]
+        alike = all(cls.MARKS.keys() == {"type"} for cls in shapes)
+        by_type = {cls.MARKS["type"]: cls for cls in shapes} if alike else {}
         fits_none = "fits none of " + ", ".join(cls.__name__ for cls in shapes)
 
         def pick(value: JsonObject) -> Any:
+            if type(kind := value.get("type")) is str and (likely := by_type.get(kind)) is not None:
+                return self[likely](value)
             for cls, marks in marked:
                 if all(key in value and constant in (None, value[key]) for key, constant in marks):
                     return self[cls](value)

@@ -162,6 +162,7 @@ class ClientSession(Session):
         if self.terms is not None:
             self.phase = Phase.OPEN
             self._speak(self.terms.revision)
+        self._ours: dict[Revision, JsonObject] = {}  # what every request of such a revision says; never changed
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
@@ -218,14 +219,17 @@ class ClientSession(Session):
         return super()._terms_for(method, about)
 
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
-        given = meta_of("params", params)
-        level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
-        ours = {
-            META_VERSION: revision.name,
-            META_CLIENT_CAPABILITIES: self.declared(revision),
-            META_CLIENT_INFO: self.offer.info_in(revision),
-        }
-        return {**params, "_meta": {**level, **given, **ours}}
+        given, ours = meta_of("params", params), self._ours.get(revision)
+        if ours is None:
+            ours = self._ours[revision] = {
+                META_VERSION: revision.name,
+                META_CLIENT_CAPABILITIES: self.declared(revision),
+                META_CLIENT_INFO: self.offer.info_in(revision),
+            }
+        if given or self.log_level is not None:
+            level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
+            ours = {**level, **given, **ours}
+        return {**params, "_meta": ours}
 
     def _speak(self, revision: Revision) -> None:
         """On HTTP it is the revision that says what a cancellation and a lost stream mean."""

@@ -72,6 +72,7 @@ __all__ = [
     "SealedState",
     "StateSealer",
     "input_required",
+    "is_complete",
     "read_answers",
 ]
 
@@ -441,6 +442,15 @@ class Ask:
     questions: tuple[Question, ...]
 
 
+def is_complete(revision: Revision, result: JsonObject) -> bool:
+    """Whether a call has ended with this result.
+
+    rtype-04: "MUST treat the absent field as complete".  Where results have no type, a member of that name means
+    nothing.
+    """
+    return not revision.result_type or result.get("resultType", "complete") == "complete"
+
+
 class _Stage(enum.Enum):
     SENT = "waiting for a result"
     ASKED = "waiting for answers"
@@ -482,14 +492,14 @@ class Rounds:
         """Take the result of the last request.  Raises `RemoteProtocolError`, and is over, if it breaks the rules."""
         self._expect(_Stage.SENT)
         self._stage = _Stage.ENDED
-        # rtype-04: "MUST treat the absent field as complete".  Where results have no type, a member of that name means
-        # nothing.
-        kind = result.get("resultType", "complete") if self._revision.result_type else "complete"
+        if is_complete(self._revision, result):
+            return Complete(result)
+        kind = result["resultType"]
         if kind == "input_required":
             self._questions, self._state = self._read(result)
             self._stage = _Stage.ASKED
             return Ask(self._questions)
-        if kind != "complete" and not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
+        if not (isinstance(kind, str) and kind in self._extensions):  # rtype-03
             raise self._blame(f"a result of unknown type {shown(kind)}")
         return Complete(result)
 
