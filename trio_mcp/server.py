@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
     from trio_mcp.core.resource_server import Protection, Verify
+    from trio_mcp.duplex import Tap
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
 
@@ -434,6 +435,7 @@ class Server:
         unix: str | os.PathLike[str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         grace: float = 5.0,
+        tap: Tap | None = None,
         **options: Unpack[HttpOptions],
     ) -> None:
         """Serve as the purpose of this process; for the end of a script.  Inside a Trio program use `serve_stdio`,
@@ -442,7 +444,8 @@ class Server:
         That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
         come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), or, with `unix`,
         to a socket file, with the options of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143)
-        after SIGTERM, which gives the calls that run `grace` seconds.
+        after SIGTERM, which gives the calls that run `grace` seconds.  `tap` sees all that is said: with `print` it
+        is on standard error of a server on stdio.
         """
         if "transport" in options or (address and address[0] in _TRANSPORTS):
             raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
@@ -451,14 +454,14 @@ class Server:
         if options:
             _check_http_options(options)
         if http is not None or unix is not None:
-            self._run_http(http, unix, ssl_context, grace, options)
+            self._run_http(http, unix, ssl_context, grace, tap, options)
             return
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
             raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
         from trio_mcp.stdio import run
 
-        run(self, grace=grace)
+        run(self, grace=grace, tap=tap)
 
     def _run_http(
         self,
@@ -466,6 +469,7 @@ class Server:
         unix: str | os.PathLike[str] | None,
         ssl_context: ssl.SSLContext | None,
         grace: float,
+        tap: Tap | None,
         options: HttpOptions,
     ) -> None:
         from trio_mcp.http_server import serve_http
@@ -476,7 +480,7 @@ class Server:
         told = _Announced(self, unix)
         live(
             self,
-            lambda: serve_http(self, *at, unix=unix, ssl_context=ssl_context, task_status=told, **options),
+            lambda: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
             grace=grace,
         )
 
@@ -490,8 +494,8 @@ def _check_http_options(options: HttpOptions) -> None:
 
     known = HttpOptions.__annotations__
     if unknown := options.keys() - known:
-        if mine := unknown & {"listeners", "tap"}:
-            raise TypeError(f"run has no option {min(mine)!r}; serve_http has it, for use in a Trio program")
+        if "listeners" in unknown:
+            raise TypeError("run has no option 'listeners'; serve_http has it, for use in a Trio program")
         raise TypeError(
             f"run has no option {min(unknown)!r}; it serves standard input and output, or HTTP at an address, "
             f'run(http="127.0.0.1:3000"), with the options {", ".join(known)}'

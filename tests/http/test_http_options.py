@@ -41,7 +41,7 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
         ({"transport": "http"}, r"run\(\) serves stdio, run\(http="),
         ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
         ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
-        ({"http": "127.0.0.1:0", "tap": None}, "run has no option 'tap'; serve_http has it"),
+        ({"http": "127.0.0.1:0", "listeners": []}, "run has no option 'listeners'; serve_http has it"),
         ({"ssl_context": ssl.create_default_context()}, "ssl_context is an option for HTTP"),
     ],
 )

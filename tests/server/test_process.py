@@ -266,7 +266,7 @@ def echo() -> str:
 
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(sys.argv[1])
-server.run(unix=sys.argv[2], ssl_context=context)
+server.run(unix=sys.argv[2], ssl_context=context, tap=lambda way, data: print(way, file=sys.stderr, flush=True))
 """
 
 
@@ -296,6 +296,7 @@ def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
                 headers = {"Content-Type": "application/json", "MCP-Protocol-Version": LATEST}
                 connection.request("POST", "/mcp", body, {**headers, "Mcp-Method": "server/discover"})
                 assert connection.getresponse().status == 200
+                assert "out\n" in iter(popen.stderr.readline, "")
         popen.send_signal(signal.SIGTERM)
         assert popen.wait() == 143
         assert not os.path.exists(place)

@@ -348,12 +348,22 @@ async def forever() -> None:
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
     import trio_mcp.stdio
 
-    ran: list[tuple[Server, float]] = []
-    monkeypatch.setattr(trio_mcp.stdio, "run", lambda server, grace: ran.append((server, grace)))
+    ran: list[tuple[Server, float, Any]] = []
+    monkeypatch.setattr(trio_mcp.stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
     server = Server("run")
     server.run()
-    server.run(grace=1.5)
-    assert ran == [(server, 5.0), (server, 1.5)]
+    server.run(grace=1.5, tap=print)
+    assert ran == [(server, 5.0, None), (server, 1.5, print)]
+
+
+def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
+    code = "from trio_mcp import Server; Server('tapped').run(tap=print)"
+    line = '{"jsonrpc":"2.0","id":1,"method":"nothing"}\n'
+    shown = subprocess.run(
+        [sys.executable, "-c", code], input=line, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "-32" in shown.stdout
+    assert shown.stderr == f"in {line.encode()!r}\nout {shown.stdout.encode()!r}\n"
 
 
 def test_an_update_names_a_uri() -> None:
