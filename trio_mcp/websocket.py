@@ -14,6 +14,7 @@ bound them, to answer pings, to take part in the closing, and to stop when the o
 | a binary message | close | 1003 |
 | text that is not UTF-8 | close | 1007 |
 | a message longer than `Limits.message_bytes` | close, as soon as it is | 1009 |
+| the beginning of one, when too much has come of others (`Limits.bodies_bytes`) | close | 1013 |
 | what is no frame, is masked wrongly, or is compressed | close | 1002 |
 
 Compression (permessage-deflate) is never agreed to.  It costs a window of 32 KiB for each connection and direction,
@@ -41,6 +42,7 @@ from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
+from trio_mcp.intake import Share
 
 __all__ = ["SUBPROTOCOL", "Upgrade", "WebSocketFrames", "judge_upgrade"]
 
@@ -70,11 +72,13 @@ class WebSocketFrames:
     code: int = CloseReason.ABNORMAL_CLOSURE
     """Once `ended`: the close code, theirs or, where they broke the rules, ours; 1005 is a close frame without one."""
 
-    def __init__(self, role: Role, limits: Limits) -> None:
+    def __init__(self, role: Role, limits: Limits, share: Share | None = None) -> None:
+        """`share`: what has come of a message counts as part of that."""
         self._ws = Connection(ConnectionType.CLIENT if role is Role.CLIENT else ConnectionType.SERVER)
         self._role = role
         self._limits = limits
         self._message = bytearray()  # the pieces of one that is not at its end
+        self._share = share
         self._pong: bytes | None = None  # what the last ping that waits for its answer said
         self._asking = False
         self._control = b""  # a close frame
@@ -113,9 +117,11 @@ class WebSocketFrames:
             self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message is longer than {limit}", ours)
         elif not event.message_finished:
             self._message += text
+            if self._share is not None and not self._share.fits(len(self._message)):
+                self._fail(CloseReason.TRY_AGAIN_LATER, "too many long messages are being received")
         elif self._message:
             whole.append(bytes(self._message + text))
-            self._message = bytearray()
+            self._forget()
         else:
             whole.append(text)
 
@@ -140,11 +146,16 @@ class WebSocketFrames:
     def _fail(self, code: int, why: str, ours: str | None = None) -> None:
         """Nothing they send can be believed, or understood: RFC 6455, 7.1.7.  `ours`: why, if they broke no rule."""
         self._close(code, why)
-        self._message = bytearray()
+        self._forget()
         if not self.ended:
             self.ended = True
             self.code = code
             self.why = ours or f"the {_OTHER[self._role]} broke the rules of WebSocket ({int(code)}): {why}"
+
+    def _forget(self) -> None:
+        self._message = bytearray()
+        if self._share is not None:
+            self._share.fits(0)
 
     # What goes out.
 

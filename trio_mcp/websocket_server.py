@@ -17,6 +17,7 @@ from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import tell_refusal
 from trio_mcp.gate import seconds_left
+from trio_mcp.intake import Share
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.running import Run
 from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
@@ -47,8 +48,14 @@ async def serve_upgrade(
     Returns when the client has gone, or the run is over, and all its handlers have ended; never raises because of the
     client.  What `tap` or the stream raise otherwise leaves it unchanged.
     """
-    frames = WebSocketFrames(Role.SERVER, run.limits)
-    link = _Link(stream, frames, trailing)
+    with Share(endpoint.intake) as share:
+        link = _Link(stream, WebSocketFrames(Role.SERVER, run.limits, share), trailing)
+        await _serve(run, endpoint, link, request, peer, tap)
+
+
+async def _serve(
+    run: Run, endpoint: Endpoint, link: _Link, request: HttpRequest, peer: str | None, tap: Tap | None
+) -> None:
     try:
         verdict, admitted = await _judge(endpoint, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
@@ -59,19 +66,19 @@ async def serve_upgrade(
         if scope.cancelled_caught:
             raise trio.BrokenResourceError("the client takes nothing (Limits.write_seconds)")
     except BaseException as error:
-        await trio.aclose_forcefully(stream)
+        await trio.aclose_forcefully(link.stream)
         if isinstance(error, GONE):
             return
         raise
     if isinstance(verdict, Reply):
         with trio.move_on_after(CLOSING):
-            await stream.aclose()
+            await link.stream.aclose()
         return
     heartbeat = endpoint.keep_alive
     assert admitted is not None
     headers, principal = admitted.headers, admitted.caller
     with trio.move_on_after(seconds_left(principal)):  # every message is one in the name of its token
-        await converse(run, link, frames, tap=tap, headers=headers, principal=principal, heartbeat=heartbeat)
+        await converse(run, link, link.frames, tap=tap, headers=headers, principal=principal, heartbeat=heartbeat)
 
 
 async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, Admitted | None]:
@@ -104,8 +111,8 @@ class _Link(trio.abc.Stream):
     """
 
     def __init__(self, stream: trio.abc.Stream, frames: WebSocketFrames, trailing: bytes) -> None:
-        self._stream = stream
-        self._frames = frames
+        self.stream = stream
+        self.frames = frames
         self._trailing = trailing
         self._gone = False  # the client
         self._cut = False  # something was sent in part, so that nothing can follow it
@@ -113,11 +120,11 @@ class _Link(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self._trailing:
             await trio.lowlevel.checkpoint()
-            size = max_bytes or self._frames.stretch
+            size = max_bytes or self.frames.stretch
             data, self._trailing = self._trailing[:size], self._trailing[size:]
             return data
         try:
-            received = await self._stream.receive_some(max_bytes or self._frames.stretch)
+            received = await self.stream.receive_some(max_bytes or self.frames.stretch)
         except GONE:
             self._gone = True
             raise
@@ -126,22 +133,22 @@ class _Link(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._cut = True
-        await self._stream.send_all(data)
+        await self.stream.send_all(data)
         self._cut = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
+        await self.stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
         try:
             if not self._gone and not self._cut:
-                if data := self._frames.close(_INTERNAL, "the server cannot go on with this connection"):
+                if data := self.frames.close(_INTERNAL, "the server cannot go on with this connection"):
                     await self.send_all(data)
                 # Who closes a socket with something unread in it may take back what was sent last.
-                while not self._gone and not self._frames.over:
-                    self._frames.texts(bytes(await self.receive_some()))
+                while not self._gone and not self.frames.over:
+                    self.frames.texts(bytes(await self.receive_some()))
         except GONE:
             pass
         finally:
             self._gone = True
-            await self._stream.aclose()
+            await self.stream.aclose()

@@ -26,6 +26,7 @@ from trio_mcp import websocket, websocket_server
 from trio_mcp.core.http import HttpPolicy, HttpRequest, Reply, screen
 from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
 from trio_mcp.core.revisions import Role
+from trio_mcp.intake import Intake, Share
 from trio_mcp.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
 
 both_roles = pytest.mark.parametrize("role", list(Role))
@@ -308,6 +309,31 @@ def test_a_close_frame_that_answers_ours_does_not_change_what_was_wrong(role: Ro
     assert "Limits.message_bytes" in why
     assert end.texts(frame(role, CLOSE, struct.pack("!H", 1000))) == []
     assert (end.over, end.code, end.why) == (True, 1009, why)
+
+
+def test_messages_that_are_on_their_way_have_a_bound_together() -> None:
+    intake = Intake(Limits(bodies_bytes=150_000))
+    ends, shares = [], []
+    for _ in range(2):
+        shares.append(Share(intake))
+        ends.append(WebSocketFrames(Role.SERVER, Limits(), shares[-1]))
+    piece = frame(Role.SERVER, TEXT, b"x" * 70_000, fin=False)
+    more = frame(Role.SERVER, CONTINUED, b"x" * 10_000, fin=False)
+    last = frame(Role.SERVER, CONTINUED, b"x")
+    for end in ends:
+        assert end.texts(piece) == []
+    assert intake.held == 140_000
+    assert ends[0].texts(more) == []
+    assert not ends[0].ended
+    assert ends[1].texts(more) == []  # one too many
+    assert (ends[1].ended, ends[1].code) == (True, 1013)
+    assert intake.held == 80_000  # what is given up is not kept
+    assert len(ends[0].texts(last)[0]) == 80_001
+    assert intake.held == 0
+    ends[0].texts(piece)
+    with shares[0]:
+        assert intake.held == 70_000
+    assert intake.held == 0  # the connection has ended
 
 
 @both_roles

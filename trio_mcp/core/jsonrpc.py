@@ -212,8 +212,9 @@ class Limits:
     # 16 MiB may take as long as a modem needs, but not for ever at a byte a minute.  Beyond: 408, closed.
     body_seconds: float = 30.0
     body_rate: float = 4096.0
-    # Bytes of bodies that have come and are not whole yet, of all clients of one HTTP server; those of up to 64 KiB are
-    # not counted.  Sixteen of the longest messages, which few servers ever see at once.  Beyond: 503, closed.
+    # Bytes of bodies, and of messages by WebSocket, that have come and are not whole yet, of all clients of one HTTP
+    # server; those of up to 64 KiB are not counted.  Sixteen of the longest messages, which few servers ever see at
+    # once.  Beyond: 503, or close code 1013, and closed.
     bodies_bytes: int = 256 * 1024 * 1024
     # Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule; who closes
     # first loses no request.  Beyond: closed, without a word.
