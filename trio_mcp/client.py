@@ -152,6 +152,8 @@ class Client:
             target, ssl_context=options.get("ssl_context"), headers=options.get("headers"), auth=options.get("auth"),
             probe=options.get("probe", PROBE), **{name: given[name] for name in CHILD if name in given},
         )  # fmt: skip
+        auth = options.get("auth")
+        self._authorization = auth.at(target) if auth is not None and isinstance(target, str) else None
         self._limits = options.get("limits") or Limits()
         self._answering = Answering(**{name: given[name] for name in ANSWERING if name in given})
         self._headers = options.get("headers", {})
@@ -307,7 +309,7 @@ class Client:
         if cache is None:
             return await self._request(method, params, meta=meta, headers=headers)
         asked, fields = self._with_meta(params, meta), self._fields(headers)
-        principal = _principal(fields)
+        principal = _principal(fields if self._authorization is None else (*fields, self._authorization.generation))
         kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
         if kept is not None:
             await trio.lowlevel.checkpoint()

@@ -165,8 +165,7 @@ def _by_url(
     if child:
         raise _useless(url, child)
     if scheme.startswith("ws"):
-        # To those who give tokens it is what it begins as: a request by HTTP.
-        granting = None if auth is None else auth.at(f"http{url.removeprefix('ws')}")
+        granting = None if auth is None else auth.at(url)
         return _authorized(
             granting, lambda manner, status: _hold_websocket(url, ssl_context, granting, manner, probe, status)
         )

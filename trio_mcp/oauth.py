@@ -76,7 +76,7 @@ that says who we are."""
 
 _OURS = frozenset({"authorization", "dpop"})
 _LEAVING = 5.0  # seconds for a flow to end, which takes two unless a callback of the program holds it up
-_STORING = 30.0  # seconds for a store to take what is to be kept, before it is taken for broken
+_STORING = 30.0  # seconds for a store to take or to give something, before it is taken for broken
 
 
 class OAuth:
@@ -137,9 +137,11 @@ class OAuth:
 
     def at(self, server_url: str) -> Authorization:
         """What there is for the MCP server at this URL.  Raises `LocalProtocolError` where no token may be sent."""
-        if server_url not in self._servers:
-            self._servers[server_url] = Authorization(self, server_url)
-        return self._servers[server_url]
+        # To those who give tokens a WebSocket is what it begins as: a request by HTTP.
+        url = f"http{server_url.removeprefix('ws')}" if server_url.startswith("ws") else server_url
+        if url not in self._servers:
+            self._servers[url] = Authorization(self, url)
+        return self._servers[url]
 
 
 def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:
@@ -168,6 +170,11 @@ class Authorization:
     def _authorizer(self, server_url: str, record: Record | None) -> Authorizer:
         oauth = self.oauth
         return Authorizer(server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules)
+
+    @property
+    def generation(self) -> tuple[str, str]:
+        """Tells the tokens that there are from those that were, which may have been another user's."""
+        return "", str(self.authorizer.generation)
 
     @property
     def patience(self) -> float:
@@ -215,12 +222,16 @@ class Authorization:
 
     async def found(self, flow: Flow) -> bool:
         """Whether another process has stored what this flow is for."""
-        try:
-            stored = await self._stored()
-        except McpError as error:
-            _log.warning("what other processes have stored cannot be read: %s", error)
-            return False
-        return stored is not None and self.authorizer.adopt(flow, stored)
+        why = f"it takes longer than {_STORING:g} seconds"
+        with trio.move_on_after(_STORING):
+            try:
+                stored = await self._stored()
+            except McpError as error:
+                why = str(error)
+            else:
+                return stored is not None and self.authorizer.adopt(flow, stored)
+        _log.warning("what other processes have stored cannot be read: %s", why)
+        return False
 
     async def persist(self, record: Record) -> None:
         """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
@@ -251,11 +262,12 @@ class Authorization:
         finally:
             self.authorizer.abandon(run.flow)
             del self._runs[run.flow]
+            run.settled.set()
             run.over.set()
 
     async def wait(self, flow: Flow) -> None:
         if (run := self._runs.get(flow)) is not None:
-            await run.over.wait()
+            await run.settled.wait()
 
 
 class Credentials:

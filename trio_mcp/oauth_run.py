@@ -52,24 +52,30 @@ _SHOWING = 2.0  # seconds for the browser to take the page that tells how it wen
 
 
 class Run:
-    """`over` is set when it has come to its end, however."""
+    """`settled` is set as soon as it has an outcome, or will have none; `over` when nothing is left of it."""
 
     def __init__(self, authorization: Authorization, flow: Flow) -> None:
         self.flow = flow
+        self.settled = trio.Event()
         self.over = trio.Event()
         self._authorization = authorization
         self._oauth = authorization.oauth
         self._scope = trio.CancelScope()
-        self._storing = False
+        self._ending = self._storing = False
         self._receiver: Receiver | None = None
         self._came: Return | None = None  # the browser, and waits to be told how it went
         self._deadline = math.inf  # for the user
         self._trouble: BaseException | None = None  # that the last deed came to
 
     def end(self) -> None:
-        """Nobody needs its outcome any more.  What may be using up a token is given `_ENDING` seconds."""
-        delicate = self._storing or self.flow.step in (Step.TOKEN, Step.REFRESH)
-        self._scope.deadline = trio.current_time() + _ENDING if delicate else -math.inf
+        """Nobody needs its outcome any more.  What must not be broken off is given `_ENDING` seconds."""
+        self._ending = True
+        self._scope.deadline = trio.current_time() + _ENDING if self._delicate else -math.inf
+
+    @property
+    def _delicate(self) -> bool:
+        """Something may just be used up, or is to be stored; or the user is shown how it went."""
+        return self._storing or self.flow.step in (Step.TOKEN, Step.REFRESH, Step.OVER)
 
     async def drive(self) -> None:
         with self._scope:
@@ -87,7 +93,10 @@ class Run:
                         await self._keep(deed)
                     if self.flow.over:
                         break
+                    if self._ending and not self._delicate:
+                        return  # it would go on to ask a user
                     heard = await self._do(deeds[-1])
+                self.settled.set()
                 await self._show()
 
     def broke(self, error: Exception) -> None:

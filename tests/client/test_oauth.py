@@ -599,3 +599,49 @@ async def test_users_may_take_their_time_while_a_client_is_opened(autojump_clock
             at.thinks = partial(trio.sleep, 590)
             async with at.client(revision=revision) as client:
                 await add(client)
+
+
+@req("cache-17")
+async def test_what_is_cached_for_one_token_is_not_given_to_the_next(autojump_clock: MockClock) -> None:
+    """The user may have signed in as somebody else."""
+    asked: list[str] = []
+
+    async def play(asking: Asked, out: Out) -> None:
+        asked.append(asking.what)
+        await out.json(asking.answer({"resultType": "complete", "tools": [], "ttlMs": 10**9, "cacheScope": "private"}))
+
+    async with quiet(), town(front=lambda at: at.door(modern(play))) as at, at.client(revision=E) as client:
+        for _ in range(2):
+            await client.list_tools()
+            await client.list_tools()
+            at.expire()
+            await client.request("tools/list")  # which is not cached
+        assert asked == ["tools/list"] * 4
+
+
+async def test_who_has_said_no_is_not_asked_again_for_another_era(autojump_clock: MockClock) -> None:
+    async with quiet(), town(front=lambda at: at.door(legacy(nothing))) as at:
+        async with at.client():
+            pass
+        pages = len(at.pages)
+        at.authority.denies = {"error": "access_denied"}
+        with pytest.raises(AuthorizationFailed, match="access_denied"):
+            async with at.client(at.auth()):  # of a server that is known to be of the legacy era
+                raise AssertionError("it was opened")
+        assert len(at.pages) == pages + 1
+
+
+async def nothing(asked: Asked, out: Out) -> None:
+    await out.reply(405 if asked.method == "GET" else 400)
+
+
+async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_user(autojump_clock: MockClock) -> None:
+    async with quiet(), town() as at:
+        async with at.client() as client:
+            at.expire()
+            at.authority.refresh_tokens.clear()  # so it is refused, and the next way leads to the user
+            at.before = at.taking(1)
+            with trio.move_on_after(0.5):
+                await add(client)
+        assert at.authority.of("token")[-1]["grant_type"] == "refresh_token"
+        assert len(at.pages) == 1
