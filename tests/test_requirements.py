@@ -11,7 +11,7 @@ from tests.requirements import TABLE, WAIVED, read, references
 # Layers whose every MUST has a test or a stated reason.  The others join as what they speak of is built.
 COMPLETE = (
     "core", "lifecycle", "progress", "cancellation", "mrtr", "caching", "schema", "subscriptions", "http",
-    "tools", "resources", "prompts", "completion", "logging", "sampling", "elicitation", "roots", "stdio",
+    "tools", "resources", "prompts", "completion", "logging", "sampling", "elicitation", "roots", "stdio", "auth",
     "security", "sse-legacy",
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ gives, or the example of a proxy.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,7 +18,6 @@ from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
 CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
 

@@ -207,7 +207,7 @@ async def test_clients_of_every_revision_find_the_endpoints(mock_clock: MockCloc
         assert said["authorization_response_iss_parameter_supported"] is True
 
 
-@req("auth-50")
+@req("auth-49", "auth-50")
 async def test_neither_side_gets_a_token_of_the_other(mock_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with house() as here:
