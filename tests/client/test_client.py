@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypedDict, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, assert_checkpoints
 
 from tests.client.everywhere import nothing_left, reachable
 from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from trio_mcp import LocalProtocolError, RequestError, Server, open_relay
+from trio_mcp import CacheHints, LocalProtocolError, RequestError, Server, open_relay
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.models import PromptReference
 from trio_mcp.core.revisions import REVISIONS
@@ -427,3 +428,80 @@ def test_another_event_loop_is_told_apart_from_a_fault() -> None:
 
     with pytest.raises(LocalProtocolError, match="Trio"):
         asyncio.run(use())
+
+
+# Checkpoints.
+
+
+async def all_of(items: AsyncIterator[Any]) -> None:
+    async for _ in items:
+        pass
+
+
+async def listen(client: Client) -> None:
+    async with client.listen(tools=True):
+        pass
+
+
+async def follow(client: Client) -> None:
+    async with client.follow_tool("add", {"a": 1, "b": 2}) as call:
+        await call.result()
+        with assert_checkpoints():
+            await call.result()
+
+
+ADD = {"a": 1, "b": 2}
+WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
+    "request": lambda client: client.request("tools/list"),
+    "list_tools": lambda client: client.list_tools(),
+    "tools": lambda client: all_of(client.tools()),
+    "call_tool": lambda client: client.call_tool("add", ADD),
+    "call_tool with returns": lambda client: client.call_tool("add", ADD, returns=int),
+    "follow_tool": follow,
+    "list_resources": lambda client: client.list_resources(),
+    "resources": lambda client: all_of(client.resources()),
+    "list_templates": lambda client: client.list_templates(),
+    "templates": lambda client: all_of(client.templates()),
+    "read": lambda client: client.read("house://one"),
+    "list_prompts": lambda client: client.list_prompts(),
+    "prompts": lambda client: all_of(client.prompts()),
+    "prompt": lambda client: client.prompt("review", {"code": "x"}),
+    "complete": lambda client: client.complete(PromptReference("review"), "language", "p"),
+    "set_log_level": lambda client: client.set_log_level("info"),
+    "set_roots": lambda client: client.set_roots(["/"]),
+    "listen": listen,
+    "aclose": lambda client: client.aclose(),
+}
+
+
+def test_every_way_to_wait_for_a_client_is_looked_at() -> None:
+    waits = {
+        name
+        for name, each in vars(Client).items()
+        if not name.startswith("_") and (inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each))
+    }
+    assert waits - {"ping"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "follow_tool"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("revision", [D, E])
+async def test_every_wait_for_a_client_is_a_checkpoint_and_can_be_cancelled(
+    revision: str, way: str, autojump_clock: MockClock
+) -> None:
+    """Also the second time, when the answer may be at hand; and to be cancelled there costs nothing else."""
+    lists = ("tools", "resources", "resources/templates", "prompts")
+    server = build(cache={f"{name}/list": CacheHints(ttl_ms=60_000) for name in lists})
+    async with nothing_left(), open_client(server, revision=revision, roots=["/tmp"]) as client:
+        for _ in range(2):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                if way != "aclose":
+                    await WAYS[way](client)
+            assert scope.cancelled_caught or way == "aclose"
+            with assert_checkpoints():
+                await WAYS[way](client)
+        if way != "aclose":
+            assert await client.call_tool("add", ADD, returns=int) == 3
+        if revision == D and way == "request":
+            with assert_checkpoints():
+                await client.ping()
