@@ -50,6 +50,14 @@ def codec(request: pytest.FixtureRequest) -> Iterator[None]:
     json_text._orjson = there
 
 
+@pytest.mark.parametrize("value", [-1, "1 MB", None, True, float("nan")])
+def test_a_limit_is_a_number_that_can_be_reached(value: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"^Limits\.message_bytes is a number, 0 or more; not "):
+        Limits(message_bytes=value)
+    for good in (0, 1.5, float("inf")):
+        assert Limits(parked_seconds=good).parked_seconds == good
+
+
 def read(data: bytes | str, limits: Limits = LIMITS) -> Message:
     return decode(data.encode() if isinstance(data, str) else data, limits)
 

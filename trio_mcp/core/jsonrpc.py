@@ -145,7 +145,10 @@ Message: TypeAlias = Request | Notification | Result | Error | Invalid | Batch
 
 @record
 class Limits:
-    """Every bound in one place.  What lies beyond one gets a defined answer, named beside it."""
+    """Every bound in one place.  What lies beyond one gets a defined answer, named beside it.
+
+    Each is a number from 0 on, or `math.inf` for none; raises LocalProtocolError for anything else.
+    """
 
     # Real hosts send results of several MiB, and 8 MiB must pass; twice that leaves room for escapes.
     # Beyond: the rest of that line, body, event or frame is skipped.  A request gets -32600, with a null id where its
@@ -230,6 +233,12 @@ class Limits:
     # Response streams open at once in one session.  A host has one for changes and one for each call that takes long.
     # Beyond: 429.
     streams: int = 32
+
+    def __attrs_post_init__(self) -> None:
+        for name in Limits.__annotations__:
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not value >= 0:  # NaN is neither more nor less
+                raise LocalProtocolError(f"Limits.{name} is a number, 0 or more; not {value!r}")
 
 
 # From bytes.
