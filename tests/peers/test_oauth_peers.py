@@ -19,16 +19,37 @@ from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 PATIENCE = 90.0  # seconds for all that one program does, on a busy machine
-CLIENTS = [("python-1.30.0", "session"), ("python-2.3.0", "session"), ("python-2.3.0", "modern")]
+CLIENTS = [
+    ("python-1.30.0", "session"),
+    ("python-2.3.0", "session"),
+    ("python-2.3.0", "modern"),
+    ("typescript-1.32.2", "session"),
+    ("typescript-2.4.0", "session"),
+    ("typescript-2.4.0", "modern"),
+]
 
+# With a refresh token it renews its token where it should ask for more.
+CANNOT_STEP_UP = "typescript-1.32.2"
 # Of 2025-03-26: it looks for an authorization server at the origin of the MCP server, and cannot step up.  That of
 # 1.12.4 is not here, for with its OAuth it sends each request twice.
 OLD = "python-1.9.4"
 
 
+def expected(peer: str, plain: str, more: str, written: str) -> dict[str, Any]:
+    """What a tool says before and after more was allowed, how often the user saw a page, and how often tokens came."""
+    if peer == CANNOT_STEP_UP:
+        refused = "Error: Streamable HTTP error: Server returned 403 after trying upscoping"
+        seen = {"step up": {"raised": refused, "code": 403}, "refresh": [plain, 1, 3], "scopes": ["notes:read"]}
+    else:
+        scopes = ["notes:read", "notes:write"]
+        seen = {"step up": [written, 2, 2], "refresh": [more, 2, 3], "scopes": scopes}
+    return {"call": [plain, 1, 1], **seen, "end": "clean"}
+
+
 async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
     """What the program of an SDK sees, which has nothing to complain of."""
-    command = needs(peer, attrs.evolve(PEERS[peer], program="oauth_client.py").command)
+    program = "oauth_client.py" if peer.startswith("python") else "oauth_client.mjs"
+    command = needs(peer, attrs.evolve(PEERS[peer], program=program).command)
     with trio.fail_after(PATIENCE):
         done = await trio.run_process([*command, *arguments], capture_stdout=True, capture_stderr=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, ""), done.stderr.decode()
@@ -40,13 +61,7 @@ async def seen_by(peer: str, *arguments: str) -> dict[str, Any]:
 async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way: str) -> None:
     async with auth_site() as site, protected_by(site) as url:
         seen = await seen_by(peer, url, way, "who")
-        assert seen == {
-            "call": ["notes:read", 1, 1],
-            "step up": ["milk was written", 2, 2],
-            "refresh": ["notes:read notes:write", 2, 3],
-            "scopes": ["notes:read", "notes:write"],
-            "end": "clean",
-        }
+        assert seen == expected(peer, "notes:read", "notes:read notes:write", "milk was written")
         assert [each["resource"] for each in site.server.of("token")] == [url] * 3
         assert len(site.server.of("register")) == 1
 
@@ -56,13 +71,7 @@ async def test_an_official_client_gets_tokens_steps_up_and_renews(peer: str, way
 async def test_an_official_client_gets_its_tokens_from_the_proxy(peer: str, way: str) -> None:
     async with auth_site(**PROVIDER) as site, proxy_before(site) as url:
         seen = await seen_by(peer, url, way, "who_am_i")
-        assert seen == {
-            "call": ["ada", 1, 1],
-            "step up": ["ada has 1 notes.", 2, 2],
-            "refresh": ["ada", 2, 3],
-            "scopes": ["notes:read", "notes:write"],
-            "end": "clean",
-        }
+        assert seen == expected(peer, "ada", "ada", "ada has 1 notes.")
         assert [each["grant_type"] for each in site.server.of("token")][-1] == "refresh_token"
 
 
