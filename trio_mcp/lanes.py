@@ -14,8 +14,9 @@ client will know it by, and when the client names the last id that it has seen, 
 | to be hung up | becomes a stream, and is | an id and `retry`; not carried | no | no |
 | it is resumed | | another response carries it | carried; what was missed is sent | |
 
-Most lanes carry one JSON reply and nothing before it.  That is written by whoever has it, in one piece, and nothing is
-set up for it: an `Outbox`, with its turns and its writer, there is from the moment on when there is something to share.
+Most lanes have said all that they ever say before anything was written: one JSON reply, or a stream of one answer.
+That is written by whoever has it, in one piece, and nothing is set up for it: an `Outbox`, with its turns and its
+writer, there is from the moment on when there is something to share.
 
 With an id its client can come back.  What may only be JSON stays undecided until all is answered, and drops whatever
 else there is.  A lane that answers no request is over when it is told so.  Every message goes out on exactly one lane
@@ -289,14 +290,21 @@ class Lane:
             await self._outbox.flush()
         elif self._whole:
             await trio.lowlevel.checkpoint()
-        elif (reply := self._take_whole()) is not None:
-            await self._send_whole(reply, self._response)
+        elif (whole := self._take_whole()) is not None:
+            await self._send_whole(whole, self._response)
         else:
             await self._turns().flush()
 
     async def begin(self) -> None:
-        """The first `flush`; no checkpoint where nothing can be said yet, which is so for nearly every call."""
-        if self._streams or self._owner.conversation.session.queued or self._done:
+        """The first `flush`; no checkpoint where nothing can be said yet, which is so for nearly every call.
+
+        The head of a stream is early, but not so early that it would go out apart from what is said at once: every
+        handler has had a turn before, in whatever order tasks run.
+        """
+        if self._streams and self._ids:
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+        if self._response is not None and (self._streams or self._owner.conversation.session.queued or self._done):
             await self.flush()
 
     def _look(self) -> None:
@@ -372,9 +380,11 @@ class Lane:
         return messages + (1 if self._silent or self._retry is not None or self._done else 0)
 
     def _take_whole(self) -> _Part | None:
-        """The one reply that is all, if it is there and nothing precedes it."""
+        """All that there ever is to be written, if it is there and nothing of it has been."""
         self._owner.pull(self)
-        return self._reply() if not self._begun and self._told_all() else None
+        if self._begun or not self._told_all():
+            return None
+        return self._reply() or self._streamed(done=True)
 
     def _told_all(self) -> bool:
         if not self._done:
@@ -390,6 +400,9 @@ class Lane:
             return reply
         if not (self._streams or self._queue or self._silent):
             return None
+        return self._streamed(done)
+
+    def _streamed(self, done: bool) -> _Part | None:
         self._streams = True
         head = None if self._begun else (200, self._fields(stream=True))
         data = self._events(done)

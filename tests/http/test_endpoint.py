@@ -841,6 +841,30 @@ async def test_a_reply_to_who_has_gone_says_so(autojump_clock: MockClock) -> Non
 
 
 @pytest.mark.parametrize("revision", [D, E])
+async def test_the_head_of_a_stream_is_early_unless_the_answer_is_as_early(
+    revision: str, autojump_clock: MockClock
+) -> None:
+    """Whatever order tasks run in."""
+    stage = Stage()
+    async with at(stage.server) as door:
+        session = await opened(door, revision)
+        for id in range(10):
+            waits = await door.ask(
+                "POST", plays("wait go", id=id, revision=revision), session, Accept="text/event-stream"
+            )
+            assert len(waits.response.writes) == 1
+            assert not waits.response.ended
+            at_once = await door.post(
+                plays("say hello", id=id + 10, revision=revision), session, Accept="text/event-stream"
+            )
+            assert len(at_once.response.writes) == 1
+            assert at_once.response.ended
+            assert methods(at_once.response.messages) == ["the answer"]
+            waits.leave()
+        stage.go["go"].set()
+
+
+@pytest.mark.parametrize("revision", [D, E])
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> None:
     """What he writes is written, and then he returns, so that he can be told that the client has gone; or he has never

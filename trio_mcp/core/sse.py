@@ -51,14 +51,12 @@ def encode_event(event: SseEvent) -> bytes:
 
     Line ends of any kind in the data become separate `data` lines, which a reader joins with LF.
     """
-    if event.id is not None and not (event.id.isascii() and _ID.fullmatch(event.id.encode())):
-        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(event.id)}")
     if not event.event or "\r" in event.event or "\n" in event.event:
         raise LocalProtocolError(f"an event name must be one line and not empty; got {shown(event.event)}")
     # The name is written even where it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
     if event.id is not None:
-        lines.append(b"id: " + event.id.encode())
+        lines.append(b"id: " + _as_sent(event.id))
     if event.retry is not None:
         if event.retry < 0:
             raise LocalProtocolError(f"retry is a number of milliseconds from 0 up; got {event.retry}")
@@ -66,6 +64,12 @@ def encode_event(event: SseEvent) -> bytes:
     data = event.data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines += [_NAME + line for line in data.split(b"\n")]
     return b"\n".join(lines) + b"\n\n"
+
+
+def _as_sent(id: str) -> bytes:
+    if not (id.isascii() and _ID.fullmatch(id.encode())):
+        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
+    return id.encode()
 
 
 def encode_message(text: bytes, id: str | None = None) -> bytes:
@@ -78,7 +82,11 @@ def encode_message(text: bytes, id: str | None = None) -> bytes:
     if not text.isascii():
         text = text.replace(b"\xc2\x85", rb"\u0085")
         text = text.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
-    return encode_event(SseEvent(text, id=id))
+    if b"\n" in text or b"\r" in text:
+        return encode_event(SseEvent(text, id=id))
+    if id is None:  # as `encode_event` has it
+        return b"event: message\ndata: %b\n\n" % text
+    return b"event: message\nid: %b\ndata: %b\n\n" % (_as_sent(id), text)
 
 
 def priming_event(id: str, retry: int | None = None) -> bytes:
@@ -86,7 +94,7 @@ def priming_event(id: str, retry: int | None = None) -> bytes:
 
     With `retry` it is also what a server sends before it closes a connection early.
     """
-    return encode_event(SseEvent(b"", id=id, retry=retry))
+    return encode_message(b"", id) if retry is None else encode_event(SseEvent(b"", id=id, retry=retry))
 
 
 class EventReader:
