@@ -37,6 +37,7 @@ from trio_mcp import (
     open_client,
     open_relay,
 )
+from trio_mcp.core.auth_deeds import SendRequest
 
 PLACES = [
     *(("http", revision) for revision in (B, C, D, E)),
@@ -198,6 +199,30 @@ async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_cl
                 with trio.fail_after(60):
                     assert (await anext(changes)).kind is Kind.TOOLS
         assert len(at.pages) == 1
+
+
+async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(autojump_clock: MockClock) -> None:
+    server = build()
+
+    asked = trio.Event()
+
+    async def cut(request: SendRequest) -> None:
+        asked.set()
+        raise EOFError
+
+    async with (
+        quiet(),
+        town("http", server, lifetime=100) as at,
+        at.client(revision=D) as client,
+        client.listen(tools=True) as changes,
+    ):
+        at.now, at.before = at.now + 3600, cut
+        await asked.wait()
+        at.before = None
+        await trio.sleep(60)
+        server.changed("tools")
+        with trio.fail_after(60):
+            assert (await anext(changes)).kind is Kind.TOOLS
 
 
 @req("auth-18", "auth-48")
