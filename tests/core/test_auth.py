@@ -352,6 +352,14 @@ def test_what_is_stored_comes_before_what_follows_from_it() -> None:
     assert kinds == [SendRequest, SendRequest, Listen, SendRequest, Persist, OpenBrowser, SendRequest, Persist, Done]
 
 
+def test_what_an_application_has_several_of_may_come_in_anything() -> None:
+    client, issuers = Client("id"), ("https://one.example", "https://other.example")
+    plain = Application("V", clients=(client,), scopes=("a", "b"), prefers=issuers)
+    assert Application("V", clients=[client], scopes="a b", prefers=list(issuers)) == plain
+    assert Application("V", clients=iter([client]), scopes=dict.fromkeys("ab"), prefers=iter(issuers)) == plain
+    assert Application("V").scopes is None
+
+
 # Several processes of one application.
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import quote_plus
 
 import attrs
 
+from trio_mcp.core.auth_challenge import scopes_of
 from trio_mcp.core.auth_documents import ServerDocument, read_seconds
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
 from trio_mcp.core.auth_places import client_id_fault, is_loopback, redirect_fault
@@ -92,6 +93,20 @@ class WorkloadIdentity:
 Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | WorkloadIdentity
 
 
+def _clients(given: Iterable[Client]) -> tuple[Client, ...]:
+    return tuple(given)
+
+
+def _issuers(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+def _scopes(given: Iterable[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    return scopes_of(given if isinstance(given, str) else tuple(given))  # a text is a list of them, as OAuth writes it
+
+
 @record
 class Application:
     """The program that wants tokens, and what it has.
@@ -105,12 +120,12 @@ class Application:
     name: str
     uri: str | None = None
     grant: Grant = AuthorizationCode()
-    clients: tuple[Client, ...] = ()
+    clients: tuple[Client, ...] = attrs.field(default=(), converter=_clients)
     document_url: str | None = None
     key: Key | None = None
     dpop: Key | None = None
-    scopes: tuple[str, ...] | None = None
-    prefers: tuple[str, ...] = ()
+    scopes: tuple[str, ...] | None = attrs.field(default=None, converter=_scopes)
+    prefers: tuple[str, ...] = attrs.field(default=(), converter=_issuers)
     offline: bool = True
 
     @property

@@ -1,0 +1,55 @@
+"""A client of a server that wants access tokens: its user allows it once, in the browser, and it says what is there.
+
+    python examples/oauth_client.py https://mcp.example.com/mcp
+    python examples/oauth_client.py --paste https://mcp.example.com/mcp    # where there is no browser, as over SSH
+
+What it got is kept in ``~/.trio_mcp_example/tokens.json``, which its owner alone can read: the next time, and for as
+long as the authorization server renews it, nobody is asked.  Delete the file to sign out.
+
+To a server on this machine it goes by plain http as well.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import trio
+
+from trio_mcp import AuthorizationFailed, FileTokenStore, McpError, OAuth, open_client
+
+STORE = FileTokenStore("~/.trio_mcp_example/tokens.json")
+
+
+async def paste(url: str) -> str:
+    """The user opens the page elsewhere, and the browser there comes back to nothing: its address has the answer."""
+    print(f"Open this page in a browser:\n{url}")
+    print("In the end it shows an error. Copy the address of that page to here:", flush=True)
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def main(url: str, pasting: bool) -> None:
+    if pasting:
+        auth = OAuth(
+            "An example",
+            store=STORE,
+            visit=paste,
+            redirect_uri="http://127.0.0.1:3999/callback",  # where nobody listens
+            http_on_loopback=True,
+        )
+    else:
+        auth = OAuth("An example", store=STORE, http_on_loopback=True)
+    async with open_client(url, auth=auth) as client:
+        print(f"{client.server.get('name')} has, in {client.revision}:")
+        async for tool in client.tools():
+            print(f"  {tool.name}: {tool.description}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3) or sys.argv[1:-1] not in ([], ["--paste"]):
+        sys.exit(__doc__)
+    try:
+        trio.run(main, sys.argv[-1], len(sys.argv) == 3)
+    except AuthorizationFailed as error:
+        sys.exit(f"There is no access, and {error.blame.value} can do something about it: {error}")
+    except McpError as error:
+        sys.exit(str(error))

@@ -1,0 +1,110 @@
+"""The example of a client that gets its tokens, as a real process, at servers on real sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from tests.client.house import build
+from tests.client.http_script import Script
+from tests.client.oauth_town import Town
+from tests.core.auth_server import AuthServer
+from tests.server.checkpoints import PipeEnd
+from trio_mcp import serve_http
+
+ROOT = Path(__file__).parents[2]
+CALLBACK = "http://127.0.0.1:3999/callback"
+
+
+class Wire(PipeEnd):
+    """A socket, as a script wants its connections."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    def close(self) -> None:
+        self._stream.socket.close()
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Town]:
+    mcp, issuer = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
+    origin, authority = [f"http://127.0.0.1:{each.socket.getsockname()[1]}" for each in (mcp, issuer)]
+    at = Town(f"{origin}/mcp", AuthServer(authority, iss=authority))
+    server = build()
+    server.protect(verify=at.verify, resource=at.url, authorization_servers=[authority])
+    async with trio.open_nursery() as nursery:
+        script = Script(at.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
+
+        async def serve(stream: trio.SocketStream) -> None:
+            await script._serve(Wire(stream))
+
+        nursery.start_soon(partial(trio.serve_listeners, serve, [issuer]))
+        await nursery.start(lambda task_status: serve_http(server, listeners=[mcp], task_status=task_status))
+        yield at
+        nursery.cancel_scope.cancel()
+
+
+async def run(at: Town, home: Path, *words: str, answers: bool = True) -> tuple[int, str, str]:
+    """What it ends with, and says; its user copies addresses from one place to the other."""
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "oauth_client.py"), *words, at.url]
+    environ = {**os.environ, "HOME": str(home)}
+    with trio.fail_after(60):
+        process = await trio.lowlevel.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            out = b""
+            async for data in process.stdout:
+                out += data
+                if b"to here:" in out and not at.pages:
+                    at.pages.append(out.decode().splitlines()[1])
+                    back = at.authority.browse(at.pages[0]) if answers else "error=access_denied"
+                    await process.stdin.send_all(f"{CALLBACK}?{back}\n".encode())
+            err = b"".join([bytes(data) async for data in process.stderr])
+            return await process.wait(), out.decode(), err.decode()
+        finally:
+            process.kill()
+
+
+async def test_it_is_allowed_once_and_shows_what_is_there(tmp_path: Path) -> None:
+    async with listening() as at:
+        for _ in range(2):
+            status, out, err = await run(at, tmp_path, "--paste")
+            assert (status, err) == (0, "")
+            assert "house has, in 2026-07-28:" in out
+            assert "  add: " in out
+            at.expire()
+        assert len(at.pages) == 1
+        assert at.kinds() == ["metadata", "register", "authorize", "token", "token"]
+
+
+async def test_it_says_why_it_has_no_access(tmp_path: Path) -> None:
+    async with listening() as at:
+        at.authority.denies = {"error": "access_denied"}
+        status, _, err = await run(at, tmp_path, "--paste")
+        assert status == 1
+        assert err.startswith("There is no access, and the user can do something about it: ")
+        assert "access_denied" in err
+        at.pages.clear()
+        status, _, err = await run(at, tmp_path, "--paste", answers=False)
+        assert status == 1
+        assert "the answer to another request" in err
+        status, _, err = await run(at, tmp_path, "--wrong")
+        assert "python examples/oauth_client.py" in err
