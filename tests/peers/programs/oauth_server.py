@@ -129,15 +129,16 @@ def server_of(issuer: str, origin: str, together: bool) -> Any:
         return str(token and token.resource)
 
     @server.tool()
-    def expire() -> list[str]:
+    def expire() -> str:
         """All access tokens are at their end; which grants there were so far."""
         provider.tokens.clear()
-        return provider.grants
+        return " ".join(provider.grants)
 
     @server.tool()
-    def forget() -> None:
+    def forget() -> str:
         """The authorization server has lost everything."""
         provider.forget()
+        return "forgotten"
 
     return server
 
