@@ -265,6 +265,9 @@ class Catalog:
 
     # Mounting.
 
+    def check_mounting(self) -> None:
+        """Raise `LocalProtocolError` where nothing of this would be seen if it were mounted."""
+
     def mount(self, other: Catalog, prefix: str = "") -> None:
         """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
 
@@ -275,6 +278,7 @@ class Catalog:
             raise LocalProtocolError(
                 f"a prefix has only the characters A-Z a-z 0-9 _ - . of tool names, not {prefix!r}"
             )
+        other.check_mounting()
         with _changing:
             if other is self or other in self._all_above():
                 raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")

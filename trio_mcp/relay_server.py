@@ -114,6 +114,9 @@ class _Mirrored(Catalog):
     def mount(self, other: Catalog, prefix: str = "") -> None:
         raise _not_here()
 
+    def check_mounting(self) -> None:
+        raise LocalProtocolError("a relay shows another server as a whole, and cannot be a part of one; serve it alone")
+
     def learn(self, tools: Sequence[Tool | Malformed]) -> None:
         for tool in well_formed(tools):
             self._mirrored.pop(tool.name, None)

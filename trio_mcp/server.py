@@ -313,8 +313,8 @@ class Server:
         """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
 
         URIs stay as they are.  The other's middleware and filter go on working for what is its own, after ours, and its
-        lifespan is entered with ours.  Raises `LocalProtocolError` for a clash of names, which mounts nothing, and
-        while the server runs.
+        lifespan is entered with ours.  Raises `LocalProtocolError` for a clash of names, which mounts nothing, for a
+        relay, and while the server runs.
         """
         if self._runs:
             raise LocalProtocolError("a running server cannot enter the lifespan of another; mount it before it runs")

@@ -746,6 +746,9 @@ async def test_a_relay_has_nothing_of_its_own() -> None:
         for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
             with pytest.raises(LocalProtocolError, match="shows what the server behind it has"):
                 add(mine)
+        front = Server("front")
+        with pytest.raises(LocalProtocolError, match="cannot be a part"):
+            front.mount(shown, prefix="of_")
 
 
 # Subscriptions.
