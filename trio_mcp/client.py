@@ -39,7 +39,13 @@ from trio_mcp.client_options import (
 from trio_mcp.connecting import PROBE, Target, how_to_reach
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import Malformed, Model, Resource
-from trio_mcp.core.errors import RESOURCE_NOT_FOUND, LocalProtocolError, RequestError, ResourceNotFound
+from trio_mcp.core.errors import (
+    INVALID_PARAMS,
+    RESOURCE_NOT_FOUND,
+    LocalProtocolError,
+    RequestError,
+    ResourceNotFound,
+)
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
 from trio_mcp.core.listen import Change
@@ -514,8 +520,8 @@ class Client:
         try:
             return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
         except RequestError as error:
-            # res-08: servers that have come to the modern era may have kept the code of the older one.
-            if error.code not in (RESOURCE_NOT_FOUND, self._terms.revision.resource_not_found):
+            # res-08: either code is heard from servers in either era.
+            if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
                 raise
             missing = ResourceNotFound(uri, error.message)
             missing.code, missing.data = error.code, error.data

@@ -259,7 +259,7 @@ async def test_a_connection_is_watched_as_often_and_as_patiently_as_its_host_wan
 @req("res-08")
 @pytest.mark.parametrize(
     ("revision", "code", "missing"),
-    [(D, -32002, True), (D, -32602, False), (E, -32602, True), (E, -32002, True), (E, -32603, False)],
+    [(D, -32002, True), (D, -32602, True), (E, -32602, True), (E, -32002, True), (E, -32603, False)],
 )
 async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either_era(
     revision: str, code: int, missing: bool, autojump_clock: MockClock
