@@ -64,8 +64,10 @@ class Share(Generic[W]):
         """Something that was started has ended."""
         self.running -= 1
         self._admission.running -= 1
-        self._queue_up()
-        self._admission.serve()
+        if self._waiting:
+            self._queue_up()
+        if self._admission.hungry:
+            self._admission.serve()
 
     def next(self) -> None:
         """Start what has waited longest, and stand behind the others."""

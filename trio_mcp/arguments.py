@@ -80,12 +80,19 @@ def _fitting_members(schema: Mapping[str, Json]) -> Callable[[Json], bool] | Non
     members = {name: check for name, each in schema["properties"].items() if (check := _fitting(each)) is not None}
     if len(members) < len(schema["properties"]):
         return None
-    required = schema.get("required", ())
+    required = tuple(schema.get("required", ()))
 
-    def fits(value: Json) -> bool:
-        if type(value) is not dict or not all(name in value for name in required):
+    def fits(value: Json) -> bool:  # in loops, for each call comes here
+        if type(value) is not dict:
             return False
-        return all(name in members and members[name](each) for name, each in value.items())
+        for name in required:
+            if name not in value:
+                return False
+        for name, each in value.items():
+            check = members.get(name)
+            if check is None or not check(each):
+                return False
+        return True
 
     return fits
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
-from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
+from trio_mcp.core.jsonrpc import Json, JsonObject, Kept, Limits
 from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.entries import (
     Completer,
@@ -79,7 +79,7 @@ class Catalog:
         self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _CAPABILITY}
         self._completers: dict[_Completed, Completer] = {}
         # None: not made yet, but its cursor was given.
-        self._pages: dict[str, dict[_Page, JsonObject | None]] = {kind: {} for kind in _CAPABILITY}
+        self._pages: dict[str, dict[_Page, Kept | None]] = {kind: {} for kind in _CAPABILITY}
         self._above: list[tuple[weakref.ref[Catalog], str]] = []  # where this is mounted, and with which prefix
 
     # Finding.
@@ -174,7 +174,7 @@ class Catalog:
         if page is not None:
             return page
         with _changing:  # what is kept is of now
-            page = self._page(kind, member, revision, cursor, size, None)
+            page = Kept(self._page(kind, member, revision, cursor, size, None))
             # Clients can make up cursors without end that lead somewhere; kept is what is found by those that we gave.
             if cursor is None or at in pages:
                 pages[at] = page

@@ -48,6 +48,9 @@ class Link(Protocol):
     async def tell(self, ctx: Context) -> None:
         """What `ctx` has queued is on its way.  Waits while too much is queued already."""
 
+    async def report(self, ctx: Context) -> None:
+        """As `tell`, of what may come many times in a row: that is on its way within a millisecond, in one piece."""
+
     async def tell_apart(self, method: str, params: JsonObject) -> bool:
         """As a notification of its own, in the course of no request; False if nobody hears it."""
 
@@ -174,7 +177,8 @@ class Context:
         """Report progress, if the client asked for it.
 
         Where it stands still nothing is sent.  Raises `LocalProtocolError` when `progress` falls, or is no number, also
-        when nobody hears it.  Waits while the client does not read.
+        when nobody hears it.  Waits while the client does not read.  May be cancelled each time; other tasks have their
+        turn when a millisecond has passed since the last report.
         """
         number = isinstance(progress, int | float) and type(progress) is not bool and -math.inf < progress < math.inf
         if not number or progress < self._progress:
@@ -183,7 +187,7 @@ class Context:
         self._progress = progress
         link = self._heard
         if link is not None and link.session.progress(self.request.id, progress, total, message):
-            await link.tell(self)
+            await link.report(self)
         else:
             await trio.lowlevel.checkpoint()
 
@@ -203,7 +207,7 @@ class Context:
         if logger is not None:
             params["logger"] = logger
         if link.session.notify("notifications/message", params, about=self.request.id):
-            await link.tell(self)
+            await link.report(self)
         else:
             await trio.lowlevel.checkpoint()
 

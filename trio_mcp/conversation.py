@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -48,6 +49,8 @@ __all__ = ["UNFINISHED", "Conversation"]
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
+# Seconds for which reports wait for each other: a turn of the loop and a write cost ten times as much as one of them.
+_IN_A_ROW = 0.001
 _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
 """What is said for a call that draining has given no more time."""
@@ -58,6 +61,7 @@ _JSON_ALONE = (
 _NO_SESSION = (
     "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
 )
+_TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -117,6 +121,7 @@ class Conversation:
         self._quiet = trio.lowlevel.ParkingLot()
         self._variables = contextvars.copy_context()
         self._turn: trio.Event | None = None
+        self._reported = -math.inf  # when who reported something last let others have their turn
 
     # What comes in.
 
@@ -136,7 +141,10 @@ class Conversation:
         self.session.offer = self._offer()  # a kind of thing that the server lacked may have been added
         about = self._wire if wire is None else wire
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
-            self._act(event)
+            if type(event) is Call:
+                self._call(event)
+            else:
+                self._act(event)
 
     def lost(self, why: str) -> None:
         """The client is gone: its handlers are cancelled, and nothing more is sent.
@@ -205,7 +213,8 @@ class Conversation:
 
     def _wire_of(self, id: Id) -> Wire:
         """Where a request came in, as long as it waits for its answer."""
-        return cast("Wire", self.session.label_of(id))
+        wire: Any = self.session.label_of(id)
+        return wire  # type: ignore[no-any-return]
 
     def _cancel(self, event: RequestCancelled) -> None:
         id = event.id
@@ -226,7 +235,8 @@ class Conversation:
 
     def _begin(self, call: Call) -> None:
         request = call.request
-        self._waiting.pop(request.id, None)
+        if self._waiting:
+            self._waiting.pop(request.id, None)
         ctx = self._contexts[request.id] = Context(self, request, call.terms, self._wire_of(request.id))
         name = request.params.get("name", request.params.get("uri"))
         name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
@@ -252,8 +262,17 @@ class Conversation:
 
     async def _work(self, ctx: Context) -> None:
         """One call, from its beginning to its end, which may be on another link."""
+        outcome: JsonObject | RequestError = _TO_NOBODY
         try:
-            outcome = await self._outcome(ctx)
+            try:
+                with ctx.scope:
+                    await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
+                    result = await self._result(ctx)
+                    if ctx.told and (link := _of(ctx)) is not None:
+                        await link._part(ctx)
+                    outcome = result
+            finally:
+                ctx.over()
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
             if (link := _of(ctx)) is not None:  # None: the client never came back
@@ -262,26 +281,17 @@ class Conversation:
             if (link := _of(ctx)) is not None:
                 link._forget(ctx)
 
-    async def _outcome(self, ctx: Context) -> JsonObject | RequestError:
-        try:
-            with ctx.scope:
-                await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
-                outcome = await self._result(ctx)
-                if (link := _of(ctx)) is not None:
-                    await link._part(ctx)
-                return outcome
-        finally:
-            ctx.over()
-        return RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
-
     async def _result(self, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
         try:
-            back = self._retried(ctx)
-            if isinstance(back, Place):
-                self._hand_over(ctx, back)
-                return {}  # to nobody: another context has its request now
-            return await self._run.dispatcher(ctx) if back is None else back
+            if _goes_on(ctx.request, ctx.terms):
+                back = self._run.parking.retry(ctx)
+                if isinstance(back, Place):
+                    self._hand_over(ctx, back)
+                    return {}  # to nobody: another context has its request now
+                if back is not None:
+                    return back
+            return await self._run.dispatcher(ctx)
         except _UPWARD:
             raise
         except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
@@ -296,10 +306,6 @@ class Conversation:
                 raise sole(stopped)
             finally:
                 del stopped, failed  # or they would hold this frame, which holds them
-
-    def _retried(self, ctx: Context) -> Place | JsonObject | None:
-        """If this request goes on with a call: the handler that waits for it, or what is still to be answered."""
-        return self._run.parking.retry(ctx) if _goes_on(ctx.request, ctx.terms) else None
 
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
@@ -322,8 +328,7 @@ class Conversation:
 
         Some clients lose progress that they read in one piece with the result.
         """
-        if ctx.told:
-            await ctx.wire.written(ctx.told)
+        await ctx.wire.written(ctx.told)
 
     def _say(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
@@ -352,9 +357,21 @@ class Conversation:
     # Questions to the client.
 
     async def tell(self, ctx: Context) -> None:
+        self._tell(ctx)
+        await ctx.wire.room()
+
+    async def report(self, ctx: Context) -> None:
+        self._tell(ctx)
+        now = trio.current_time()
+        if now - self._reported < _IN_A_ROW and not ctx.wire.full:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._reported = now
+            await ctx.wire.room()
+
+    def _tell(self, ctx: Context) -> None:
         ctx.told = ctx.wire.mark
         ctx.wire.wake()
-        await ctx.wire.room()
 
     async def tell_apart(self, method: str, params: JsonObject) -> bool:
         told = self.session.notify(method, params)
@@ -411,7 +428,8 @@ class Conversation:
         if not unknown:  # a handler that is run again, or a client that knew what it would be asked
             await trio.lowlevel.checkpoint()
             return ctx.recorded
-        await self._part(ctx)
+        if ctx.told:
+            await self._part(ctx)
         # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
         await trio.lowlevel.checkpoint_if_cancelled()
         place = cast("Conversation", ctx.opened("a question"))._park(ctx, unknown)
@@ -531,7 +549,8 @@ def _begin(work: tuple[Conversation, Call]) -> None:
 
 def _of(ctx: Context) -> Conversation | None:
     """The conversation that the request at hand belongs to, if there is one."""
-    return cast("Conversation | None", ctx.link)
+    link: Any = ctx.link
+    return link  # type: ignore[no-any-return]
 
 
 def _goes_on(request: Request, terms: Terms) -> bool:

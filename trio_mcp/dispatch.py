@@ -47,7 +47,7 @@ from trio_mcp.core.errors import (
     ResourceNotFound,
     shown,
 )
-from trio_mcp.core.jsonrpc import JsonObject, Request
+from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
 from trio_mcp.core.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
@@ -132,17 +132,19 @@ class Dispatcher:
             )
         return self._features.protection
 
-    async def __call__(self, ctx: Context) -> JsonObject:
+    def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
-        return await self._served_by(self._features, self._METHODS[ctx.method], ctx, ctx.request)
+        return self._served_by(self._features, self._METHODS[ctx.method], ctx, ctx.request)
 
     async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
         """As this server, the running one or one that is mounted in it, serves a request."""
         outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(at.catalog)
-        call_next: CallNext = functools.partial(serve, self, at, ctx)
-        for middleware in reversed(at.middleware):
-            call_next = functools.partial(_pass, middleware, ctx, call_next)
         try:
+            if not at.middleware:
+                return await serve(self, at, ctx, request)
+            call_next: CallNext = functools.partial(serve, self, at, ctx)
+            for middleware in reversed(at.middleware):
+                call_next = functools.partial(_pass, middleware, ctx, call_next)
             result = await call_next(request)
         finally:
             ctx.lifespan = outer
@@ -207,7 +209,14 @@ class Dispatcher:
         revision, method = ctx.terms.revision, request.method
         page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
         hints = at.cache.get(method)
-        return {**page, **hints.members()} if hints is not None and method in revision.cacheable else page
+        if hints is None or method not in revision.cacheable:
+            return page
+        members = hints.members
+
+        def hinted() -> JsonObject:
+            return {**page, **members()}
+
+        return page.with_more("hints", hints, hinted) if isinstance(page, Kept) else hinted()
 
     @functools.cached_property
     def _filters(self) -> bool:
@@ -245,7 +254,7 @@ class Dispatcher:
         by HTTP nobody has any where the server is not protected.
         """
         who = ctx.terms.principal
-        if not entry.scopes or not (isinstance(who, Principal) or ctx.headers):
+        if not (isinstance(who, Principal) or ctx.headers):
             return
         needed = self._needed(entry.scopes)
         if not covers(who, needed):
@@ -258,10 +267,11 @@ class Dispatcher:
     async def _call_tool(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
         entry, revision = at.catalog.tool(name), ctx.terms.revision
-        if entry is None or not self._allows(at, ctx.principal, entry):
+        if entry is None or (self._filters and not self._allows(at, ctx.principal, entry)):
             # tool-31: no tool, so no tool result.
             raise RequestError(INVALID_PARAMS, f"there is no tool {shown(name)}; tools/list names those there are")
-        self._check_scopes(ctx, entry)
+        if entry.scopes:
+            self._check_scopes(ctx, entry)
         if entry.owners:
             return await self._under(entry, Dispatcher._call_tool, ctx, _renamed(request, entry))
         try:
@@ -317,7 +327,7 @@ class Dispatcher:
             raise ctx.elsewhere
         while True:
             try:
-                value = await self._run(entry.handler, call)
+                value = await (call() if entry.handler.how is How.ASYNC else self._run(entry.handler, call))
             except RequestError as error:
                 value = _pages(ctx, error)
                 if value is None:

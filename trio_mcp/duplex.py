@@ -117,6 +117,10 @@ class StreamWire(Outbox[bytes]):
     """Everything goes on a stream of its own."""
 
     answers_only = False
+    talk: Talk
+
+    async def flush(self) -> None:
+        await self.flush_last(self.talk.session.serving > 0)
 
     def hang_up(self, retry: float) -> bool:
         return False
@@ -143,12 +147,16 @@ class Duplex:
         self._received = received
         self._talk = talk
         self._stream = stream
+        sending = stream.send_stream if isinstance(stream, trio.StapledStream) else stream
+        self._send_now: Callable[[bytes], int] | None = getattr(sending, "send_now", None)
         self._framing = framing
         self._limits = limits
         self._tap = tap
         self._open = trio.CancelScope()  # cancelled when this is to end
         limit, gone = limits.outgoing, self._open.cancel
-        self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery)
+        at_once = None if self._send_now is None else self._at_once
+        self.wire = StreamWire(self._send, self._take, self._queued, limit, gone, spawn=nursery, at_once=at_once)
+        self.wire.talk = talk
         self._control = b""  # what the framing has to say
         self._heard = trio.current_time()
         self._gone = False  # the other side has, so there is nobody to say farewell to
@@ -221,7 +229,8 @@ class Duplex:
                 await self.wire.room(most)  # also so that it is on its way before an end of the stream is seen
 
     def _queued(self) -> int:
-        return self._talk.session.queued + -(-len(self._control) // _CONTROL)
+        queued = self._talk.session.queued
+        return queued - -len(self._control) // _CONTROL if self._control else queued
 
     def _take(self) -> bytes | None:
         session = self._talk.session
@@ -238,7 +247,15 @@ class Duplex:
             self._tap("out", data)
         return data
 
+    def _at_once(self, data: bytes) -> bytes | None:
+        assert self._send_now is not None
+        taken = self._send_now(data)
+        return None if taken == len(data) else data[taken:]
+
     async def _send(self, data: bytes) -> None:
+        if self._send_now is not None:  # what can do that is no network, and may take as long as it likes
+            await self._stream.send_all(data)
+            return
         for start in range(0, len(data), _PIECE):
             with trio.CancelScope(deadline=trio.current_time() + self._patience) as self._piece:
                 await self._stream.send_all(data[start : start + _PIECE])

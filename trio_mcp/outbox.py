@@ -34,7 +34,7 @@ class Wire(Hashable, Protocol):
         """There is something to send, or a request that came in here has ended without an answer."""
 
     async def flush(self) -> None:
-        """As `wake`; the caller may be used to write."""
+        """As `wake`; the caller may be used to write.  For the last step of a task: it need not be a checkpoint."""
 
     @property
     def mark(self) -> int:
@@ -69,6 +69,9 @@ class Outbox(Generic[T]):
     write, and is never called twice at the same time: when it raises one of `GONE`, the client has gone; whatever else
     it or `take` raises is kept as `failure`.  Either way `gone` is called, and nothing is written any more.  `spawn` is
     where the writer runs; it must stay open until there is nothing more to send.
+
+    `at_once` carries as much of a write as can go without waiting, and gives what is left of it, if anything is; that
+    is for `send`.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Outbox(Generic[T]):
         gone: Callable[[], object],
         *,
         spawn: trio.Nursery,
+        at_once: Callable[[T], T | None] | None = None,
     ) -> None:
         self._send = send
+        self._at_once = at_once
         self._take = take
         self._queued = queued
         self._limit = limit
@@ -110,6 +115,12 @@ class Outbox(Generic[T]):
         """As `wake`, but if nobody is writing, it is written here and now.  Always a checkpoint."""
         if self._writing or not await self._write():
             await trio.lowlevel.checkpoint()
+
+    async def flush_last(self, company: bool) -> None:
+        """As `flush`, as the last step of a task, and so it need not be a checkpoint.  With `company`, others may have
+        something to say in the same moment: then it goes out with that, for a write costs more than their turn."""
+        if not self._writing:
+            await self._write(company)
 
     @property
     def mark(self) -> int:
@@ -159,13 +170,17 @@ class Outbox(Generic[T]):
         finally:
             self._writer = False
 
-    async def _write(self) -> bool:
+    async def _write(self, company: bool = False) -> bool:
         """Write what there is; False if it was nothing."""
         self._writing = True
         something = False
         try:
+            if company:
+                await trio.lowlevel.cancel_shielded_checkpoint()
             what = None if self._over else self._take()
             something = what is not None
+            if what is not None and self._at_once is not None:
+                what = self._at_once(what)
             if what is not None:
                 with trio.CancelScope(shield=True, deadline=self.deadline) as self._scope:
                     await self._send(what)

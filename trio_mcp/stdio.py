@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["own_stdio", "run", "serve_stdio"]
 
+# Bytes to read at once: what a pipe holds, and what one holds that was made larger.
+_FEW, _MANY = 64 * 1024, 1024 * 1024
+
 # One pair of fds, one owner: a second one would take stderr for the wire.
 _owner = threading.Lock()
 
@@ -107,7 +110,7 @@ def _owned(*, give_back: bool) -> Iterator[trio.abc.HalfCloseableStream]:
         undo.callback(os.close, null)
         kept_in = undo.enter_context(_kept(0, give_back))
         kept_out = undo.enter_context(_kept(1, give_back))
-        receiving = trio.lowlevel.FdStream(_description_of_our_own(kept_in, os.O_RDONLY))
+        receiving = _Input(_description_of_our_own(kept_in, os.O_RDONLY))
         undo.callback(receiving.close)
         sending = _Output(_description_of_our_own(kept_out, os.O_WRONLY))
         undo.callback(sending.close)
@@ -198,19 +201,61 @@ def _flush_c() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+class _Input(trio.abc.ReceiveStream):
+    """FdStream, which sleeps first and reads then: what comes wakes it once, where FdStream goes round the loop and
+    asks in vain before it sleeps.  It takes more at a time when there is more, and is woken less by a long message.
+    """
+
+    __slots__ = ("_size", "_stream", "_waits")
+
+    def __init__(self, fd: int) -> None:
+        self._waits = _can_be_waited_for(fd)
+        self._stream = trio.lowlevel.FdStream(fd)
+        self._size = _FEW
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        fd = self._stream.fileno()
+        if max_bytes is not None or not self._waits or fd < 0:
+            return bytes(await self._stream.receive_some(max_bytes))
+        await trio.lowlevel.wait_readable(fd)
+        try:
+            data = os.read(fd, self._size)
+        except OSError:  # somebody else was quicker, or the other side has gone: FdStream waits, or says so
+            return bytes(await self._stream.receive_some())
+        self._size = _MANY if len(data) >= _FEW else _FEW
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _can_be_waited_for(fd: int) -> bool:
+    # Asking epoll about a file or /dev/null fails, and leaves Trio thinking that this task waits for it.
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
+
+
 class _Output(trio.abc.SendStream):
     """FdStream, which can also be asked whether a file is ready."""
 
     __slots__ = ("_stream", "_waits")
 
     def __init__(self, fd: int) -> None:
-        mode = os.fstat(fd).st_mode
-        # Asking epoll about a file or /dev/null fails, and leaves Trio thinking that this task waits for it.
-        self._waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
+        self._waits = _can_be_waited_for(fd)
         self._stream = trio.lowlevel.FdStream(fd)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
+
+    def send_now(self, data: bytes) -> int:
+        """How many bytes of it the system takes without anybody having to wait."""
+        try:
+            return os.write(self._stream.fileno(), data)
+        except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
+            return 0
 
     async def wait_send_all_might_not_block(self) -> None:
         if self._waits or self._stream.fileno() < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain, combinations
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.core.pairs import (
 from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
-from trio_mcp.core.jsonrpc import Batch, Error, Notification, Request, Result
+from trio_mcp.core.jsonrpc import Batch, Error, Kept, Notification, Request, Result, encode
 from trio_mcp.core.opening import ClientSession, OpeningFailed
 from trio_mcp.core.peer import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
 from trio_mcp.core.revisions import (
@@ -1235,3 +1236,45 @@ def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can
                 assert after is not None
                 assert attrs.evolve(after, log_level=None) == attrs.evolve(terms, log_level=None)
         drain(session)
+
+
+# What is kept.
+
+
+def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
+    page = Kept({"tools": ["a"]})
+    for revision in (E, D, E):
+        session = opened(D).server if revision is D else server(E)
+        for id in (1, "two", 3):
+            request = Request(id, "tools/list") if revision is D else modern(id, "tools/list")
+            call(session, request)
+            assert session.answer(id, page)
+            ((answer, _),) = session.outgoing()
+            expected: dict[str, Any] = {"tools": ["a"]}
+            if revision is E:
+                expected |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+                expected |= {"_meta": {META_SERVER_INFO: SERVER_INFO}}
+            assert json.loads(encode(answer)) == {"jsonrpc": "2.0", "id": id, "result": expected}
+    assert page == {"tools": ["a"]}
+    assert page.text is page.text
+
+
+def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> None:
+    page, one, other = Kept({"tools": []}), object(), object()
+    first = page.with_more("hints", one, lambda: {"ttlMs": 1})
+    assert page.with_more("hints", one, lambda: {"ttlMs": 2}) is first
+    assert page.with_more("hints", other, lambda: {"ttlMs": 3}) == {"ttlMs": 3}
+    assert page.with_more("hints", one, lambda: {"ttlMs": 4}) == {"ttlMs": 4}
+
+
+def test_modern_requests_that_say_the_same_of_their_terms_share_them_and_others_do_not() -> None:
+    session = server(E)
+    first = call(session, modern(1, "tools/list"))
+    assert call(session, modern(2, "tools/list")) is first
+    for id, more in enumerate(({"principal": "ann"}, {"headers": {"a": "b"}}), 3):
+        terms = call(session, modern(id, "tools/list"), **more)
+        assert (terms.principal, terms.headers) == (more.get("principal"), more.get("headers", {}))
+    assert call(session, modern(5, "tools/list")) is first
+    level = modern(6, "tools/list", logLevel="error")
+    assert call(session, level).log_level == "error"
+    assert call(session, modern(7, "tools/list")) == first

@@ -268,19 +268,23 @@ async def test_an_answer_is_written_at_once_by_the_task_that_has_it(revision: st
 
 
 @everywhere
-async def test_what_piles_up_behind_a_write_leaves_in_one(revision: str, autojump_clock: MockClock) -> None:
+async def test_what_is_said_together_leaves_in_one_write_and_so_does_what_piles_up_behind_it(
+    revision: str, autojump_clock: MockClock
+) -> None:
     bench = Bench()
     streams, made = watched(narrow)
     async with connected(bench.server, revision, streams=streams) as wire:
-        ids = [await wire.start("tools/call", call("gate", name="all")) for _ in range(50)]
+        names = ["first"] * 20 + ["second"] * 10 + ["third"] * 20
+        ids = [await wire.start("tools/call", call("gate", name=name)) for name in names]
         await wait_all_tasks_blocked()
         before = len(made[0].writes)
         with wire.deaf():
-            bench.open("all").set()
-            await wait_all_tasks_blocked()
+            for name in ("first", "second", "third"):
+                bench.open(name).set()
+                await wait_all_tasks_blocked()
         for id in ids:
             await wire.response(id)
-        assert [lines_in(write.data) for write in made[0].writes[before:]] == [1, 49]
+        assert [lines_in(write.data) for write in made[0].writes[before:]] == [20, 30]
 
 
 @req("stdio-02")
@@ -1126,3 +1130,25 @@ async def test_a_drain_lets_the_client_answer_what_it_was_asked(revision: str, a
         wire.answers["elicitation/create"] = later
         assert texts([{"result": await wire.call("tools/call", {"name": "order"})}]) == ["ordered"]
         await gone(wire)
+
+
+async def test_reports_in_a_row_leave_together_and_wait_for_nothing_else(autojump_clock: MockClock) -> None:
+    server = Server("telling")
+
+    @server.tool
+    async def work(ctx: Context) -> str:
+        for number in range(60):
+            if number % 20 == 0:
+                await trio.sleep(0.002)  # as much has passed as if it had been thinking
+            await ctx.progress(number)
+        return "done"
+
+    streams, made = watched()
+    async with connected(server, "2025-11-25", streams=streams) as wire:
+        before = len(made[0].writes)
+        await wire.call("tools/call", {**call("work"), "_meta": {"progressToken": "a"}})
+        assert [note["progress"] for note in wire.noted(PROGRESS)] == list(range(60))
+        *reports, answer = pieces(made[0])[before:]
+        assert answer == ["answer"]
+        # The first of each row gives the writer its turn, which may come before or after its own next one.
+        assert {len(each) for each in reports} <= {20, 1, 19}

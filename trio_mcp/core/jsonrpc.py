@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from json import JSONDecodeError
 from math import inf
 from typing import Any, Final, TypeAlias, TypeVar
@@ -45,6 +45,7 @@ __all__ = [
     "Invalid",
     "Json",
     "JsonObject",
+    "Kept",
     "Limits",
     "LineFramer",
     "Message",
@@ -105,6 +106,30 @@ class Notification(Event, _Sendable):
 class Result(_Sendable):
     id: Id
     result: JsonObject
+
+
+class Kept(dict[str, Any]):
+    """A result that is the answer to many requests, so that it is written once.  It must not be changed."""
+
+    __slots__ = ("_more", "_text")
+
+    def __init__(self, result: JsonObject) -> None:
+        super().__init__(result)
+        self._text: bytes | None = None
+        self._more: dict[Hashable, tuple[object, Kept]] = {}
+
+    @property
+    def text(self) -> bytes:
+        if self._text is None:
+            self._text = to_text({**self})
+        return self._text
+
+    def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> Kept:
+        """What `make` makes of it, kept too: under this key, for as long as the same object is `given`."""
+        found = self._more.get(key)
+        if found is None or found[0] is not given:
+            found = self._more[key] = given, Kept(make())
+        return found[1]
 
 
 @record
@@ -268,8 +293,8 @@ def decode(data: bytes, limits: Limits) -> Message:
         return _no_json(plain_text(data), error)
     except RecursionError:
         return _too_deep({}, limits.depth)
-    # Fewer brackets than levels allowed cannot make too many levels.
-    deep = data.count(b"{") + data.count(b"[") > limits.depth
+    # Fewer brackets than levels allowed cannot make too many levels, nor can fewer bytes.
+    deep = len(data) > limits.depth and data.count(b"{") + data.count(b"[") > limits.depth
     if type(value) is not list:
         return _message(value, limits, deep, doubtful)
     if not value:
@@ -493,9 +518,13 @@ def _written(message: Message) -> bytes:
 
 def _write(message: Message | _Sendable) -> bytes:
     """With a null id, where it is an error without one."""
-    envelope = _envelope(message)
+    _check(message)
     try:
-        return to_text(envelope)
+        if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
+            result = message.result
+            text = result.text if type(result) is Kept else to_text(result)
+            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, text)
+        return to_text(_envelope(message))
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:
@@ -516,7 +545,6 @@ _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
 
 
 def _envelope(message: Message | _Sendable) -> JsonObject:
-    _check(message)
     if isinstance(message, Result):
         return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
     envelope: JsonObject = {"jsonrpc": "2.0"}
@@ -541,6 +569,8 @@ def _check(message: Message | _Sendable) -> None:
         raise LocalProtocolError(f"{kind.__name__} is not a message that can be sent")
     for name, kinds in _SHAPES[kind]:
         value = getattr(message, name)
+        if type(value) in kinds:
+            continue
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = " or ".join(KINDS[each] for each in kinds)
             raise LocalProtocolError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
@@ -571,6 +601,10 @@ class LineFramer:
         lines: list[bytes | Invalid] = []
         *ended, rest = data.split(b"\n")
         for piece in ended:
+            # Nearly all are whole, and end as an object does.
+            if not self._line and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
+                lines.append(piece)
+                continue
             self._extend(piece, lines)
             self._end(lines)
         self._extend(rest, lines)

@@ -204,7 +204,7 @@ class _Batch:
     answers: list[Result | Error] = attrs.field(factory=list)
 
 
-@attrs.frozen(eq=False, repr=False)
+@attrs.define(eq=False, repr=False)
 class _Arrival:
     """How a message came: under which label, and in which batch, if in one."""
 

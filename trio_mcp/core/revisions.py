@@ -96,6 +96,11 @@ class HttpRules:
     priming: bool  # a stream begins with an id and no data, and may be left early for the client to come back
 
 
+_NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+_COMPLETE: Mapping[str, Any] = MappingProxyType({"resultType": "complete"})
+_KEPT_FOR_NO_TIME: Mapping[str, Any] = MappingProxyType({**_COMPLETE, "ttlMs": 0, "cacheScope": "private"})
+
+
 @attrs.frozen(eq=False, repr=False)
 class Revision:
     """One revision.  Compared by identity: there is exactly one object for each name."""
@@ -159,10 +164,11 @@ class Revision:
             return self.resource_not_found
         return errors.INTERNAL_ERROR if code in self.forbidden_codes else code
 
-    def result_defaults(self, method: str) -> dict[str, Any]:
+    def result_defaults(self, method: str) -> Mapping[str, Any]:
         """What every complete result of this method has, beside what the method says."""
-        hints = {"ttlMs": 0, "cacheScope": "private"} if method in self.cacheable else {}
-        return {"resultType": "complete", **hints} if self.result_type else hints
+        if not self.result_type:
+            return _NO_DEFAULTS
+        return _KEPT_FOR_NO_TIME if method in self.cacheable else _COMPLETE
 
 
 @record

@@ -19,7 +19,7 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed, shown
-from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Limits, Message, Notification, Request, Result, encode
+from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Kept, Limits, Message, Notification, Request, Result, encode
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.records import record
@@ -127,6 +127,7 @@ class Offer:
     """The newest revision of the modern era that is offered."""
     _infos: dict[Revision, JsonObject] = _worked_out(lambda offer: offer._info_by_revision())
     _declared: dict[tuple[Role, Revision], JsonObject] = _worked_out(lambda offer: offer._declared_by_revision())
+    _plain: dict[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
 
     def _newest(self, *, handshake: bool) -> Revision | None:
         return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
@@ -156,6 +157,17 @@ class Offer:
             for role in Role
         }
 
+    def _plain_by_revision(self) -> dict[tuple[Role, Revision], frozenset[str]]:
+        plain: dict[tuple[Role, Revision], frozenset[str]] = {}
+        for (role, revision), declared in self._declared.items():
+            special = {need.method for need in revision.conditional_needs}
+            plain[role, revision] = frozenset(
+                name
+                for name, row in revision.requests[role.other].items()
+                if name not in special and (not row.needs or declares(declared, row.needs))
+            )
+        return plain
+
     def __attrs_post_init__(self) -> None:
         # Here, because it is sent in the course of `receive`, which never raises.
         encode(Result(0, {"said": [*self._infos.values(), *self._declared.values(), self.instructions]}))
@@ -171,6 +183,10 @@ class Offer:
             if each.name == version and each.handshake is handshake:
                 return each
         return None
+
+    def serves(self, role: Role, revision: Revision, method: str) -> bool:
+        """Whether, in this role, we have declared all that any request for this method needs there."""
+        return method in self._plain[role, revision]
 
     def info_in(self, revision: Revision) -> JsonObject:
         """Our identity as this revision describes it."""
@@ -347,6 +363,8 @@ class Session(Peer):
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
+        if self.offer.serves(self.role, terms.revision, request.method):
+            return self._admit(request, terms)
         row = terms.revision.request(self.role.other, request.method)
         if row is None:
             why = f"{shown(request.method)} does not exist in {terms.revision}"
@@ -354,12 +372,15 @@ class Session(Peer):
         declared = self.declared(terms.revision)
         missing = missing_capabilities(terms.revision, row, request.params, declared)
         if not missing:
-            own = self._OWN.get(request.method)
-            return [Call(request, terms)] if own is None else own(self, request, terms)
+            return self._admit(request, terms)
         why = f"{request.method} needs the {self.role.value} capability {'.'.join(missing[0])}, which was not declared"
         # core-32: without its capability the method does not exist; a mode that was not declared is a wrong parameter.
         code = errors.METHOD_NOT_FOUND if missing[0] == row.needs else errors.INVALID_PARAMS
         return self._refuse_call(request, code, why)
+
+    def _admit(self, request: Request, terms: Terms) -> list[Event]:
+        own = self._OWN.get(request.method)
+        return [Call(request, terms)] if own is None else own(self, request, terms)
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         super().refuse(request.id, RequestError(code, why, data))
@@ -379,6 +400,10 @@ class Session(Peer):
         return attrs.evolve(terms, principal=principal, headers=headers)
 
 
+# What a modern request says of its terms.
+_TERMS = (META_VERSION, META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL)
+
+
 class ServerSession(Session):
     """The server's end of a link, in both eras at once.
 
@@ -387,6 +412,10 @@ class ServerSession(Session):
     """
 
     _ROLE = Role.SERVER
+
+    def _set_up(self) -> None:
+        # What the latest modern request said of its terms, and those: as a rule all on one link say the same.
+        self._said: tuple[Any, ...] = ()
 
     # What we send.
 
@@ -430,15 +459,22 @@ class ServerSession(Session):
         terms, method = self.terms_of(id), self.method_of(id)
         if terms is None or method is None:
             return False
-        meta = meta_of(f"the result of {method}", result)
+        revision = terms.revision
+        plain = isinstance(result, dict) and "_meta" not in result
+        meta: JsonObject = {} if plain else meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
-        if kind == "input_required" and method not in terms.revision.input_required:
-            raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {terms.revision}")
-        if terms.revision.result_type:
-            meta = {META_SERVER_INFO: self.offer.info_in(terms.revision), **meta}
+        if kind == "input_required" and method not in revision.input_required:
+            raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {revision}")
+        if revision.result_type:
+            info = self.offer.info_in(revision)
             # cache-26: hints belong to complete results only.
-            defaults = terms.revision.result_defaults(method) if kind == "complete" else {}
-            result = {**defaults, **result, "_meta": meta}
+            defaults = revision.result_defaults(method) if kind == "complete" else NOTHING
+
+            def completed() -> JsonObject:
+                return {**defaults, **result, "_meta": {META_SERVER_INFO: info, **meta}}
+
+            # A kept one is the answer to one method.
+            result = result.with_more(revision.name, info, completed) if type(result) is Kept else completed()
         return super().answer(id, result)
 
     # What the client sends.
@@ -469,6 +505,11 @@ class ServerSession(Session):
             # batch-03: no revision that speaks by `_meta` has batches; and what waits there would wait for a listener.
             why = f"a request of {shown(meta[META_VERSION])} cannot be part of a batch; send it by itself"
             return self._refuse_call(request, errors.INVALID_REQUEST, why)
+        said = tuple(map(meta.get, _TERMS))
+        if said == self._said[:-1] and principal is None and not headers:
+            terms = self._said[-1]
+            self._agree(request.id, terms)
+            return self._serve(request, terms)
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
             return self._unsupported(request, meta[META_VERSION])
@@ -479,6 +520,8 @@ class ServerSession(Session):
             return self._refuse_call(request, errors.INVALID_PARAMS, f"{META_LOG_LEVEL} must be one of {LOG_LEVELS}")
         # meta-14: the identity is for display, so one that cannot be displayed is no reason to refuse.
         terms = Terms(revision, capabilities, info if _is_info(info) else None, level, principal, headers)
+        if principal is None and not headers:
+            self._said = (*said, terms)
         self._agree(request.id, terms)
         return self._serve(request, terms)
 
