@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -29,7 +28,7 @@ from tests.http.client import Answer, Web, request
 from tests.http.served import bearer
 from tests.peers.programs.surf import Browser
 from tests.requirements import req
-from tests.server.test_example_servers import line_of
+from tests.server.test_example_servers import line_of, until_sigterm
 from trio_mcp import MemoryTokenStore, OAuth, open_client
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
@@ -645,17 +644,9 @@ async def proxy_before(site: AuthSite) -> AsyncIterator[str]:
         stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
-    assert process.stderr is not None
-    try:
+    async with until_sigterm(process, 0):
         assert await line_of(process.stdout) == f"listening for {public}\n"
         yield f"{public}/mcp"
-        process.send_signal(signal.SIGTERM)
-        complaints = b"".join([bytes(data) async for data in process.stderr])
-        assert (await process.wait(), complaints) == (0, b"")
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])

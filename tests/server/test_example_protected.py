@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import trio
 from tests.http.client import Answer, Web
 from tests.http.served import bearer
 from tests.http.test_jwks import Issuer, public, signed
-from tests.server.test_example_servers import line_of
+from tests.server.test_example_servers import line_of, until_sigterm
 from trio_mcp.core.resource_server import WELL_KNOWN
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "protected.py")
@@ -36,21 +35,14 @@ async def protected() -> AsyncIterator[tuple[Web, str]]:
         known = {**os.environ, "RESOURCE": RESOURCE, "ISSUER": issuer}
         command = [sys.executable, "-W", "error", EXAMPLE, "127.0.0.1:0"]
         process = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE, env=known)
-        try:
-            assert process.stderr is not None
+        assert process.stderr is not None
+        async with until_sigterm(process, 143):
             line = await line_of(process.stderr)
             authority = line.removeprefix("notes listens at http://").removesuffix("/mcp\n")
             host, _, port = authority.partition(":")
             web = Web(partial(trio.open_tcp_stream, host, int(port)), host="mcp.example.com")
             yield web, issuer
             await web.aclose()
-            process.send_signal(signal.SIGTERM)
-            complaints = b"".join([bytes(data) async for data in process.stderr])
-            assert (await process.wait(), complaints) == (143, b"")
-        finally:
-            process.kill()
-            with trio.CancelScope(shield=True):
-                await process.wait()
         nursery.cancel_scope.cancel()
 
 

@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,21 @@ async def line_of(output: trio.abc.ReceiveStream) -> str:
         assert byte, "it has ended"
         line += byte
     return line.decode()
+
+
+@asynccontextmanager
+async def until_sigterm(process: trio.Process, status: int) -> AsyncIterator[None]:
+    """It is told to end at the end of the block, has nothing to complain of, and ends with this status."""
+    assert process.stderr is not None
+    try:
+        yield
+        process.send_signal(signal.SIGTERM)
+        complaints = b"".join([bytes(data) async for data in process.stderr])
+        assert (await process.wait(), complaints) == (status, b"")
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
 
 
 async def text_of(wire: Wire, tool: str, /, **arguments: Any) -> str:
@@ -505,23 +520,14 @@ async def web_with_tokens(**tokens: str) -> AsyncIterator[Web]:
     command = [sys.executable, "-W", "error", str(EXAMPLES / "bearer.py"), "127.0.0.1:0"]
     known = {f"{user.upper()}_TOKEN": token for user, token in tokens.items()}
     process = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE, env={**os.environ, **known})
-    try:
-        assert process.stderr is not None
+    assert process.stderr is not None
+    async with until_sigterm(process, 143):
         line = await line_of(process.stderr)
         authority = line.removeprefix("notes listens at http://").removesuffix("/mcp\n")
         host, _, port = authority.partition(":")
         web = Web(partial(trio.open_tcp_stream, host, int(port)), host=authority)
-        try:
+        async with aclosing(web):
             yield web
-        finally:
-            await web.aclose()
-        process.send_signal(signal.SIGTERM)
-        complaints = b"".join([bytes(data) async for data in process.stderr])
-        assert (await process.wait(), complaints) == (143, b"")
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"])
