@@ -15,16 +15,27 @@ import sys
 import trio
 
 from trio_mcp import CallToolResult, Client, FormRequest, LocalProtocolError, McpError, TextContent, open_client
+from trio_mcp.core.forms import BooleanSchema, MultiSelectSchema, NumberSchema
 
 
 async def fill_in(form: FormRequest) -> dict[str, object] | None:
     print(f"the server asks: {form.message}")
     values: dict[str, object] = dict(form.defaults)
-    for name in form.fields:
-        said = await trio.to_thread.run_sync(input, f"  {name} [{values.get(name, '')}]: ", abandon_on_cancel=True)
+    for name, field in form.fields.items():
+        choices = ", ".join(value for value, _ in getattr(field, "choices", ()))
+        text = f"  {name}{choices and f' ({choices})'} [{values.get(name, '')}]: "
+        said = await trio.to_thread.run_sync(input, text, abandon_on_cancel=True)
         if said:
-            values[name] = said
+            values[name] = read(said) if isinstance(field, NumberSchema | BooleanSchema | MultiSelectSchema) else said
     return values or None
+
+
+def read(said: str) -> object:
+    """5, true or ["a", "b"]; for what is nothing of that kind the form has words of its own."""
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said
 
 
 async def look(client: Client) -> None:

@@ -36,6 +36,14 @@ def test_a_server_is_looked_at(words: list[str], said: list[str], status: int, t
     assert shown.returncode == status
 
 
+def test_questions_of_the_server_are_answered_at_the_terminal() -> None:
+    server = [sys.executable, str(ROOT / "examples" / "ask_user.py")]
+    command = [sys.executable, str(ROOT / "examples" / "look.py"), "--call", "order_pizza", "{}", *server]
+    shown = subprocess.run(command, input="funghi\n2\n\n", capture_output=True, text=True, timeout=60, check=True)
+    assert "  kind (margherita, funghi, marinara) []: " in shown.stdout
+    assert "Ordered: 2 funghi." in shown.stdout
+
+
 OF_ALL = [
     "laksa is begun",
     "Dish(name='laksa', minutes=60, spicy=True)",
