@@ -1,0 +1,225 @@
+"""The page of errors: each of its headings is what is said when that happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.http.client import request
+from tests.http.served import served
+from trio_mcp import Context, Server, open_client, serve_http
+from trio_mcp.client import Client
+
+PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
+HEADINGS = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+WAYS: dict[str, Callable[[], Awaitable[str]]] = {}
+FORM = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+def shop() -> Server:
+    server = Server("shop")
+
+    @server.tool
+    async def add(a: int) -> int:
+        return a
+
+    @server.tool
+    async def ask(ctx: Context) -> None:
+        await ctx.elicit("How many?", FORM)
+
+    @server.tool
+    async def broken() -> None:
+        raise KeyError("a secret")
+
+    return server
+
+
+def said_by(begin: str) -> Callable[[Callable[[], Awaitable[Any]]], None]:
+    """Registers what leads to the error whose heading begins so; it raises that, or returns the text."""
+
+    def register(happen: Callable[[], Awaitable[Any]]) -> None:
+        async def told() -> str:
+            try:
+                return str(await happen())
+            except Exception as error:  # noqa: BLE001  # which one it is, is what the page says
+                return str(error)
+
+        (heading,) = [each for each in HEADINGS if each.startswith(begin)]
+        WAYS[heading] = told
+
+    return register
+
+
+# At the start of a server.
+
+
+@said_by("run() begins")
+async def _() -> None:
+    shop().run()
+
+
+@said_by("trio_mcp runs on Trio")
+async def _() -> None:
+    async def elsewhere() -> None:
+        async with open_client(shop()):
+            pass
+
+    await trio.to_thread.run_sync(asyncio.run, elsewhere())
+
+
+@said_by("transports have no names")
+async def _() -> None:
+    run: Any = shop().run
+    run(transport="stdio")
+
+
+@said_by("… can be reached")
+async def _() -> None:
+    await serve_http(shop(), "0.0.0.0", 0)
+
+
+@said_by("cannot listen")
+async def _() -> str:
+    async with trio.open_nursery() as nursery:
+        address: Any = await nursery.start(serve_http, shop())
+        port = address.listeners[0].socket.getsockname()[1]
+        with contextlib.suppress(trio.TooSlowError):
+            try:
+                await serve_http(shop(), "127.0.0.1", port)
+            except Exception as error:  # noqa: BLE001  # as above
+                nursery.cancel_scope.cancel()
+                return str(error)
+    raise AssertionError("two servers listen at one port")
+
+
+@said_by("the tool … is there already")
+async def _() -> None:
+    shop().tool(name="add")(lambda: None)
+
+
+@said_by("parameter …")
+async def _() -> None:
+    async def strange(x: complex) -> None: ...
+
+    shop().tool(strange)
+
+
+# What a server refuses by HTTP.
+
+
+async def posted(path: str = "/mcp", **headers: str) -> str:
+    async with served(shop(), path="/mcp") as web:
+        web.path = path
+        how = {name.replace("_", "-"): value for name, value in headers.items()}
+        revision = "2025-11-25" if "Mcp-Session-Id" in how or not headers else "2026-07-28"
+        asked = request("tools/list", revision=revision)
+        answer = await web.post(asked, revision=revision, headers=how)
+        assert answer.status >= 400
+        return str(answer.json["error"]["message"])
+
+
+@said_by("the host")
+async def _() -> str:
+    return await posted(Host="evil.example")
+
+
+@said_by("the origin")
+async def _() -> str:
+    return await posted(Origin="https://evil.example")
+
+
+@said_by("Accept is")
+async def _() -> str:
+    return await posted(Accept="text/html")
+
+
+@said_by("the Mcp-Session-Id header")
+async def _() -> str:
+    return await posted()
+
+
+@said_by("this session is unknown")
+async def _() -> str:
+    return await posted(Mcp_Session_Id="x" * 32)
+
+
+@said_by("nothing is served at")
+async def _() -> str:
+    return await posted("/other", Mcp_Method="tools/list")
+
+
+# In calls.
+
+
+def with_client(begin: str, **options: Any) -> Callable[[Callable[[Client], Awaitable[Any]]], None]:
+    def register(use: Callable[[Client], Awaitable[Any]]) -> None:
+        async def happen() -> Any:
+            async with open_client(shop(), revision="2026-07-28", **options) as client:
+                result = await use(client)
+            return result.content[0].text if hasattr(result, "content") else result
+
+        said_by(begin)(happen)
+
+    return register
+
+
+with_client("there is no tool")(lambda client: client.call_tool("nothing"))
+with_client("…: must be of type integer")(lambda client: client.call_tool("add", {"a": "1"}))
+with_client("tools/call … failed")(lambda client: client.call_tool("broken"))
+with_client("elicitation/create needs")(lambda client: client.call_tool("ask"))
+with_client("… needs the server capability")(lambda client: client.list_prompts())
+with_client("ping does not exist")(lambda client: client.ping())
+with_client("nothing goes along")(lambda client: client.call_tool("add", a=1))  # type: ignore[call-overload]
+
+
+# Connections.
+
+
+@said_by("no connection to")
+async def _() -> None:
+    with trio.socket.socket() as bound:  # nobody listens there as long as it is bound
+        await bound.bind(("127.0.0.1", 0))
+        async with open_client(f"http://127.0.0.1:{bound.getsockname()[1]}/mcp"):
+            pass
+
+
+@said_by("there is no command")
+async def _() -> None:
+    async with open_client(["no-such-program"]):
+        pass
+
+
+@said_by("the server … ended")
+async def _() -> None:
+    dying = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
+    async with open_client([sys.executable, "-c", dying], stderr=lambda data: None):
+        pass
+
+
+@said_by("the client has been closed")
+async def _() -> None:
+    async with open_client(shop()) as client:
+        pass
+    await client.call_tool("add", {"a": 1})
+
+
+def test_every_error_of_the_page_is_tried() -> None:
+    assert list(WAYS) == HEADINGS
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+async def test_it_says_what_the_page_says(heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with trio.fail_after(60):
+        said = await WAYS[heading]()
+    expected = ".*".join(re.escape(each) for each in heading.split("…"))
+    assert re.fullmatch(expected, said, re.DOTALL), said
+    assert "a secret" not in said
