@@ -16,6 +16,7 @@ from tests.client.test_oauth import Store, add
 from tests.requirements import req
 from trio_mcp import AuthorizationFailed, Blame, OAuth
 from trio_mcp.core.auth_records import read_record
+from trio_mcp.loopback import Return
 
 
 class Browser:
@@ -155,3 +156,23 @@ async def test_by_default_it_is_the_browser_of_the_system(monkeypatch: pytest.Mo
         async with at.client(OAuth("Visitor", http_on_loopback=True)) as client:
             await add(client)
         assert len(at.pages) == 1
+
+
+async def test_the_page_is_shown_also_if_the_client_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program does that only signs in.  The user's machine is slow here, and the program is not."""
+    at_once = Return.page
+
+    async def slow(self: Return) -> tuple[int, str]:
+        page = await at_once(self)
+        await closing.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        return page
+
+    monkeypatch.setattr(Return, "page", slow)
+    closing = trio.Event()
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        browser = Browser(at, nursery)
+        async with at.client(at.auth(**by(browser))) as client:
+            await add(client)
+            closing.set()
+        assert "You may close this window" in browser.pages[-1]
