@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import build
 from tests.client.http_script import Asked, Out, legacy, modern
 from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
-from tests.core.auth_server import CALLBACK
+from tests.core.auth_server import CALLBACK, key, unsigned
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import (
@@ -421,6 +421,57 @@ async def test_a_relay_gets_tokens_for_the_server_behind_it(autojump_clock: Mock
         async with open_relay(at.url, auth=at.auth()) as server, open_client(server) as client:
             await add(client)
         assert len(at.pages) == 1
+
+
+# Tokens that are bound to a key.
+
+
+async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock: MockClock) -> None:
+    bound = Application("Visitor", dpop=key())
+    proofs: list[dict[str, Any]] = []
+    refused: list[str] = []
+
+    async def play(asked: Asked, out: Out) -> None:
+        """Each answer brings the nonce that the next request is to have."""
+        nonce = {"DPoP-Nonce": f"n{len(proofs)}"}
+        if asked.target.startswith("/.well-known/"):
+            await out.json({"resource": RESOURCE, "authorization_servers": [ISSUER]})
+            return
+        scheme, _, token = asked.headers.get("Authorization", "").partition(" ")
+        claims = unsigned(asked.headers["DPoP"])[1] if scheme == "DPoP" else {}
+        if not claims or (proofs and claims.get("nonce") != f"n{len(proofs) - 1}"):
+            wrong = "use_dpop_nonce" if claims else "invalid_token"
+            challenge = {"WWW-Authenticate": f'DPoP error="{wrong}"', **({} if not proofs else nonce)}
+            refused.append(wrong)
+            await out.reply(401, headers=challenge)
+            return
+        assert token in at.authority.tokens
+        proofs.append({**claims, "method": asked.method, "url": f"{RESOURCE}{asked.target}"})
+        nonce = {"DPoP-Nonce": f"n{len(proofs) - 1}"}
+        if asked.what == "server/discover":
+            found = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
+            await out.json(asked.answer(found), headers=nonce)
+        else:
+            await out.json(asked.answer({"resultType": "complete", "tools": []}), headers=nonce)
+
+    async with quiet(), town(front=lambda _: play, dpop=True) as at:
+        async with at.client(at.auth(bound), revision=E) as client:
+            for _ in range(3):
+                await client.list_tools()
+        assert len({each["jti"] for each in proofs}) == len(proofs) >= 4
+        assert [(each["htm"], each["htu"]) for each in proofs] == [(each["method"], each["url"]) for each in proofs]
+        assert refused == ["invalid_token"]  # for what a good answer brings is used as well
+
+
+async def test_a_program_proves_who_it_is_by_a_key(autojump_clock: MockClock) -> None:
+    robot = Application("Robot", grant=ClientCredentials(), clients=[OAuthClient("robot")], key=key())
+    settings = {"methods": ("private_key_jwt",), "grants": ("client_credentials",), "registers": False}
+    async with quiet(), town(**settings) as at:
+        at.authority.clients["robot"] = {}
+        async with at.client(at.auth(robot)) as client:
+            await add(client)
+        (asked,) = at.authority.of("token")
+        assert unsigned(asked["client_assertion"])[1]["sub"] == "robot"
 
 
 # What is refused at once.
