@@ -381,3 +381,14 @@ def test_what_the_demo_shows_is_made_of_what_is_public(module: str) -> None:
 def test_nothing_but_the_command_line_knows_of_the_demo() -> None:
     assert [module for module in SERVER_MODULES if "demo" in server_modules(module)] == ["__main__"]
     assert len(modules_of("import trio_mcp.__main__")) == len(modules_of("import trio_mcp")) + 1
+
+
+OF_OAUTH = {"oauth", "oauth_run", "oauth_keys", "loopback", "token_stores"}
+
+
+def test_a_client_without_oauth_loads_nothing_of_it() -> None:
+    loaded = modules_of("from trio_mcp import open_client; import trio_mcp.http_link, trio_mcp.websocket_client")
+    assert set(SERVER_MODULES) >= OF_OAUTH
+    assert not {f"trio_mcp.{module}" for module in OF_OAUTH} & loaded
+    assert {name for name in loaded if name.startswith("trio_mcp.core.auth")} == {"trio_mcp.core.auth_errors"}
+    assert not {"webbrowser", "jwt", "cryptography"} & modules_of("from trio_mcp import OAuth; OAuth('x')")

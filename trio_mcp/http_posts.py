@@ -14,6 +14,7 @@ What a reply means is decided in `core.http_client`; here it is done:
 | SessionGone | the link is lost by `SessionLost`; what has not run is told apart from what may have |
 | RetryAfter | the same is sent once more, if that is no longer off than `PATIENCE` |
 | Redirected | the same is sent there, up to five times in a row |
+| Challenged | with the option `auth`, the same is sent with what is wanted, once that could be got |
 | RefreshTools, Challenged, Failed | the request fails with an error of its own |
 
 A request that cannot be answered any more fails at once, alone, and with the cause chained; while the session is being

@@ -117,6 +117,8 @@ class OAuth:
         for name, callback in (("browser", browser), ("visit", visit), ("assertion", assertion)):
             if not (callback is None or callable(callback)):
                 raise LocalProtocolError(f"{name} is a function, not {type(callback).__name__}")
+        if not (store is None or all(callable(getattr(store, name, None)) for name in ("get", "set"))):
+            raise LocalProtocolError(f"a store is one such as FileTokenStore(path), not {type(store).__name__}")
         _check_redirect(redirect_uri, visit)
         check_seconds("user_seconds", user_seconds)
         vouched = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)
@@ -140,7 +142,12 @@ class OAuth:
         # To those who give tokens a WebSocket is what it begins as: a request by HTTP.
         url = f"http{server_url.removeprefix('ws')}" if server_url.startswith("ws") else server_url
         if url not in self._servers:
-            self._servers[url] = Authorization(self, url)
+            try:
+                self._servers[url] = Authorization(self, url)
+            except LocalProtocolError as error:
+                if not url.startswith("http://") or self.rules.loopback or not is_loopback(url):
+                    raise
+                raise LocalProtocolError(f"{error}; on this machine, http_on_loopback=True allows it") from None
         return self._servers[url]
 
 

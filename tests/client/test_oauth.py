@@ -497,7 +497,10 @@ def test_what_is_not_reached_by_http_has_no_use_for_tokens(target: Any) -> None:
 def test_tokens_are_not_sent_in_the_open(url: str) -> None:
     with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
         open_client(url, auth=OAuth("Visitor"))
-    if "127" not in url:
+    if "127" in url:
+        with pytest.raises(LocalProtocolError, match="http_on_loopback=True allows it"):
+            open_client(url, auth=OAuth("Visitor"))
+    else:
         with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
             open_client(url, auth=OAuth("Visitor", http_on_loopback=True))
 
@@ -515,6 +518,7 @@ def test_what_is_no_authorization_is_named_without_its_value() -> None:
         ({"application": 7}, "a name or an Application, not int"),
         ({"visit": "x", "redirect_uri": CALLBACK}, "visit is a function"),
         ({"browser": "x"}, "browser is a function"),
+        ({"store": "tokens.json"}, r"such as FileTokenStore\(path\), not str"),
         ({"visit": print}, "takes a redirect_uri"),
         ({"redirect_uri": "http://app.example/callback"}, "is not https"),
         ({"redirect_uri": "https://app.example/callback"}, "with visit, something else may"),
