@@ -548,7 +548,9 @@ _AUTH = "the option auth gets tokens by OAuth, and headers takes an Authorizatio
 def _error(message: Message | None, verdict: ReplyVerdict, where: str) -> McpError:
     what = name_of(message)
     if isinstance(verdict, Challenged):
-        return _refusal(message, verdict, where, f"; {_AUTH}")
+        # 403 without a challenge is about something else: an origin, or who is known well enough.
+        wanted = verdict.status == 401 or verdict.challenge
+        return _refusal(message, verdict, where, f"; {_AUTH}" if wanted else "")
     if isinstance(verdict, RefreshTools):
         error = verdict.error
         return HeadersRefused(RequestError(error.code, error.message, None if error.data is ABSENT else error.data))

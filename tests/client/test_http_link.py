@@ -503,6 +503,7 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
         if case.isdigit() and hasattr(failed, "status"):
             assert failed.status == int(case)
         assert getattr(failed, "challenge", "") == ("Bearer" if case == "401" else "")
+        assert ("headers takes an Authorization" in str(failed)) is (case == "401")  # where that would help
         assert SESSION not in str(failed)
         assert trio.current_time() - start <= (2 if case == "always busy" else 0)
         good = True
