@@ -77,7 +77,7 @@ _LOOK = 10.0  # seconds for which a stream may outlive the token in whose name i
 _SHUTTING_DOWN = "the server is shutting down"
 
 
-@attrs.frozen(eq=False, repr=False)
+@attrs.define(eq=False, repr=False)  # one for each request, which frozen ones would make dearer
 class Admitted:
     """A request whose head was good: its body may be read, and `serve` be called."""
 
@@ -88,7 +88,7 @@ class Admitted:
     """Those that handlers get to see."""
 
 
-@attrs.frozen(eq=False, repr=False)
+@attrs.define(eq=False, repr=False)
 class _Case:
     """One request, and what answers it."""
 
@@ -248,12 +248,14 @@ class Endpoint:
     def _forbidden(self, verdict: _Good, case: _Case) -> Reply | None:
         """Why this principal may not have it.  A batch is refused as a whole, so that one step up is enough for it."""
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
-        needed = dict.fromkeys(dispatcher.scopes)
+        needed = list(dispatcher.scopes)
         for each in message.items if isinstance(message, Batch) else (message,):
             if isinstance(each, Request):
-                needed.update(dict.fromkeys(dispatcher.scopes_for(each, case.principal)))
+                needed += dispatcher.scopes_for(each, case.principal)
+        if not needed:
+            return None
         id = message.id if isinstance(message, Request) else None
-        return self._gate.forbidden(case.admitted.caller, tuple(needed), verdict.cors, id)
+        return self._gate.forbidden(case.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
     def _refused(self, verdict: _Good) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""

@@ -372,7 +372,7 @@ class HttpConnection:
 
     async def _receive(self, most: int) -> bytes:
         try:
-            data = bytes(await self._stream.receive_some(most))
+            data = await self._read(most)
             if data and self._shared.tap is not None:
                 self._shared.tap("in", data)
         except GONE:
@@ -381,6 +381,17 @@ class HttpConnection:
             self._failure = error
             return b""
         return data
+
+    async def _read(self, most: int) -> bytes:
+        """As `receive_some`.  There is mostly nothing yet, so it is waited for before it is asked for."""
+        while self._socket is not None and self._socket.fileno() >= 0:
+            await trio.lowlevel.wait_readable(self._socket)
+            with suppress(BlockingIOError):
+                try:
+                    return os.read(self._socket.fileno(), most)
+                except ConnectionError as error:
+                    raise trio.BrokenResourceError("the client has gone") from error
+        return bytes(await self._stream.receive_some(most))
 
     # Writing.
 

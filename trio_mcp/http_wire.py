@@ -61,7 +61,7 @@ def refused(status: int, why: str) -> Reply:
     return refusal(status, Error(None, INVALID_REQUEST, why))
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Head:
     """The head of a request, and what it says about the connection."""
 

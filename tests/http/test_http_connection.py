@@ -9,6 +9,8 @@ import logging
 import math
 import os
 import re
+import socket
+import struct
 import weakref
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -1409,3 +1411,36 @@ async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
         await read_bytes(ours, 100 * size)
         assert turns - before > 100
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("how", ["closes", "closes its half", "resets"])
+async def test_a_client_that_leaves_a_socket_is_noticed_at_once(how: str) -> None:
+    script = Script()
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    ours = await trio.open_tcp_stream("127.0.0.1", listeners[0].socket.getsockname()[1])
+    theirs = await listeners[0].accept()
+    await listeners[0].aclose()
+    async with trio.open_nursery() as nursery, ours:
+        nursery.start_soon(HttpConnection(Shared(script, Limits()), theirs).serve)  # type: ignore[arg-type]
+        await ours.send_all(get("/wait"))
+        await script.response()
+        if how == "closes its half":
+            await ours.send_eof()
+        else:
+            if how == "resets":
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await ours.aclose()
+        with trio.fail_after(30):
+            while "gone /wait" not in script.log:
+                await trio.lowlevel.checkpoint()
+
+
+async def test_a_socket_that_is_closed_under_its_connection_is_the_end_of_it() -> None:
+    script = Script()
+    async with on_a_socket(script, Limits()) as (ours, theirs):
+        await ours.send_all(get("/wait"))
+        await script.response()
+        await theirs.aclose()
+        with trio.fail_after(30):
+            while "gone /wait" not in script.log:
+                await trio.lowlevel.checkpoint()

@@ -493,7 +493,7 @@ def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answ
 # Step two: the body.
 
 
-@record
+@attrs.define(eq=False, repr=False)
 class _Case:
     """One request, with all that there is to judge it by."""
 
