@@ -168,12 +168,14 @@ class HttpPool(trio.abc.AsyncResource):
     async def _kept(self, route: _Route) -> _Connection | None:
         """A connection that was used before, the one used last first: it is the least likely to be closed."""
         await self._sweep()
+        while (link := self._take(route)) is not None and not link.quiet():
+            await link.close()  # and meanwhile others take and keep some
+        return link
+
+    def _take(self, route: _Route) -> _Connection | None:
         for index in range(len(self._idle) - 1, -1, -1):
             if self._idle[index].route == route:
-                link = self._idle.pop(index)
-                if link.quiet():
-                    return link
-                await link.close()
+                return self._idle.pop(index)
         return None
 
     async def _keep(self, link: _Connection) -> None:

@@ -653,6 +653,41 @@ async def test_a_connection_on_which_something_came_meanwhile_is_not_used_again(
     assert len(asked) == 2
 
 
+async def test_many_who_ask_at_once_find_all_that_idled_closed() -> None:
+    """While one of them closes what it has found, the others look, too."""
+    opened = 0
+    gates = [trio.Event(), trio.Event()]
+
+    async def play(stream: trio.SocketStream) -> None:
+        nonlocal opened
+        opened += 1
+        gate = gates[opened > 8]
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(HI)
+            await gate.wait()
+
+    async def ask(pool: HttpPool, url: str) -> None:
+        async with pool.request("POST", url, ()) as reply:
+            assert await reply.read(10) == b"hi"
+            together.append(1)
+            while len(together) % 8:  # so that each has a connection of its own
+                await trio.lowlevel.checkpoint()
+
+    together: list[int] = []
+    async with open_nursery() as nursery:
+        url = f"http://127.0.0.1:{await _loopback(nursery, play)}/"
+        async with HttpPool(limits=Limits(), environ={}) as pool:
+            for gate in gates:
+                async with trio.open_nursery() as asking:
+                    for _ in range(8):
+                        asking.start_soon(ask, pool, url)
+                gate.set()
+                while not all(link._stream.socket.is_readable() for link in pool._idle):  # type: ignore[attr-defined]
+                    await trio.lowlevel.checkpoint()
+    assert opened == 16
+
+
 async def test_a_reset_ends_a_reply_at_once() -> None:
     async def play(stream: trio.SocketStream) -> None:
         await stream.receive_some(1)
