@@ -806,7 +806,7 @@ def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str)
         (varied, "parameter 'args' of varied is variadic positional; arguments come one by one, by name"),
         (keyed, "parameter 'kwargs' of keyed is variadic keyword"),
         (positional, "parameter 'a' of positional is positional-only"),
-        (unknown, "the hint of 'a' in unknown cannot be resolved: name 'Context' is not defined"),
+        (unknown, "the hint of 'a' in unknown cannot be resolved: name 'Context' is not defined; define or import it"),
         (misspelt, "the hint of 'a' in misspelt cannot be resolved: name 'intt' is not defined"),
         (generic, "parameter 'a' of generic: ~T has no JSON form"),
         (a_list, "parameter 'a' of a_list: .* has no JSON form"),

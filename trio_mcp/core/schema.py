@@ -149,7 +149,9 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
     try:
         return typing.get_type_hints(owner, names, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        raise LocalProtocolError(f"{where} cannot be resolved: {error}; define it at module level") from None
+        # Linters move imports that only hints need below `if TYPE_CHECKING`, which is never so when it runs.
+        advice = "define or import it at module level, and not under TYPE_CHECKING"
+        raise LocalProtocolError(f"{where} cannot be resolved: {error}; {advice}") from None
 
 
 def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
