@@ -36,7 +36,7 @@ class User:
         browser = Browser()
         back = browser.visit(url)
         with suppress(OSError):  # who has opened the page may be gone by now
-            self.ends.append(browser.get(back)[0])
+            self.ends.append(browser.ask(back)[0])
 
 
 @asynccontextmanager

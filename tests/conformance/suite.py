@@ -58,7 +58,7 @@ class Suite:
     folder: Path
     scenarios: Sequence[Scenario]
 
-    def command(self, side: Side, *options: str) -> list[str]:
+    def command(self, side: Side | Literal["authorization"], *options: str) -> list[str]:
         entry = self.folder / "node_modules" / PACKAGE / "dist" / "index.js"
         return [node(), "--import", LOOPBACK.as_uri(), str(entry), side, *options]
 

@@ -31,9 +31,8 @@ class Browser:
         self._opener = build_opener(_NoRedirect, HTTPCookieProcessor(self.cookies))
         self.pages: list[str] = []
 
-    def get(self, url: str, form: dict[str, str] | None = None) -> tuple[int, Any, str]:
-        """Status, headers and text of one answer."""
-        body = None if form is None else urlencode(form).encode()
+    def ask(self, url: str, body: bytes | None = None) -> tuple[int, Any, str]:
+        """Status, headers and text of one answer; with a body it is a POST."""
         try:
             with self._opener.open(Request(url, body), timeout=30) as answer:
                 return answer.status, answer.headers, answer.read().decode()
@@ -44,11 +43,11 @@ class Browser:
     def visit(self, url: str) -> str:
         """Go on from a client's page to its redirect URI, with all that it would be told; that is not asked for."""
         (redirect_uri,) = parse_qs(urlsplit(url).query)["redirect_uri"]
-        form: dict[str, str] | None = None
+        form: bytes | None = None
         for _ in range(10):
             if url.startswith(redirect_uri):
                 return url
-            status, headers, text = self.get(url, form)
+            status, headers, text = self.ask(url, form)
             if status in (302, 303):
                 url, form = urljoin(url, headers["Location"]), None
                 continue
@@ -56,6 +55,6 @@ class Browser:
             action = _ACTION.search(text)
             if status != 200 or action is None:
                 raise AssertionError(f"the user is stuck at {url.partition('?')[0]}: {status} {text}")
-            url, form = urljoin(url, html.unescape(action[1])), {"decision": "allow"}
-            form.update((name, html.unescape(value)) for name, value in _INPUT.findall(text))
+            hidden = [(name, html.unescape(value)) for name, value in _INPUT.findall(text)]
+            url, form = urljoin(url, html.unescape(action[1])), urlencode([*hidden, ("decision", "allow")]).encode()
         raise AssertionError("the user is sent around in circles")

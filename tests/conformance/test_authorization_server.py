@@ -1,0 +1,68 @@
+"""What the official conformance suite has for authorization servers, at the one in the examples, run as a user runs it.
+
+The suite asks the user to visit a page, and waits for the browser to come back to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+import trio
+
+from tests.conformance.suite import suite
+from tests.http.auth_site import auth_site
+from tests.peers.installed import needs
+from tests.peers.programs.surf import Browser
+from tests.requirements import req
+from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it may be the first that needs the suite
+
+PATIENCE = 90.0  # seconds for all of it, on a busy machine
+PAGE = re.compile(r"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")
+
+
+def agree(page: str) -> None:
+    browser = Browser()
+    status, _, _ = browser.ask(browser.visit(page))
+    assert status == 200
+
+
+async def said_by(process: trio.Process) -> str:
+    """All that it says, while its user does what it asks for."""
+    assert process.stdout is not None
+    said, seen = "", False
+    async with trio.open_nursery() as nursery:
+        async for data in process.stdout:
+            said += data.decode()
+            if not seen and (page := PAGE.search(said)):
+                seen = True
+                nursery.start_soon(trio.to_thread.run_sync, agree, page[1])
+    return said
+
+
+@req("auth-09", "auth-29", "auth-36", "auth-60")
+async def test_the_proxy_passes_all_that_there_is_for_authorization_servers() -> None:
+    found = needs("the conformance suite", suite)
+    (free,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = free.socket.getsockname()[1]
+    await free.aclose()  # the suite listens there
+    wanted = {"redirect_uris": [f"http://127.0.0.1:{port}/callback"], "token_endpoint_auth_method": "none"}
+    async with auth_site(**PROVIDER) as site, proxy_before(site) as url:
+        public = url.removesuffix("/mcp")
+        register = f"{public}/register"
+        _, _, client = await trio.to_thread.run_sync(Browser().ask, register, json.dumps(wanted).encode())
+        who = ["--client-id", json.loads(client)["client_id"], "-p", str(port)]
+        command = found.command("authorization", "--url", public, "--resource", url, *who)
+        with trio.fail_after(PATIENCE):
+            process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            said = await said_by(process)
+            assert await process.wait() == 0, said
+    passed = re.findall(r"✓ (\S+): (\d+) passed, 0 failed", said)
+    assert [name for name, number in passed if number != "0"] == [
+        "authorization-server-metadata-endpoint",
+        "authorization-code-grant",
+    ]
