@@ -11,7 +11,7 @@ from hypercorn.trio import serve
 
 from . import __doc__ as usage
 from .notes import make_app
-from .upstream import Upstream
+from .upstream import Down, Refused, Upstream
 
 PUBLIC_URL, ISSUER, CLIENT_ID, CLIENT_SECRET = (
     os.environ.get(name, "") for name in ("PUBLIC_URL", "ISSUER", "CLIENT_ID", "CLIENT_SECRET")
@@ -21,7 +21,10 @@ PUBLIC_URL = PUBLIC_URL.rstrip("/")
 
 
 async def main(port: int) -> None:
-    upstream = await Upstream.discover(ISSUER, CLIENT_ID, CLIENT_SECRET, f"{PUBLIC_URL}/callback")
+    try:
+        upstream = await Upstream.discover(ISSUER, CLIENT_ID, CLIENT_SECRET, f"{PUBLIC_URL}/callback")
+    except (Refused, Down) as error:
+        sys.exit(f"the identity provider cannot be used: {error}")
     app, server = make_app(PUBLIC_URL, upstream)
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]

@@ -103,10 +103,11 @@ class Proxy:
             raise Fault("invalid_redirect_uri", why)
         if method not in METHODS:
             raise Fault("invalid_client_metadata", f"token_endpoint_auth_method is one of {', '.join(METHODS)}")
-        if not isinstance(name := said.get("client_name", "A program without a name"), str):
+        if not isinstance(name := said.get("client_name", ""), str):
             raise Fault("invalid_client_metadata", "client_name is a text")
+        name = "".join(filter(str.isprintable, name))[:100] or "A program without a name"  # none turns the line around
         secret = "" if method == "none" else secrets.token_urlsafe(32)
-        client = Client(secrets.token_urlsafe(16), name[:100], tuple(uris), method, hashed(secret))
+        client = Client(secrets.token_urlsafe(16), name, tuple(uris), method, hashed(secret))
         self.clients[client.id] = client
         if len(self.clients) > CLIENTS:
             del self.clients[next(iter(self.clients))]

@@ -16,6 +16,7 @@ import trio
 
 PATIENCE = 10.0  # seconds for each wait of a request
 MOST = 256 * 1024  # bytes of an answer
+NEEDED = ("authorization_endpoint", "token_endpoint", "userinfo_endpoint")
 
 
 class Refused(Exception):
@@ -49,6 +50,8 @@ class Upstream:
             raise Refused(f"{issuer} publishes no metadata of its own")
         if "S256" not in metadata.get("code_challenge_methods_supported", ()):
             raise Refused(f"{issuer} does not say that it has PKCE")
+        if lacking := [each for each in NEEDED if not isinstance(metadata.get(each), str)]:
+            raise Refused(f"{issuer} has no {', '.join(lacking)}")
         return cls(issuer, metadata, client_id, client_secret, redirect_uri)
 
     def page(self, state: str, verifier: str) -> str:

@@ -335,6 +335,10 @@ async def test_the_user_is_asked_each_time_and_sees_who_asks_for_what(mock_clock
             assert cookie.startswith("__Host-browser=")
             assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} <= {*cookie.split("; ")}
             assert not here.site.server.of("authorize")  # nobody was sent on
+        disguised = await here.register(client_name="\u202eknab ruoY\n")
+        assert "<h1>knab ruoY asks for access</h1>" in (await here.ask(disguised)).body.decode()
+        nameless = await here.register(client_name="\u200b")
+        assert "<h1>A program without a name asks" in (await here.ask(nameless)).body.decode()
         local = await here.register(redirect_uris=["http://127.0.0.1:3000/back"])
         question = await here.ask(local, redirect_uri="http://127.0.0.1:3000/back", scope="notes:read other")
         assert "<b>on this computer</b>" in question.body.decode()
@@ -454,9 +458,11 @@ async def test_a_provider_that_fails_costs_this_flow_only(
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"issuer": "https://evil.example"}, {"code_challenge_methods_supported": ["plain"]}]
+    "metadata",
+    [{"issuer": "https://evil.example"}, {"code_challenge_methods_supported": ["plain"]}, {"userinfo_endpoint": None}],
 )
 async def test_a_provider_has_its_own_metadata_and_pkce(metadata: dict[str, Any]) -> None:
+    metadata = {"userinfo_endpoint": "https://evil.example/userinfo", **metadata}
     async with auth_site(path="/.well-known/openid-configuration", metadata=metadata) as site:
         with pytest.raises(upstream.Refused):
             await upstream.Upstream.discover(site.issuer, "proxy", SECRET, f"{PUBLIC}/callback")
@@ -679,3 +685,12 @@ def test_what_is_missing_is_noticed_at_the_start(missing: str) -> None:
     ended = subprocess.run(command, cwd=EXAMPLES, env=known, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     assert f"{missing}=" in ended.stderr
+
+
+def test_a_provider_that_is_not_there_is_noticed_at_the_start() -> None:
+    given = dict.fromkeys(("PUBLIC_URL", "CLIENT_ID", "CLIENT_SECRET"), "https://example.com")
+    known = {**os.environ, **given, "ISSUER": "http://login.example.com"}
+    command = [sys.executable, "-m", "oauth_proxy", "8000"]
+    ended = subprocess.run(command, cwd=EXAMPLES, env=known, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("the identity provider cannot be used: http://login.example.com/")
