@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -10,14 +11,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
 import trio
+import trustme
 
 from tests.client.house import build
 from tests.client.http_script import Script
 from tests.client.oauth_town import Town
 from tests.core.auth_server import AuthServer
 from tests.server.checkpoints import PipeEnd
-from trio_mcp import serve_http
+from trio_mcp import AuthorizationFailed, Blame, ConnectionFailed, serve_http
 
 ROOT = Path(__file__).parents[2]
 CALLBACK = "http://127.0.0.1:3999/callback"
@@ -26,7 +29,7 @@ CALLBACK = "http://127.0.0.1:3999/callback"
 class Wire(PipeEnd):
     """A socket, as a script wants its connections."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -36,13 +39,15 @@ class Wire(PipeEnd):
         return bytes(await self._stream.receive_some(max_bytes))
 
     def close(self) -> None:
-        self._stream.socket.close()
+        stream = self._stream
+        (stream if isinstance(stream, trio.SocketStream) else stream.transport_stream).socket.close()
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Town]:
+async def listening(tls: ssl.SSLContext | None = None) -> AsyncIterator[Town]:
     mcp, issuer = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
-    origin, authority = [f"http://127.0.0.1:{each.socket.getsockname()[1]}" for each in (mcp, issuer)]
+    scheme = "http" if tls is None else "https"
+    origin, authority = [f"{scheme}://127.0.0.1:{each.socket.getsockname()[1]}" for each in (mcp, issuer)]
     at = Town(f"{origin}/mcp", AuthServer(authority, iss=authority))
     server = build()
     server.protect(verify=at.verify, resource=at.url, authorization_servers=[authority])
@@ -50,10 +55,13 @@ async def listening() -> AsyncIterator[Town]:
         script = Script(at.answer, nursery, lambda: (_ for _ in ()).throw(AssertionError))
 
         async def serve(stream: trio.SocketStream) -> None:
-            await script._serve(Wire(stream))
+            wire = stream if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+            await script._serve(Wire(wire))
 
         nursery.start_soon(partial(trio.serve_listeners, serve, [issuer]))
-        await nursery.start(lambda task_status: serve_http(server, listeners=[mcp], task_status=task_status))
+        await nursery.start(
+            lambda task_status: serve_http(server, listeners=[mcp], ssl_context=tls, task_status=task_status)
+        )
         yield at
         nursery.cancel_scope.cancel()
 
@@ -108,3 +116,19 @@ async def test_it_says_why_it_has_no_access(tmp_path: Path) -> None:
         assert "the answer to another request" in err
         status, _, err = await run(at, tmp_path, "--wrong")
         assert "python examples/oauth_client.py" in err
+
+
+async def test_the_authorization_server_has_certificates_of_its_own() -> None:
+    authority, tls, trusting = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.configure_trust(trusting)
+    with trio.fail_after(60):
+        async with listening(tls) as at:
+            options = {"http_on_loopback": False}
+            async with at.client(at.auth(ssl_context=trusting, **options), ssl_context=trusting) as client:
+                assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+            with pytest.raises(AuthorizationFailed, match=r"certificate of .* was refused") as failed:
+                async with at.client(at.auth(**options), ssl_context=trusting):
+                    raise AssertionError("it was opened")
+            assert failed.value.blame is Blame.NETWORK
+            assert isinstance(failed.value.__cause__, ConnectionFailed)
