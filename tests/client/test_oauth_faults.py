@@ -301,6 +301,17 @@ async def test_an_endless_document_is_read_no_further_than_it_is_looked_at(autoj
     assert sum(sent) < 20 * 256 * 1024
 
 
+async def test_what_went_wrong_on_the_way_is_not_the_cause_of_what_came_later(autojump_clock: MockClock) -> None:
+    settings: dict[str, Any] = {"path": "/.well-known/openid-configuration", "denies": {"error": "access_denied"}}
+    async with quiet(), town(front=plain(E), **settings) as at:
+        done = at_step(at, "oauth-authorization-server", cut)
+        with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
+            async with at.client():
+                raise AssertionError("it was opened")
+        assert done
+        assert isinstance(failed.value.__cause__, Unauthorized)
+
+
 @pytest.mark.parametrize("name", ["browser", "visit"])
 async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: MockClock) -> None:
     def failing(url: str) -> str:
