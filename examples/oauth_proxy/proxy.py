@@ -297,11 +297,7 @@ class Proxy:
             client_id, _, secret = (unquote_plus(each) for each in pair.partition(":"))
             method = "client_secret_basic"
         client = self.clients.get(client_id)
-        if (
-            client is None
-            or client.method != method
-            or (client.secret and not compare_digest(client.secret, hashed(secret)))
-        ):
+        if client is None or client.method != method or not compare_digest(client.secret, hashed(secret)):
             raise Fault("invalid_client", "this client is not known, or not by this secret", 401)
         return client
 
