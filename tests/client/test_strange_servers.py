@@ -1,0 +1,167 @@
+"""HTTP servers that answer anything: whatever it is, each call has a result or one error of ours, and nothing is left.
+
+What they answer is made by chance from what a good server would, so that much of it gets far; the same each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.everywhere import nothing_left, reachable
+from tests.http.served import MemoryListener
+from tests.http.stage import B, D, E
+from trio_mcp import McpError, PromptReference, connect_client
+from trio_mcp.client import Client
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}
+GOOD: dict[str, dict[str, Any]] = {
+    "server/discover": {"supportedVersions": [E], "capabilities": {"tools": {}, "resources": {}, "completions": {}}},
+    "initialize": {"capabilities": {"tools": {}, "resources": {}, "completions": {}}},
+    "tools/list": {"tools": [{"name": "t", "inputSchema": SCHEMA, "outputSchema": {"type": "object"}}]},
+    "tools/call": {"content": [{"type": "text", "text": "x"}], "structuredContent": {"a": 1}},
+    "resources/read": {"contents": [{"uri": "r://1", "text": "x"}]},
+    "completion/complete": {"completion": {"values": ["x"]}},
+}
+ASKED = {"method": "elicitation/create", "params": {"message": "m", "requestedSchema": {}}}
+JUNK: list[Any] = [None, True, -1, 1.5, "", [], {}, "x" * 300, "\u2028", 2**70, "input_required", {"k": ASKED}]
+NAMES = ["id", "result", "error", "method", "params", "resultType", "inputRequests", "requestState", "nextCursor"]
+BEFORE = [
+    b":\n\n", b"id: 1\ndata:\n\n", b"retry: 5\n\n", b"event: message\ndata: {}\n\n", b"data: \xff\n\n",
+    b'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":"x"}}\n\n',
+    b'data: {"jsonrpc":"2.0","id":"e","method":"elicitation/create","params":{"message":"m"}}\n\n',
+]  # fmt: skip
+STATUS = [100, 204, 301, 307, 400, 401, 403, 404, 405, 409, 413, 429, 500, 503, 600]
+FIELDS = [
+    "Location: /mcp", "Location: //", "Retry-After: 0", "Retry-After: x", "Content-Encoding: gzip", "Content-Type: ;",
+    "Mcp-Session-Id: \xff", "Mcp-Session-Id: s", "Transfer-Encoding: gzip", "Content-Length: 3",
+]  # fmt: skip
+
+
+class Strange:
+    """A server in which little can be relied upon."""
+
+    def __init__(self, seed: int, revision: str) -> None:
+        self.chance = random.Random(seed)
+        self.revision = revision
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        data = b""
+        async with stream:
+            try:
+                while True:
+                    while b"\r\n\r\n" not in data:
+                        data = await self._more(stream, data)
+                    head, _, data = data.partition(b"\r\n\r\n")
+                    size = next((int(line[15:]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:"), 0)
+                    while len(data) < size:
+                        data = await self._more(stream, data)
+                    body, data = data[:size], data[size:]
+                    await stream.send_all(self.reply(head, json.loads(body or b"{}")))
+                    if self.chance.random() < 0.3:
+                        return
+            except (EOFError, trio.BrokenResourceError):
+                return
+
+    async def _more(self, stream: trio.abc.Stream, data: bytes) -> bytes:
+        with trio.move_on_after(1):  # who waits for the rest of what was cut off has it now
+            if more := await stream.receive_some():
+                return data + more
+        raise EOFError
+
+    def reply(self, head: bytes, asked: dict[str, Any]) -> bytes:
+        chance = self.chance
+        status, fields, body = (405, [], b"") if head.startswith(b"GET") else (202, [], b"")
+        if "id" in asked and "method" in asked:
+            status, body = 200, json.dumps(self.answer(asked)).encode()
+            fields = ["Content-Type: application/json"]
+            if chance.random() < 0.5:
+                fields = ["Content-Type: text/event-stream"]
+                body = (chance.choice(BEFORE) if chance.random() < 0.5 else b"") + b"data: " + body + b"\n\n"
+        if chance.random() < 0.06:
+            status = chance.choice(STATUS)
+        if chance.random() < 0.1:
+            fields.append(chance.choice(FIELDS))
+        if chance.random() < 0.4:
+            fields.append("Transfer-Encoding: chunked")
+            body = b"".join(
+                b"%x\r\n%b\r\n" % (len(body[at : at + 50]), body[at : at + 50]) for at in range(0, len(body), 50)
+            )
+            body += b"0\r\n\r\n"
+        else:
+            fields.append(f"Content-Length: {len(body) + (chance.random() < 0.1)}")
+        whole = bytearray("\r\n".join((f"HTTP/1.1 {status} X", *fields, "", "")).encode("latin-1") + body)
+        if chance.random() < 0.05:
+            whole[chance.randrange(len(whole))] = chance.randrange(256)
+        return bytes(whole[: chance.randrange(len(whole))] if chance.random() < 0.05 else whole)
+
+    def answer(self, asked: dict[str, Any]) -> Any:
+        result = copy.deepcopy(GOOD.get(asked["method"], {}))
+        if asked["method"] == "initialize":
+            result |= {"protocolVersion": self.revision, "serverInfo": {"name": "s", "version": "1"}}
+        if self.revision == E:
+            result |= {"resultType": "complete", "ttlMs": 5, "cacheScope": "public"}
+        answer: Any = {"jsonrpc": "2.0", "id": asked["id"], "result": result}
+        while self.chance.random() < 0.25:
+            answer = self.changed(answer)
+        return answer
+
+    def changed(self, value: Any) -> Any:
+        chance = self.chance
+        if not isinstance(value, dict | list) or not value or chance.random() < 0.1:
+            return copy.deepcopy(chance.choice(JUNK)) if chance.random() < 0.3 else value
+        if isinstance(value, list):
+            return [self.changed(each) for each in value]
+        name, way = chance.choice(list(value)), chance.random()
+        if way < 0.15:
+            return {key: each for key, each in value.items() if key != name}
+        if way < 0.5:
+            return {**value, name if way < 0.35 else chance.choice(NAMES): copy.deepcopy(chance.choice(JUNK))}
+        return {**value, name: self.changed(value[name])}
+
+
+async def attempt(client: Client, call: int) -> None:
+    calls = [
+        lambda: client.call_tool("t", {"a": "b"}),
+        lambda: client.call_tool("t", {"a": "b"}, returns=dict),
+        lambda: client.read("r://1"),
+        lambda: client.list_tools(),
+        lambda: client.complete(PromptReference("p"), "a", "b"),
+    ]
+    with contextlib.suppress(McpError):
+        await calls[call % len(calls)]()
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 30))])
+@pytest.mark.parametrize("revision", [B, D, E])
+async def test_whatever_a_server_answers_is_a_result_or_an_error_of_ours(
+    revision: str, seed: int, autojump_clock: MockClock
+) -> None:
+    strange = Strange(seed, revision)
+    opened = 0
+    for visit in range(15):
+        listener = MemoryListener()
+        async with nothing_left(), trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, strange.serve, [listener])
+            with reachable(listener.connect), trio.fail_after(3600):
+                pinned: Any = {"revision": revision} if visit % 2 else {}
+                try:
+                    client = await connect_client(nursery, "http://127.0.0.1:3000/mcp", **pinned)
+                except McpError:
+                    nursery.cancel_scope.cancel()
+                    continue
+                opened += 1
+                for together in range(1, 9):
+                    async with trio.open_nursery() as calling:
+                        for call in range(together):
+                            calling.start_soon(attempt, client, call)
+                await client.aclose()
+            nursery.cancel_scope.cancel()
+    assert opened
