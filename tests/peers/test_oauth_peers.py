@@ -5,6 +5,8 @@ gives, or the example of a proxy.
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,9 +14,11 @@ import pytest
 import trio
 
 from tests.http.auth_site import auth_site, protected_by
-from tests.peers.installed import PEERS, needs
+from tests.peers.installed import PEERS, needs, node, npm
+from tests.peers.programs.surf import Browser
 from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
+from trio_mcp import open_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
 
@@ -86,3 +90,38 @@ async def test_a_client_of_2025_03_26_gets_its_tokens_from_the_proxy() -> None:
             "scopes": ["notes:read", "notes:write"],
             "end": "clean",
         }
+
+
+# A host that knows stdio only, and mcp-remote, which is a client with OAuth.
+
+REMOTE = "mcp-remote-0.15.1"
+PAGE = re.compile(rb"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")
+
+
+async def test_a_host_on_stdio_gets_its_tokens_by_mcp_remote(tmp_path: Path) -> None:
+    program = needs(REMOTE, lambda: npm(REMOTE, PEERS[REMOTE].packages)) / "node_modules/mcp-remote/dist/proxy.js"
+    said = bytearray()
+    ends: list[int] = []
+
+    def agree(page: str) -> None:
+        browser = Browser()
+        ends.append(browser.ask(browser.visit(page))[0])
+
+    async with auth_site() as site, protected_by(site) as url, trio.open_nursery() as nursery:
+        begun = False
+
+        def heard(data: bytes) -> None:
+            nonlocal begun
+            said.extend(data)
+            if not begun and (page := PAGE.search(said)):
+                begun = True
+                nursery.start_soon(trio.to_thread.run_sync, agree, page[1].decode())
+
+        command = [needs("node", node), str(program), url, "--transport", "http-only"]
+        with trio.fail_after(PATIENCE):
+            async with open_client(command, env={"MCP_REMOTE_CONFIG_DIR": str(tmp_path)}, stderr=heard) as client:
+                assert await client.call_tool("who", returns=str) == "notes:read"
+                site.server.expire()
+                assert await client.call_tool("who", returns=str) == "notes:read"
+        assert [each["grant_type"] for each in site.server.of("token")] == ["authorization_code", "refresh_token"]
+        assert ends == [200]
