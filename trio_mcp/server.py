@@ -332,9 +332,9 @@ class Server:
     ) -> None:
         """Demand an access token for every request by HTTP, WebSockets included; other streams are not concerned.
 
-        `verify(token)`, which may be an `async def`, says who holds it, by a `Principal`, or None if it is not
-        accepted: it has expired, say, or was issued for another server, which only `verify` can know.  When it cannot
-        tell now it raises `CannotVerify`.  `trio_mcp.jwks` has one for JWTs.
+        `verify(token)`, an `async def` or a `def` that does not wait, says who holds it, by a `Principal`, or None if
+        it is not accepted: it has expired, say, or was issued for another server, which only `verify` can know.  When
+        it cannot tell now it raises `CannotVerify`.  `trio_mcp.jwks` has one for JWTs.
 
         `resource` is the URL of the endpoint as clients know it, "https://example.com/mcp"; without it `public_url` of
         `serve_http` says so.  `authorization_servers` are the issuers of its tokens: clients find them in the metadata
