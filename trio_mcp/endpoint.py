@@ -262,6 +262,8 @@ class Endpoint:
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._dismissed and isinstance(verdict, Serve)):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
+        if isinstance(verdict, Serve) and verdict.session is None and not verdict.opens_session:
+            return None  # it stands alone
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"{self._limits.sessions} sessions are in use (Limits.sessions)"
             return None if self._sessions.make_room() else busy(503, why, verdict.cors)

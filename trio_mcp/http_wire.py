@@ -128,11 +128,8 @@ class Reader:
     def head(self) -> Head | None:
         """The head of the next request, once all of it is there."""
         buffer = self._buffer
-        while buffer[:2] == b"\r\n":
-            del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
-        if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
-            why = "no request begins so; the client speaks TLS, and this server does not (ssl_context)"
-            raise Refused(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
+        if buffer and not 0x21 <= buffer[0] <= 0x7E:
+            _check_start(buffer)
         end = buffer.find(b"\r\n\r\n", max(0, self._seen - 3)) + 4
         if end < 4:
             self._unfinished(buffer)
@@ -258,6 +255,15 @@ class Reader:
         self._buffer[:0] = rest
         self._chunks, self._content, self._chunked, self._tail = None, bytearray(), 0, b""
         return body
+
+
+def _check_start(buffer: bytearray) -> None:
+    """What does not begin like a request may do so after empty lines."""
+    while buffer[:2] == b"\r\n":
+        del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
+    if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
+        why = "no request begins so; the client speaks TLS, and this server does not (ssl_context)"
+        raise Refused(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
 
 
 # Bytes of chunks that are looked at in one call of `body`: each may hold a byte, and nobody else is served meanwhile.

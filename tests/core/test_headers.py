@@ -525,3 +525,36 @@ def test_mirrored_values_are_not_shown() -> None:
         fault = mirror_fault(RULES, Headers([("Mcp-Param-S", sent)]), {"s": "hunter3"})
         assert fault is not None
         assert "hunter" not in fault
+
+
+# What is remembered is found again, and no more of it is kept than is worth it.
+
+
+def test_however_many_values_were_asked_for_each_is_judged_as_at_first() -> None:
+    hosts = AllowList("allowed_hosts", ["example.com"], schemes=False)
+    names = [f"{'x' * (number % 300)}{number}.example" for number in range(1000)]
+    for _ in range(2):
+        assert not any(map(hosts.allows, names))
+        assert hosts.allows("example.com:80")
+        assert not hosts.allows("example.org")
+
+
+def test_what_is_remembered_of_hosts_takes_little_room() -> None:
+    hosts = AllowList("allowed_hosts", ["example.com"], schemes=False)
+    tracemalloc.start()
+    try:
+        for number in range(5000):
+            hosts.allows(f"{number}.{'x' * 5000}")
+            hosts.allows(f"{number}.example")
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_accept_is_understood_however_long_it_is() -> None:
+    long = ", ".join([f"text/x{number};q=0.{number % 10}" for number in range(60)])
+    assert len(long) > 200
+    for _ in range(2):
+        assert quality(f"{long}, application/json;q=0.5", "application/json") == 0.5
+        assert quality("application/json;q=0.5", "application/json") == 0.5
+        assert quality(long, "application/json") == 0

@@ -286,3 +286,18 @@ def test_the_id_after_an_oversized_line_counts_too() -> None:
     reader, found = chunked(b"data: 01234567890\nid: 8\n\n", 3, limit=10)
     assert found == [Oversized(10)]
     assert reader.last_event_id == "8"
+
+
+@pytest.mark.parametrize("id", [None, "7-1"])
+@pytest.mark.parametrize("text", [b"{}", b"", b"a\nb", b"a\rb", b"a\r\nb\n", "\u2028\x85".encode()])
+def test_a_message_is_encoded_as_the_event_that_it_is(text: bytes, id: str | None) -> None:
+    escaped = text.replace("\u2028".encode(), rb"\u2028").replace("\x85".encode(), rb"\u0085")
+    assert encode_message(text, id) == encode_event(SseEvent(escaped, id=id))
+
+
+def test_an_id_that_no_header_could_hold_is_refused_for_a_message() -> None:
+    for id in ("a\nb", "\u00e4", " a", "x" * 1025):
+        with pytest.raises(LocalProtocolError, match="an event id"):
+            encode_message(b"{}", id)
+        with pytest.raises(LocalProtocolError, match="an event id"):
+            priming_event(id)

@@ -314,7 +314,7 @@ def encode_value(text: str) -> str:
 
 def decode_value(value: str) -> str | None:
     """What a header value stands for, or None where it is malformed (http-91, http-95)."""
-    if not _FIELD_VALUE.fullmatch(value):
+    if not (value.isascii() and value.isprintable()) and not _FIELD_VALUE.fullmatch(value):
         return None
     inner = value.removeprefix(_SENTINEL)
     # Both marks must be there, each with characters of its own; the marks are case-sensitive.

@@ -377,14 +377,15 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
             raise _Refusal(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
-        allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
-        if request.method == "OPTIONS":
-            asked = request.headers.get("Access-Control-Request-Headers", "")
-            return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
-        if request.method not in allowed.split(", "):
-            # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
-            what = f"{shown(request.method)} is not served here, but {allowed}"
-            raise _Refusal(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
+        if request.method != "POST" or place is not _Place.ENDPOINT:  # where that is always served
+            allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
+            if request.method == "OPTIONS":
+                asked = request.headers.get("Access-Control-Request-Headers", "")
+                return _empty(204, (("Allow", allowed), *cors, *(preflight_headers(asked, allowed) if cors else ())))
+            if request.method not in allowed.split(", "):
+                # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
+                what = f"{shown(request.method)} is not served here, but {allowed}"
+                raise _Refusal(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
         _check_framing(request.headers)
         if request.method == "POST":
             _check_content(policy, request.headers)
@@ -461,8 +462,8 @@ def _check_content(policy: HttpPolicy, headers: Headers) -> None:
     if len(length) > 18 or int(length) > limit:
         came = length if len(length) <= 18 else "far too many"
         raise _Refusal(413, f"the body has {came} bytes, and {limit} are allowed (Limits.message_bytes)")
-    coding = headers.get("Content-Encoding", "identity")
-    if coding.lower() != "identity":
+    coding = headers.get("Content-Encoding")
+    if coding is not None and coding.lower() != "identity":
         # RFC 9110, 15.5.16: such a refusal says what would be accepted.
         what = f"a message is posted as it is; the Content-Encoding {shown(coding)} is not understood"
         raise _Refusal(415, what, extra=(("Accept-Encoding", "identity"),))
@@ -491,6 +492,8 @@ def _acceptable(policy: HttpPolicy, place: _Place, request: HttpRequest) -> Answ
 
 
 # Step two: the body.
+
+_SAID = (Request, Notification)
 
 
 @attrs.define(eq=False, repr=False)
@@ -588,7 +591,7 @@ def _message(case: _Case) -> Message:
 
 def _stated_version(message: Message) -> Json:
     """The version in a message's `_meta`, of whatever type; None where there is none."""
-    if not isinstance(message, Request | Notification):
+    if not isinstance(message, _SAID):
         return None
     meta = message.params.get("_meta")
     return meta.get(META_VERSION) if isinstance(meta, dict) else None
@@ -612,7 +615,7 @@ def _unsupported(case: _Case, requested: Json, code: int) -> _Refusal:
 
 
 def _modern(case: _Case, message: Message, stated: Json) -> Verdict:
-    if not isinstance(message, Request | Notification):
+    if not isinstance(message, _SAID):
         raise _Refusal(400, "one request or one notification is posted, and nothing else")  # http-12, http-13
     revision = _modern_revision(case, message, stated)
     required = isinstance(message, Request)
@@ -668,7 +671,9 @@ def _check_mirrors(case: _Case, message: Request | Notification, *, required: bo
     if fault is None and message.method == "tools/call":
         tool, arguments = message.params.get("name"), message.params.get("arguments")
         rules = case.find_mirrors(tool) if isinstance(tool, str) else None
-        fault = mirror_fault(rules or (), headers, arguments if isinstance(arguments, dict) else {}, required=required)
+        if rules:
+            arguments = arguments if isinstance(arguments, dict) else {}
+            fault = mirror_fault(rules, headers, arguments, required=required)
     if fault is not None:
         raise _Refusal(400, f"Header mismatch: {fault}", code=code)
 
@@ -699,7 +704,7 @@ def _fault(item: Message) -> Error | None:
 
 def _compare_if_sent(case: _Case, message: Message) -> None:
     # These revisions know no such headers.  But who sends them may be routed by them, so they must be true.
-    if isinstance(message, Request | Notification):
+    if isinstance(message, _SAID):
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
 
 
