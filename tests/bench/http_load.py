@@ -7,7 +7,6 @@ import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 from tests.bench.messages import INITIALIZE, MODERN, REVISIONS, Template, encoded
@@ -32,8 +31,7 @@ class Caller:
     def __init__(self, port: int, era: str, accept: str = EITHER) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._port, self.era, self._accept = port, era, accept
-        self.ids = count(1)
+        self._port, self._era, self._accept = port, era, accept
         self._fields = {"MCP-Protocol-Version": REVISIONS[era]}
         self.heard = bytearray()
         self.template: Template
@@ -54,7 +52,7 @@ class Caller:
         """The request that carries this message."""
         body = encoded(message)
         fields = {"Accept": self._accept, "Content-Type": "application/json", "Content-Length": str(len(body))}
-        if self.era == "modern":
+        if self._era == "modern":
             fields["Mcp-Method"] = message["method"]
             if "name" in message["params"]:
                 fields["Mcp-Name"] = message["params"]["name"]
@@ -100,7 +98,7 @@ class Caller:
 
     def stream(self) -> None:
         """Open a stream of its own, and leave it open."""
-        if self.era == "modern":
+        if self._era == "modern":
             params = {"notifications": {"toolsListChanged": True}, "_meta": MODERN}
             request = self.post({"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": params})
         else:

@@ -4,8 +4,8 @@ TARGET is a URL or a command, as JSON; ERA `modern` or `session`; NUMBER how man
 the client is connected it prints a line, and then for each number that it reads the seconds, by the clock and of its
 CPU, that so many calls took.
 
-`bare` is what any client must do: write each call with json, parse each answer with it, and move the bytes, in as few
-reads and writes as they come and go together.  It checks nothing.
+`bare` is what any client must do: write each call with json, parse each answer with it, and move the bytes; by HTTP on
+Trio and h11.  It checks nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -24,7 +25,7 @@ if sys.argv[1] == "json":
 
 import trio
 
-from tests.bench.http_load import Caller, exchange
+from tests.bench.http_load import EITHER
 from tests.bench.messages import INITIALIZE, REVISIONS, TEXT, call, encoded
 
 
@@ -40,6 +41,22 @@ class Stopwatch:
         print(self.wall, self.cpu, flush=True)
 
 
+async def obey(askers: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Make so many calls, whenever a number is read: each of these one after the other, all at the same time."""
+    print("connected", flush=True)
+    while order := await trio.to_thread.run_sync(sys.stdin.readline):
+        left = iter(range(int(order)))
+
+        async def work(ask: Callable[[], Awaitable[None]], left: Iterable[int] = left) -> None:
+            for _ in left:
+                await ask()
+
+        with Stopwatch():
+            async with trio.open_nursery() as nursery:
+                for ask in askers:
+                    nursery.start_soon(work, ask)
+
+
 # Ours.
 
 
@@ -47,46 +64,47 @@ async def ours(target: Any, era: str, in_flight: int) -> None:
     from trio_mcp import open_client
 
     async with open_client(target, revision=REVISIONS[era]) as client:
-        print("connected", flush=True)
-        while order := await trio.to_thread.run_sync(sys.stdin.readline):
-            left = iter(range(int(order)))
 
-            async def one(left: Iterable[int] = left) -> None:
-                for _ in left:
-                    (content,) = (await client.call_tool("echo", {"text": TEXT})).content
-                    assert content.text == TEXT
+        async def ask() -> None:
+            (content,) = (await client.call_tool("echo", {"text": TEXT})).content
+            assert content.text == TEXT
 
-            with Stopwatch():
-                async with trio.open_nursery() as nursery:
-                    for _ in range(in_flight):
-                        nursery.start_soon(one)
+        await obey([ask] * in_flight)
 
 
 # Bare.
 
 
-class JsonCaller(Caller):
-    """One that writes each call and parses each answer."""
+async def bare_by_http(url: str, era: str, in_flight: int) -> None:
+    """On Trio and h11, with a connection for each call that is in flight."""
+    import h11
 
-    def next(self) -> None:
-        self.heard.clear()
-        self.socket.sendall(self.post({**call(self.era), "id": next(self.ids)}))
-
-    def whole(self) -> bool:
-        if not super().whole():
-            return False
-        if self.heard.endswith(b"}"):
-            json.loads(self.heard[self.heard.index(b"\r\n\r\n") :])
-        return True
-
-
-def bare_by_http(url: str, era: str, in_flight: int) -> Callable[[int], None]:
     port = int(url.rpartition(":")[2].partition("/")[0])
-    callers = [JsonCaller(port, era) for _ in range(in_flight)]
-    return lambda calls: exchange(callers, calls, TEXT.encode())
+    fields = [("Host", f"127.0.0.1:{port}"), ("Accept", EITHER), ("Content-Type", "application/json")]
+    fields.append(("MCP-Protocol-Version", REVISIONS[era]))
+    fields += [("Mcp-Method", "tools/call"), ("Mcp-Name", "echo")] if era == "modern" else [("Mcp-Session-Id", "bench")]
+    ids = count(1)
+
+    async def ask(stream: trio.SocketStream, connection: Any) -> None:
+        body = encoded({**call(era), "id": next(ids)})
+        headers = [*fields, ("Content-Length", str(len(body)))]
+        events = (h11.Request(method="POST", target="/mcp", headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        await stream.send_all(b"".join(connection.send(each) or b"" for each in events))
+        heard = b""
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                connection.receive_data(await stream.receive_some())
+            elif isinstance(event, h11.Data):
+                heard += event.data
+        assert json.loads(heard)["result"]["content"][0]["text"] == TEXT
+        connection.start_next_cycle()
+
+    streams = [(await trio.open_tcp_stream("127.0.0.1", port), h11.Connection(h11.CLIENT)) for _ in range(in_flight)]
+    await obey([partial(ask, *each) for each in streams])
 
 
-def bare_by_stdio(command: list[str], era: str, in_flight: int) -> Callable[[int], None]:
+def bare_by_stdio(command: list[str], era: str, in_flight: int) -> None:
+    """With one read and one write for what comes and goes together; there is no loop to wait in."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -113,7 +131,10 @@ def bare_by_stdio(command: list[str], era: str, in_flight: int) -> Callable[[int
                 return
             write(len(lines))
 
-    return run
+    print("connected", flush=True)
+    for order in sys.stdin:
+        with Stopwatch():
+            run(int(order))
 
 
 def _lines(fd: int) -> Iterator[list[bytes]]:
@@ -124,21 +145,14 @@ def _lines(fd: int) -> Iterator[list[bytes]]:
         yield lines
 
 
-def bare(target: Any, era: str, in_flight: int) -> None:
-    connect: Any = bare_by_http if isinstance(target, str) else bare_by_stdio
-    run = connect(target, era, in_flight)
-    print("connected", flush=True)
-    for order in sys.stdin:
-        with Stopwatch():
-            run(int(order))
-
-
 def main(which: str, target: str, era: str, in_flight: str) -> None:
     given = json.loads(target), era, int(in_flight)
-    if which == "bare":
-        bare(*given)
-    else:
+    if which == "ours":
         trio.run(ours, *given)
+    elif target.startswith("["):
+        bare_by_stdio(*given)
+    else:
+        trio.run(bare_by_http, *given)
 
 
 if __name__ == "__main__":
