@@ -78,6 +78,7 @@ class Strange:
 
     def request(self, revision: str, session: str | None) -> bytes:
         chance = self.chance
+        way = chance.choice(["POST"] * 12 + ["GET"] * 5 + ["DELETE", "OPTIONS", "HEAD", "PUT"])
         method, params = copy.deepcopy(chance.choice(ASKED))
         message: Any = request(method, params, chance.choice([1, 2, "a"]), revision=revision, progress=1)
         if method.startswith("notifications/"):
@@ -94,13 +95,14 @@ class Strange:
             fields.append(f"Mcp-Name: {name}")
         if chance.random() < 0.2:
             fields.append(chance.choice(FIELDS))
+        elif way == "GET" and chance.random() < 0.5:
+            fields.append(chance.choice(FIELDS[:2]))
         if chance.random() < 0.2:
             fields.append("Transfer-Encoding: chunked")
             pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
             body = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in pieces) + b"0\r\n\r\n"
         else:
             fields.append(f"Content-Length: {len(body)}")
-        way = chance.choice(["POST"] * 12 + ["GET", "DELETE", "OPTIONS", "HEAD", "PUT"])
         path = chance.choice(["/mcp"] * 12 + ["/sse", "/messages?session=x", "/ws", "/", "*"])
         whole = bytearray("\r\n".join((f"{way} {path} HTTP/1.1", *fields, "", "")).encode("latin-1") + body)
         if chance.random() < 0.1:
