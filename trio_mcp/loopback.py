@@ -125,8 +125,8 @@ async def _listeners(fixed: str | None, before: tuple[str, ...]) -> tuple[list[t
             ) from error
     for uri in before:
         # What was registered once is registered with this port, and some servers take no other.
-        if urlsplit(uri).hostname == HOST:
-            with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
+            if urlsplit(uri).hostname == HOST:
                 return await _open(uri), uri
     listeners = await trio.open_tcp_listeners(0, host=HOST)
     port = listeners[0].socket.getsockname()[1]

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -216,17 +217,24 @@ class Run:
             return GivenUp(f"the callback {name} has failed ({type(error).__name__})")
 
     async def _show(self) -> None:
-        """Tell the browser how it went."""
+        """Tell the browser how it went: also where it came more than once, as those do that fetch ahead."""
         if self._came is None or self._receiver is None:
             return
-        name = self._oauth.application.name
-        outcome = self.flow.outcome
-        if isinstance(outcome, Failed):
-            self._came.bad(name, outcome.error.why)
-        else:
-            self._came.good(name)
+        name, outcome = self._oauth.application.name, self.flow.outcome
+        came = [self._came]
+        with suppress(trio.WouldBlock):
+            while True:
+                came.append(self._receiver.returns.receive_nowait())
+        for each in came:
+            if each.query != self._came.query:
+                each.stray()
+            elif isinstance(outcome, Failed):
+                each.bad(name, outcome.error.why)
+            else:
+                each.good(name)
         with trio.move_on_after(_SHOWING):
-            await self._came.shown.wait()
+            for each in came:
+                await each.shown.wait()
 
 
 async def _beginning(reply: HttpReply, limit: int) -> bytes:

@@ -15,6 +15,7 @@ from tests.client.oauth_town import Town, quiet, town
 from tests.client.test_oauth import Store, add
 from tests.requirements import req
 from trio_mcp import AuthorizationFailed, Blame, OAuth
+from trio_mcp.core.auth_deeds import SendRequest
 from trio_mcp.core.auth_records import read_record
 from trio_mcp.loopback import Return
 
@@ -73,6 +74,37 @@ async def test_the_browser_comes_back_and_what_else_comes_is_ignored() -> None:
         # Nobody listens any more.
         with pytest.raises(OSError, match="refused"):
             await fetched(redirect_uris(at)[0], "/callback")
+
+
+async def test_a_browser_that_comes_twice_is_told_twice() -> None:
+    """As those do that fetch ahead of their users."""
+    async with quiet(), trio.open_nursery() as nursery, town() as at:
+        pages: dict[str, str] = {}
+
+        async def come(who: str, uri: str, target: str) -> None:
+            came[len([each for each in came if each.is_set()])].set()
+            pages[who] = await fetched(uri, target)
+
+        async def before(request: SendRequest) -> None:
+            if request.url.endswith("/token"):
+                await came[2].wait()  # until all of them are there
+                await trio.testing.wait_all_tasks_blocked(0.1)
+
+        came = [trio.Event() for _ in range(3)]
+
+        async def visit(url: str) -> None:
+            at.pages.append(url)
+            at.before = before
+            uri = dict(parse_qsl(urlsplit(url).query))["redirect_uri"]
+            target = f"/callback?{at.authority.browse(url)}"
+            for who, each in (("one", target), ("other", target), ("stray", "/callback?state=1")):
+                nursery.start_soon(come, who, uri, each)
+
+        async with at.client(at.auth(**by(visit))) as client:
+            await add(client)
+        assert "has what it needs" in pages["one"]
+        assert "has what it needs" in pages["other"]
+        assert "has been ignored" in pages["stray"]
 
 
 async def test_the_page_says_why_it_failed_also_when_that_comes_later() -> None:
