@@ -227,10 +227,6 @@ class _Asked:
             trio.lowlevel.reschedule(self._waiting)
             self._waiting = None
 
-    async def _news(self) -> None:
-        self._waiting = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-
     def _abort(self, _: object) -> trio.lowlevel.Abort:
         self._waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
@@ -238,7 +234,8 @@ class _Asked:
     async def result(self, on_progress: OnProgress | None) -> JsonObject:
         while self.outcome is None or self.reports:
             if not self.reports:
-                await self._news()
+                self._waiting = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
             reports, self.reports = self.reports, []
             for each in reports:
                 assert on_progress is not None  # or none would have been asked for

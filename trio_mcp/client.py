@@ -432,8 +432,10 @@ class Client:
         if returns is not ABSENT:
             returned = Returned(returns)  # before anything is done
             await self._book.look_for(name, self._walk_tools)
+        meta, headers = along.get("meta"), along.get("headers")
         try:
-            said = await self._request("tools/call", params, on_progress, **along)
+            asked = self._with_meta(params, meta)
+            said, _ = await self._rounds("tools/call", asked, self._fields(headers), on_progress, headers)
         except HeadersRefused as error:  # http-93
             said = await self._call_anew(params, error, on_progress, along)
         result = from_json(CallToolResult, said)

@@ -246,7 +246,8 @@ class Posts:
     async def _carry(self, message: Message, flight: Flight) -> None:
         try:
             with flight.scope:
-                await self._turn(message)
+                if not self._ready.is_set():
+                    await self._turn(message)
                 flight.sent = True
                 try:
                     verdict = await self._answer(self._exchange(message), flight)
@@ -267,7 +268,7 @@ class Posts:
     async def _turn(self, message: Message) -> None:
         """Wait until the server can make sense of it."""
         early = isinstance(message, Request | Notification) and message.method in (*_OPENING, _INITIALIZED)
-        if not early and not isinstance(message, Result | Error | Batch) and not self._ready.is_set():
+        if not early and not isinstance(message, Result | Error | Batch):
             await self._ready.wait()
 
     def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> Exchange:

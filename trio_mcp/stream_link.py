@@ -11,7 +11,7 @@ import trio
 
 from trio_mcp.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
-from trio_mcp.core.jsonrpc import Id, Message
+from trio_mcp.core.jsonrpc import Id
 from trio_mcp.core.session import Session
 from trio_mcp.duplex import Duplex, Framing, Tap
 
@@ -40,6 +40,7 @@ class StreamLink:
         limits = caller.session.limits
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
+        self.hear = caller.hear
         caller.carry(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
@@ -69,9 +70,6 @@ class StreamLink:
     @property
     def session(self) -> Session:
         return self._caller.session
-
-    def hear(self, message: Message, now: float) -> None:
-        self._caller.hear(message, now)
 
     def release(self) -> None:
         """Nobody here waits for room."""

@@ -293,7 +293,7 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
 # Values that were not made for headers.
 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
-_PLAIN = r"(?! )[ -~]*(?<! )"
+_plain = re.compile(r"(?! )[ -~]*(?<! )").fullmatch
 _FIELD_VALUE = re.compile(r"[\t -~]*")
 
 
@@ -303,7 +303,7 @@ def encode_value(text: str) -> str:
     "Clients MUST also Base64-encode any plain-ASCII value that matches the sentinel pattern" (http-92).
     """
     looks_encoded = text.startswith(_SENTINEL) and text.endswith(_SENTINEL_END)
-    if re.fullmatch(_PLAIN, text) and not looks_encoded:
+    if _plain(text) and not looks_encoded:
         return text
     try:
         encoded = b2a_base64(text.encode(), newline=False).decode()

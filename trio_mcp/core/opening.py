@@ -162,6 +162,7 @@ class ClientSession(Session):
         if self.terms is not None:
             self.phase = Phase.OPEN
             self._speak(self.terms.revision)
+        self._allowed: set[str] = set()  # methods that may be sent, whatever their params
         self._ours: dict[Revision, JsonObject] = {}  # what every request of such a revision says; never changed
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
@@ -200,6 +201,25 @@ class ClientSession(Session):
         return self._go_on(self._not_modern(why))
 
     # What we send.
+
+    def request(
+        self,
+        method: str,
+        params: JsonObject | None = None,
+        *,
+        deadline: float | None = None,
+        progress: bool = False,
+        about: Id | None = None,
+    ) -> int:
+        """As `Session.request`.  What the terms of the link have allowed once, they allow from then on."""
+        terms = self.terms
+        if terms is None or method not in self._allowed:
+            id = super().request(method, params, deadline=deadline, progress=progress, about=about)
+            if terms is not None and all(need.method != method for need in terms.revision.conditional_needs):
+                self._allowed.add(method)
+            return id
+        params = self._spoken(terms, params or {})
+        return Peer.request(self, method, params, deadline=deadline, progress=progress, about=about)
 
     def _spoken(self, terms: Terms, params: JsonObject) -> JsonObject:
         """A modern request says under which terms it is made."""
