@@ -585,11 +585,13 @@ class Client:
     async def set_log_level(self, level: LogLevel) -> None:
         """From which level on the server is to send log messages, which go to `on_log`."""
         wanted = checked_level(level) or level
+        self._keeper.check_run()
         await trio.lowlevel.checkpoint()  # in the modern era nothing is sent
         await self._keeper.set_log_level(wanted)
 
     async def set_roots(self, roots: GivenRoots) -> None:
         """Directories that the server may work in from now on; the option `roots` has to have been given."""
+        self._keeper.check_run()
         await trio.lowlevel.checkpoint()
         caller = await self._keeper.caller()
         changed = self._answering.set_roots(roots)
