@@ -22,6 +22,7 @@ import trio.testing
 from trio.testing import MockClock
 
 import trio_mcp
+from tests.bench.rows import ROWS, chosen
 from tests.client.oauth_town import town
 from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
@@ -42,9 +43,9 @@ from trio_mcp import (
 from trio_mcp.testing import open_memory_pair
 
 ROOT = Path(__file__).parent.parent
-DOCS = ("servers", "http", "clients", "core", "official_sdk")
+DOCS = ("servers", "http", "clients", "core", "official_sdk", "speed")
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in DOCS)]
-README, SERVERS, HTTP, CLIENTS, CORE, OFFICIAL = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
+README, SERVERS, HTTP, CLIENTS, CORE, OFFICIAL, SPEED = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
 SCREEN = 90  # lines of the README, with which somebody begins
 
 
@@ -394,3 +395,13 @@ def test_the_map_names_every_module_of_the_core() -> None:
     (table,) = re.findall(r"^\| Module.*?\n(?!\|)", CORE, re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`(\w+)`", table.split("\n", 2)[2]))
     assert named == {path.stem for path in (ROOT / "trio_mcp" / "core").glob("*.py")} - {"__init__"}
+
+
+def test_the_bench_has_the_rows_that_are_said() -> None:
+    commands = re.findall(r"`python -m tests\.bench([^`-]*)`", " ".join("\n".join(TEXTS).split()))
+    assert len(commands) > 4
+    assert all(words == " growth" or chosen(words.split()) for words in commands)
+    table = re.findall(r"^\| ([^|]*), [^ |]+ \|(?:[^|]*\|){7}$", SPEED, re.MULTILINE)
+    names = {row.name for row in ROWS}
+    assert {each.removesuffix(", with orjson") for each in table} <= names
+    assert len(table) > 20
