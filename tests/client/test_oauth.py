@@ -728,3 +728,21 @@ async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_us
                 await add(client)
         assert at.authority.of("token")[-1]["grant_type"] == "refresh_token"
         assert len(at.pages) == 1
+
+
+async def test_what_a_store_has_of_another_server_is_not_used(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        async with at.client(at.auth(store=store)) as client:
+            (*_, entry) = store.given
+            assert entry is not None
+            held = entry["authorization"]
+            other = {**entry, "server_url": f"{ISSUER}/mcp"}
+            other["authorization"] = {**held, "tokens": {**held["tokens"], "access": "Geheim"}}
+            await store.set(at.url, other)
+            at.expire()
+            await add(client)
+        assert "gave the entry of another server" in caplog.text
+        assert "Geheim" not in at.refused
