@@ -206,5 +206,6 @@ async def test_the_page_is_shown_also_if_the_client_is_closed_at_once(monkeypatc
         browser = Browser(at, nursery)
         async with at.client(at.auth(**by(browser))) as client:
             await add(client)
+            assert at.auths[-1].at(at.url)._runs  # the page has not been taken, and nobody waits for that
             closing.set()
         assert "You may close this window" in browser.pages[-1]
