@@ -353,8 +353,8 @@ async def visit_often(options: Any) -> None:
         (["python", "x.py", 7, b"Geheim", "Geheim"], "a list of 'python' and bytes, int, str"),
         ([7, "Geheim"], "a list of int and str"),
         ((), "a tuple of nothing"),
-        (b"Geheim", "a bytes"),
-        ({"token": "Geheim"}, "a dict"),
+        (b"Geheim", "bytes"),
+        ({"token": "Geheim"}, "dict"),
     ],
 )
 def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
