@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Accepted, Declined, Dismissed, ElicitUrl, Inquiry
 
-__all__ = ["ClientError", "Context", "Link"]
+__all__ = ["ClientError", "ClientGone", "Context", "Link"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
@@ -61,6 +61,13 @@ class Link(Protocol):
         """The same, as they came."""
 
     async def roots(self, ctx: Context) -> Roots: ...
+
+
+class ClientGone(SessionClosed):
+    """The client cannot answer a question any more, so nobody hears what becomes of the call either.
+
+    Raised where it was asked; no fault of the handler, and nothing for the log.
+    """
 
 
 class ClientError(RequestError):
@@ -367,7 +374,7 @@ class Context:
     def waiting(self) -> Iterator[None]:
         """Wait for the client in here.  Raises SessionClosed when the call ends, where it is not cancelled with it."""
         if self._over:
-            raise SessionClosed("the call has ended: nobody is asked any more")
+            raise ClientGone("the call has ended: nobody is asked any more")
         with trio.CancelScope() as scope:
             self._waits += (scope,)
             try:
@@ -375,4 +382,4 @@ class Context:
             finally:
                 self._waits = tuple(each for each in self._waits if each is not scope)
         if scope.cancelled_caught:
-            raise SessionClosed("the call has ended before the client answered")
+            raise ClientGone("the call has ended before the client answered")

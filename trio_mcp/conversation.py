@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from trio_mcp.context import ClientError, Context
-from trio_mcp.core.errors import INTERNAL_ERROR, NotDeclared, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.context import ClientError, ClientGone, Context
+from trio_mcp.core.errors import INTERNAL_ERROR, NotDeclared, RemoteProtocolError, RequestError
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
@@ -90,7 +90,7 @@ class _Asked:
             raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
         # With the client went the call, and its cancellation says so best; only under a shield it is not heard.
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise SessionClosed("the client went away before it answered")
+        raise ClientGone("the client went away before it answered")
 
 
 class Conversation:

@@ -31,7 +31,7 @@ import trio
 
 from trio_mcp.arguments import BadArguments
 from trio_mcp.catalog import LISTS, Catalog
-from trio_mcp.context import ClientError, Context
+from trio_mcp.context import ClientError, ClientGone, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -197,7 +197,7 @@ class Dispatcher:
         if isinstance(error, NotDeclared) and not ctx.terms.revision.handshake:
             needed = {"requiredCapabilities": capability_object([error.capability])}
             return RequestError(MISSING_CLIENT_CAPABILITY, str(error), needed)
-        if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError):
+        if isinstance(error, NotDeclared | NotInThisRevision | RemoteProtocolError | ClientError | ClientGone):
             return _failed(ctx, f"{_called(ctx)}: {error}")
         return self.broken(ctx, error)
 

@@ -517,6 +517,27 @@ async def test_a_question_fails_with_a_client_that_left_and_cannot_come_back(
 
 
 @in_sessions
+async def test_a_call_that_fails_with_its_client_that_left_is_nothing_for_the_log(
+    revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    server, go = Server("asks"), trio.Event()
+
+    @server.tool
+    async def asks(ctx: Context) -> None:
+        await go.wait()
+        await ctx.roots()
+
+    async with at(server) as door:
+        session = await door.initialize(revision)
+        visit = await door.post(request("tools/call", {"name": "asks"}, revision=revision), session)
+        visit.leave()
+        go.set()
+        await wait_all_tasks_blocked()
+        assert server.statistics().running == 0
+    assert [each.getMessage() for each in caplog.records] == []
+
+
+@in_sessions
 async def test_a_question_waits_for_a_client_that_can_come_back(revision: str, autojump_clock: MockClock) -> None:
     stage = Stage()
     async with at(stage.server) as door:

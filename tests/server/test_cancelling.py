@@ -15,6 +15,7 @@ from tests.requirements import req
 from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
 from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
+from trio_mcp.context import ClientGone
 from trio_mcp.conversation import _Asked
 from trio_mcp.core.peer import Lost
 
@@ -530,4 +531,4 @@ async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
             asked.done.set()
             if cancelled:
                 scope.cancel()
-    assert ends == [trio.Cancelled if cancelled else SessionClosed]
+    assert ends == [trio.Cancelled if cancelled else ClientGone]
