@@ -37,6 +37,7 @@ __all__ = ["ClientError", "ClientGone", "Context", "Link"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
+_NUMBERS = (int, float)
 _COMPLETED = "notifications/elicitation/complete"
 
 
@@ -187,7 +188,7 @@ class Context:
         when nobody hears it.  Waits while the client does not read.  May be cancelled each time; other tasks have their
         turn when a millisecond has passed since the last report.
         """
-        number = isinstance(progress, int | float) and type(progress) is not bool and -math.inf < progress < math.inf
+        number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
         if not number or progress < self._progress:
             before = "" if self._progress == -math.inf else f" from {self._progress}"
             raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")

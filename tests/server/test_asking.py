@@ -1275,7 +1275,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
 ) -> None:
     async def it(ctx: Context) -> str:
         for each in LOG_LEVELS:
-            await trio.sleep(0.001)
+            await trio.sleep(0.002)
             with assert_checkpoints():
                 await ctx.log(each, {"at": each}, logger="it" if each == "error" else None)  # type: ignore[arg-type]
         with pytest.raises(LocalProtocolError, match="'loud' is no log level"):

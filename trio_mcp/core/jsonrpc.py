@@ -54,7 +54,9 @@ __all__ = [
     "Result",
     "decode",
     "encode",
+    "is_prepared",
     "prepare",
+    "prepared_result",
 ]
 
 Id: TypeAlias = int | str
@@ -310,6 +312,11 @@ def _message(
     """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
         return _owed(f"a message is an object, not {KINDS[type(value)]}")
+    if not deep and not doubtful and len(value) == 4 and value.get("jsonrpc") == "2.0":
+        # Nearly every message is this; what is not is looked at one by one.
+        id, method, params = value.get("id"), value.get("method"), value.get("params")
+        if type(id) is int and type(method) is str and type(params) is dict:
+            return Request(id, method, params)
     if type(id := value.get("id")) is str and len(id) > limits.id_length:
         why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
         return _refused({**value, "id": None}, why)
@@ -491,6 +498,17 @@ def prepare(message: _Single) -> _Single:
     return message
 
 
+def prepared_result(id: Id, result: JsonObject, more: Kept) -> Result:
+    """The answer with `result` and the members of `more`, which it has not, prepared.  Raises as `prepare`."""
+    message = Result(id, {**more, **result})
+    object.__setattr__(message, "_bytes", _write(Result(id, result), more))
+    return message
+
+
+def is_prepared(message: _Sendable) -> bool:
+    return getattr(message, "_bytes", None) is not None
+
+
 def encode(message: Request | Notification | Result | Error | Batch, *, null_id: bool = True) -> bytes:
     """The bytes of one message, or of one batch.
 
@@ -516,15 +534,13 @@ def _written(message: Message) -> bytes:
     return _write(message) if prepared is None else prepared
 
 
-def _write(message: Message | _Sendable) -> bytes:
+def _write(message: Message | _Sendable, more: Kept | None = None) -> bytes:
     """With a null id, where it is an error without one."""
-    _check(message)
     try:
         if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
-            result = message.result
-            text = result.text if type(result) is Kept else to_text(result)
-            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, text)
-        return to_text(_envelope(message))
+            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, _result_text(message, more))
+        _check(message)
+        return to_text(_envelope(message, more))
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:
@@ -544,9 +560,21 @@ _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
 }
 
 
-def _envelope(message: Message | _Sendable) -> JsonObject:
+def _result_text(message: Result, more: Kept | None) -> bytes:
+    result = message.result
+    if type(result) is Kept:
+        return result.text
+    if type(result) is not dict:
+        _check(message)
+    text = to_text(result)
+    if more is None:
+        return text
+    return text[:-1] + b"," + more.text[1:] if result else more.text
+
+
+def _envelope(message: Message | _Sendable, more: Kept | None) -> JsonObject:
     if isinstance(message, Result):
-        return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
+        return {"jsonrpc": "2.0", "id": message.id, "result": {**message.result, **more} if more else message.result}
     envelope: JsonObject = {"jsonrpc": "2.0"}
     if isinstance(message, Error):
         envelope["id"] = message.id

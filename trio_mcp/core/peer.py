@@ -38,6 +38,7 @@ from trio_mcp.core.jsonrpc import (
     Notification,
     Request,
     Result,
+    is_prepared,
     prepare,
 )
 from trio_mcp.core.meta import meta_of
@@ -170,9 +171,12 @@ def _is_id(value: object) -> TypeGuard[Id]:
     return type(value) in (int, str)
 
 
+_NUMBERS = (int, float)
+
+
 def _is_number(value: object) -> TypeGuard[float]:
     """Whether progress can be measured by it: not by a bool, nor by infinity, above which nothing can rise."""
-    return isinstance(value, int | float) and type(value) is not bool and -math.inf < value < math.inf
+    return isinstance(value, _NUMBERS) and type(value) is not bool and -math.inf < value < math.inf
 
 
 def _answers(message: Message) -> Id | None:
@@ -651,7 +655,7 @@ class Peer:
     ) -> Deed:
         """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
         state, deed = step(SERVING[self.link], serving.state, seen)
-        if message is not None and deed is not Deed.NOTHING:
+        if message is not None and deed is not Deed.NOTHING and not is_prepared(message):
             prepare(message)  # before anything changes: it raises for what cannot be written
         serving.state = state
         if state is State.GONE:

@@ -166,9 +166,13 @@ class Revision:
 
     def result_defaults(self, method: str) -> Mapping[str, Any]:
         """What every complete result of this method has, beside what the method says."""
+        return self.complete(method in self.cacheable)
+
+    def complete(self, cacheable: bool) -> Mapping[str, Any]:
+        """What complete results have, those that may be kept and others."""
         if not self.result_type:
             return _NO_DEFAULTS
-        return _KEPT_FOR_NO_TIME if method in self.cacheable else _COMPLETE
+        return _KEPT_FOR_NO_TIME if cacheable else _COMPLETE
 
 
 @record

@@ -19,7 +19,19 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed, shown
-from trio_mcp.core.jsonrpc import Event, Id, JsonObject, Kept, Limits, Message, Notification, Request, Result, encode
+from trio_mcp.core.jsonrpc import (
+    Event,
+    Id,
+    JsonObject,
+    Kept,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Result,
+    encode,
+    prepared_result,
+)
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.records import record
@@ -38,7 +50,7 @@ from trio_mcp.core.revisions import (
     declares,
     missing_capabilities,
 )
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import Link, Seen, State
 from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 
 __all__ = ["Agreed", "Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
@@ -127,6 +139,7 @@ class Offer:
     """The newest revision of the modern era that is offered."""
     _infos: dict[Revision, JsonObject] = _worked_out(lambda offer: offer._info_by_revision())
     _declared: dict[tuple[Role, Revision], JsonObject] = _worked_out(lambda offer: offer._declared_by_revision())
+    _completed: dict[tuple[Revision, bool], Kept] = _worked_out(lambda offer: offer._completed_by_revision())
     _plain: dict[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
 
     def _newest(self, *, handshake: bool) -> Revision | None:
@@ -168,6 +181,15 @@ class Offer:
             )
         return plain
 
+    def _completed_by_revision(self) -> dict[tuple[Revision, bool], Kept]:
+        return {
+            (revision, cacheable): Kept(
+                {**revision.complete(cacheable), "_meta": {META_SERVER_INFO: self._infos[revision]}}
+            )
+            for revision in self.revisions
+            for cacheable in (False, True)
+        }
+
     def __attrs_post_init__(self) -> None:
         # Here, because it is sent in the course of `receive`, which never raises.
         encode(Result(0, {"said": [*self._infos.values(), *self._declared.values(), self.instructions]}))
@@ -187,6 +209,10 @@ class Offer:
     def serves(self, role: Role, revision: Revision, method: str) -> bool:
         """Whether, in this role, we have declared all that any request for this method needs there."""
         return method in self._plain[role, revision]
+
+    def completed(self, revision: Revision, method: str) -> Kept:
+        """What a server's complete result of this method has there beside what the method says."""
+        return self._completed[revision, method in revision.cacheable]
 
     def info_in(self, revision: Revision) -> JsonObject:
         """Our identity as this revision describes it."""
@@ -400,6 +426,8 @@ class Session(Peer):
         return attrs.evolve(terms, principal=principal, headers=headers)
 
 
+# Members of a result that have a meaning for all methods.
+_SAID_FOR_ALL = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
 # What a modern request says of its terms.
 _TERMS = (META_VERSION, META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL)
 
@@ -441,7 +469,9 @@ class ServerSession(Session):
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
         """As `Peer.progress`; never on a subscription (http-116)."""
-        if (terms := self.terms_of(id)) is not None:
+        serving = self._serving.get(id)
+        terms = None if serving is None else serving.terms or self.terms
+        if serving is not None and terms is not None and serving.method in terms.revision.teardown:
             self._check_stream("notifications/progress", terms.revision, id)
         return super().progress(id, progress, total, message)
 
@@ -456,12 +486,16 @@ class ServerSession(Session):
 
         Raises `LocalProtocolError` for an input-required result that this method or revision cannot have.
         """
-        terms, method = self.terms_of(id), self.method_of(id)
-        if terms is None or method is None:
+        serving = self._serving.get(id)
+        terms = None if serving is None else serving.terms or self.terms
+        if serving is None or terms is None:
             return False
-        revision = terms.revision
-        plain = isinstance(result, dict) and "_meta" not in result
-        meta: JsonObject = {} if plain else meta_of(f"the result of {method}", result)
+        method, revision = serving.method, terms.revision
+        if type(result) is dict and _SAID_FOR_ALL.isdisjoint(result):
+            if not revision.result_type or serving.state is State.CANCELLED:
+                return super().answer(id, result)
+            return self._finish(id, prepared_result(id, result, self.offer.completed(revision, method)), Seen.ANSWER)
+        meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
             raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {revision}")
