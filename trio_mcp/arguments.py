@@ -111,7 +111,8 @@ class Arguments:
 
     def read(self, arguments: JsonObject) -> JsonObject:
         """The values to give to the handler.  Raises BadArguments."""
-        if not self.fit(arguments):
+        fits = self._fits
+        if (fits is None or not fits(arguments)) and not self.fit(arguments):
             raise BadArguments([_problem(each.path, each.message) for each in self._judged(arguments)])
         return arguments if self._read is None else self._read(arguments)
 

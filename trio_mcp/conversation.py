@@ -275,11 +275,13 @@ class Conversation:
                 ctx.over()
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
-            if (link := _of(ctx)) is not None:  # None: the client never came back
-                await link._end(ctx, outcome)
+            at: Any = ctx.link
+            if at is not None:  # None: the client never came back
+                await at._end(ctx, outcome)
         finally:  # also when it was cancelled together with the server; then nobody is told
-            if (link := _of(ctx)) is not None:
-                link._forget(ctx)
+            at = ctx.link
+            if at is not None:
+                at._forget(ctx)
 
     async def _result(self, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.

@@ -80,6 +80,7 @@ class _Client:
         self._principal = principal
         self._duplex = Duplex(self, stream, framing, run.limits, nursery=run.nursery, tap=tap)
         self._conversation = Conversation(run, self._duplex.wire)
+        self.session: Session = self._conversation.session
         self._over = trio.Event()
 
     async def serve(self, heartbeat: float | None) -> None:
@@ -98,10 +99,6 @@ class _Client:
             raise self._duplex.wire.failure
 
     # As its link has it.
-
-    @property
-    def session(self) -> Session:
-        return self._conversation.session
 
     def hear(self, message: Message, now: float) -> None:
         self._conversation.hear(message, now, headers=self._headers, principal=self._principal)

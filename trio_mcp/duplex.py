@@ -120,7 +120,8 @@ class StreamWire(Outbox[bytes]):
     talk: Talk
 
     async def flush(self) -> None:
-        await self.flush_last(self.talk.session.serving > 0)
+        if not self._writing:
+            await self._write(self.talk.session.serving > 0)
 
     def hang_up(self, retry: float) -> bool:
         return False

@@ -116,12 +116,6 @@ class Outbox(Generic[T]):
         if self._writing or not await self._write():
             await trio.lowlevel.checkpoint()
 
-    async def flush_last(self, company: bool) -> None:
-        """As `flush`, as the last step of a task, and so it need not be a checkpoint.  With `company`, others may have
-        something to say in the same moment: then it goes out with that, for a write costs more than their turn."""
-        if not self._writing:
-            await self._write(company)
-
     @property
     def mark(self) -> int:
         """The write that what is queued now goes out with."""
@@ -171,7 +165,8 @@ class Outbox(Generic[T]):
             self._writer = False
 
     async def _write(self, company: bool = False) -> bool:
-        """Write what there is; False if it was nothing."""
+        """Write what there is; False if it was nothing.  In `company`, where others may have something to say in the
+        same moment, it goes out with that: a write costs more than letting them have their turn."""
         self._writing = True
         something = False
         try:

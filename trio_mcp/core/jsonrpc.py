@@ -501,7 +501,7 @@ def prepare(message: _Single) -> _Single:
 def prepared_result(id: Id, result: JsonObject, more: Kept) -> Result:
     """The answer with `result` and the members of `more`, which it has not, prepared.  Raises as `prepare`."""
     message = Result(id, {**more, **result})
-    object.__setattr__(message, "_bytes", _write(Result(id, result), more))
+    object.__setattr__(message, "_bytes", _write(message, result, more))
     return message
 
 
@@ -516,6 +516,8 @@ def encode(message: Request | Notification | Result | Error | Batch, *, null_id:
     `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read; never for a prepared
     message.
     """
+    if type(message) is Result:
+        return _written(message)
     if type(message) is not Batch:
         data = _written(message)
         return data if null_id else _without_null_id(data)
@@ -534,13 +536,14 @@ def _written(message: Message) -> bytes:
     return _write(message) if prepared is None else prepared
 
 
-def _write(message: Message | _Sendable, more: Kept | None = None) -> bytes:
-    """With a null id, where it is an error without one."""
+def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Kept | None = None) -> bytes:
+    """With a null id, where it is an error without one.  Of a result, `own` and `more` are its parts, if it has any."""
     try:
         if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
-            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, _result_text(message, more))
+            text = _result_text(message) if own is None or more is None else _joined(to_text(own), more.text)
+            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, text)
         _check(message)
-        return to_text(_envelope(message, more))
+        return to_text(_envelope(message))
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:
@@ -560,35 +563,34 @@ _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
 }
 
 
-def _result_text(message: Result, more: Kept | None) -> bytes:
+def _result_text(message: Result) -> bytes:
     result = message.result
     if type(result) is Kept:
         return result.text
     if type(result) is not dict:
         _check(message)
-    text = to_text(result)
-    if more is None:
-        return text
-    return text[:-1] + b"," + more.text[1:] if result else more.text
+    return to_text(result)
 
 
-def _envelope(message: Message | _Sendable, more: Kept | None) -> JsonObject:
+def _joined(text: bytes, more: bytes) -> bytes:
+    """One object of two, of which the first may be empty."""
+    return text[:-1] + b"," + more[1:] if len(text) > len(b"{}") else more
+
+
+def _envelope(message: Message | _Sendable) -> JsonObject:
+    if isinstance(message, Notification):
+        envelope: JsonObject = {"jsonrpc": "2.0", "method": message.method}
+        return {**envelope, "params": message.params} if message.params else envelope
     if isinstance(message, Result):
-        return {"jsonrpc": "2.0", "id": message.id, "result": {**message.result, **more} if more else message.result}
-    envelope: JsonObject = {"jsonrpc": "2.0"}
+        return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
     if isinstance(message, Error):
-        envelope["id"] = message.id
-        envelope["error"] = {"code": message.code, "message": message.message}
+        error: JsonObject = {"code": message.code, "message": message.message}
         if message.data is not ABSENT:
-            envelope["error"]["data"] = message.data
-        return envelope
-    assert isinstance(message, Request | Notification)
-    if isinstance(message, Request):
-        envelope["id"] = message.id
-    envelope["method"] = message.method
-    if message.params:
-        envelope["params"] = message.params
-    return envelope
+            error["data"] = message.data
+        return {"jsonrpc": "2.0", "id": message.id, "error": error}
+    assert isinstance(message, Request)
+    envelope = {"jsonrpc": "2.0", "id": message.id, "method": message.method}
+    return {**envelope, "params": message.params} if message.params else envelope
 
 
 def _check(message: Message | _Sendable) -> None:

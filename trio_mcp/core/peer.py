@@ -414,7 +414,8 @@ class Peer:
 
     def label_of(self, id: Id | None) -> Hashable | None:
         """The label of a request of theirs that still waits for its answer; None for every other."""
-        return self._serving[id].label if id is not None and self.serves(id) else None
+        serving = None if id is None else self._serving.get(id)
+        return None if serving is None or serving.state is State.CANCELLED else serving.label
 
     def method_of(self, id: Id) -> str | None:
         """What a request of theirs asks for, while it is served."""

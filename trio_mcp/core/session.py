@@ -140,7 +140,8 @@ class Offer:
     _infos: dict[Revision, JsonObject] = _worked_out(lambda offer: offer._info_by_revision())
     _declared: dict[tuple[Role, Revision], JsonObject] = _worked_out(lambda offer: offer._declared_by_revision())
     _completed: dict[tuple[Revision, bool], Kept] = _worked_out(lambda offer: offer._completed_by_revision())
-    _plain: dict[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
+    plain: Mapping[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
+    """For each role of ours: the methods for which we have declared all that any request needs."""
 
     def _newest(self, *, handshake: bool) -> Revision | None:
         return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
@@ -205,10 +206,6 @@ class Offer:
             if each.name == version and each.handshake is handshake:
                 return each
         return None
-
-    def serves(self, role: Role, revision: Revision, method: str) -> bool:
-        """Whether, in this role, we have declared all that any request for this method needs there."""
-        return method in self._plain[role, revision]
 
     def completed(self, revision: Revision, method: str) -> Kept:
         """What a server's complete result of this method has there beside what the method says."""
@@ -389,7 +386,7 @@ class Session(Peer):
 
     def _serve(self, request: Request, terms: Terms) -> list[Event]:
         """Hand a request out if its method exists and stands on what we declared; refuse it otherwise."""
-        if self.offer.serves(self.role, terms.revision, request.method):
+        if request.method in self.offer.plain[self.role, terms.revision]:
             return self._admit(request, terms)
         row = terms.revision.request(self.role.other, request.method)
         if row is None:
