@@ -51,6 +51,7 @@ _log = logging.getLogger("trio_mcp")
 
 Spoken: TypeAlias = Request | Notification | Result | Error | Batch
 _ANSWERS = (Result, Error, Batch)
+_WITH_ERRORS = (Error, Batch)  # which may be about something whose id could not be read
 
 
 class Response(Protocol):
@@ -331,7 +332,11 @@ class Lane:
 
     @property
     def full(self) -> bool:
-        return self.waiting >= self._traffic.limit
+        # Whether there is enough for that is seen at once; what of it is for this lane, only in looking at all.
+        most = self._traffic.limit
+        if self._over or len(self._queue) + self._owner.conversation.session.queued < most:
+            return False
+        return self.waiting >= most
 
     @property
     def crowded(self) -> bool:
@@ -453,7 +458,9 @@ class Lane:
         return self._logged(b"", retry)
 
     def _encoded(self, message: Spoken) -> bytes:
-        return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
+        if isinstance(message, _WITH_ERRORS):
+            return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
+        return encode(message)
 
     def _logged(self, text: bytes, retry: float | None = None) -> bytes:
         """An event with this text, or a priming one, which is in the log now, if there is one."""

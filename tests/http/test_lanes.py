@@ -45,6 +45,10 @@ class Voice(Owner):
         self.told: list[str] = []
         self.unsent: list[Id] = []
 
+    @property
+    def queued(self) -> int:
+        return len(self.said)
+
     def label_of(self, id: Id) -> Lane | None:
         return self.lane if id in self.open else None
 
