@@ -359,20 +359,15 @@ async def _granted(granting: Authorization, headers: Callable[[], Fields], dial:
     from trio_mcp.websocket_client import UpgradeRefused
 
     credentials = granting.request("GET", granting.authorizer.server_url)
-    refusal: UpgradeRefused | None = None
     while True:
-        try:
-            await credentials.get()
-        except AuthorizationFailed as error:
-            error.__cause__ = error.__cause__ or refusal
-            raise
+        await credentials.get()
         try:
             return await dial(credentials.beside(headers()))
         except UpgradeRefused as error:
             credentials.replied(error.status, error.headers)
             if not credentials.refused:
                 raise
-            refusal = error
+            credentials.refusal = error
 
 
 # HTTP.

@@ -37,7 +37,6 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost, Unauthorized, repeated
-from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import (
     EVENT_STREAM,
@@ -331,18 +330,13 @@ class Posts:
         """Send it with what the server wants to see, and again when there is something better to show."""
         assert self._authorization is not None
         credentials = self._authorization.request(exchange.method, exchange.url, _operation(exchange))
-        refusal: McpError | None = None
         while True:
-            try:
-                await credentials.get()
-            except AuthorizationFailed as error:
-                error.__cause__ = error.__cause__ or refusal
-                raise
+            await credentials.get()
             status, verdict = await self._attempt(exchange, body, listen, after, credentials)
             if not credentials.refused:
                 return status, verdict
             assert isinstance(verdict, Challenged)
-            refusal = _refusal(exchange.message, verdict, place_of(self._url))
+            credentials.refusal = _refusal(exchange.message, verdict, place_of(self._url))
 
     async def _attempt(
         self,

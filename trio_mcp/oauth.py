@@ -291,6 +291,8 @@ class Credentials:
         self._errand: Errand | None = None
         self._granted: Fields = ()
         self._verdict: Verdict | None = None  # of the last refusal
+        self.refusal: McpError | None = None
+        """How the server said it, which whoever has sent the request knows: the cause, where `get` fails after that."""
 
     @property
     def refused(self) -> bool:
@@ -313,7 +315,9 @@ class Credentials:
         self._verdict = None
         while not isinstance(verdict, Authorized):
             if isinstance(verdict, Failed):
-                raise repeated(verdict.error)()
+                error = repeated(verdict.error)()
+                error.__cause__ = error.__cause__ or self.refusal
+                raise error
             await authorization.wait(verdict.flow)
             verdict = self._heed(go)
         self._granted = verdict.headers

@@ -26,6 +26,7 @@ from trio_mcp import (
     MemoryTokenStore,
     ReplyBroken,
     Unauthorized,
+    UpgradeRefused,
 )
 from trio_mcp.core.auth_deeds import SendRequest
 
@@ -375,3 +376,12 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
             assert isinstance(error.__cause__, Gone)
             works += [True] * 2
             await client.list_tools()
+
+
+async def test_a_websocket_that_is_not_allowed_has_the_servers_refusal_for_a_cause(autojump_clock: MockClock) -> None:
+    async with quiet(), town("websocket", denies={"error": "access_denied"}) as at:
+        with pytest.raises(AuthorizationFailed, match="access_denied") as failed:
+            async with at.client():
+                raise AssertionError("it was opened")
+        assert isinstance(failed.value.__cause__, UpgradeRefused)
+        assert failed.value.__cause__.status == 401
