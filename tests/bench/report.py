@@ -16,7 +16,7 @@ from tests.bench.rows import Aim, Row
 __all__ = ["HEAD", "Outcome", "as_json", "shown"]
 
 PEERS = ("typescript", "python")
-HEAD = f"{'':<58}{'bare':>9}{'ts':>9}{'py':>9}{'ours':>9}{'ours / bare':>26}{'ours / better peer':>26}{'load':>7}"
+HEAD = f"{'':<64}{'bare':>9}{'ts':>9}{'py':>9}{'ours':>9}{'ours / bare':>26}{'ours / better peer':>26}{'load':>7}"
 
 
 @attrs.frozen
@@ -112,7 +112,7 @@ def shown(outcome: Outcome) -> str:
     values = "".join(f"{_number(outcome.value(each)):>9}" for each in (outcome.bare, *PEERS, outcome.subject))
     ratios = f"{outcome.to_bare or '-'!s:>26}{outcome.to_peer or '-'!s:>26}"
     busy = "-" if outcome.busy is None else f"{outcome.busy:.0%}"
-    return f"{name:<58}{values}{ratios}{busy:>7}{'' if outcome.met else '  missed'}"
+    return f"{name:<64}{values}{ratios}{busy:>7}{'' if outcome.met else '  missed'}"
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
