@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import math
@@ -303,3 +304,21 @@ def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
     finally:
         popen.kill()
         popen.communicate()
+
+
+@pytest.mark.parametrize(("first", "meanwhile"), [(700, 20_000), (2000, 20_000), (0, 0), (123, 123)])
+def test_the_collector_looks_at_new_objects_more_rarely_unless_the_program_has_told_it_when(
+    first: int, meanwhile: int
+) -> None:
+    async def serve() -> None:
+        seen.append(gc.get_threshold())
+
+    seen: list[tuple[int, int, int]] = []
+    before = gc.get_threshold()
+    gc.set_threshold(first, 9, 8)
+    try:
+        live(Server("collecting"), serve, grace=1)
+        assert gc.get_threshold()[:2] == (first, 9)
+    finally:
+        gc.set_threshold(*before)
+    assert seen[0][:2] == (meanwhile, 9)
