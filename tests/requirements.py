@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,13 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         return {row["id"]: row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)}
 
 
-def references() -> Iterator[tuple[str, str]]:
+@functools.cache  # to read all tests takes seconds
+def references() -> frozenset[tuple[str, str]]:
     """Every id that a call of `req` names, with the file that does."""
+    return frozenset(_references())
+
+
+def _references() -> Iterator[tuple[str, str]]:
     for path in sorted(HERE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "req":
