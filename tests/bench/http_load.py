@@ -146,7 +146,10 @@ def listening(command: list[str]) -> Iterator[tuple[Usage, int]]:
     """The server of this command, and the port it listens on."""
     with running(command) as process:
         assert process.stdout is not None
-        yield Usage(process), int(process.stdout.readline())
+        said = process.stdout.readline()
+        found = re.search(rb"(\d+)(?:/mcp)?\s*$", said)
+        assert found is not None, said
+        yield Usage(process), int(found[1])
 
 
 def answered(caller: Caller, message: Any, *, streams: bool) -> bytes:

@@ -1,11 +1,12 @@
 """Our server with the tools of the bench: ``ours.py json|orjson stdio|http TOOLS``.
 
-It is as anybody would write it, with no setting but the defaults.  With so many tools in all; by HTTP it prints the
-port it listens on.
+It is as anybody would write it, with no setting but the defaults.  With so many tools in all; by HTTP it says on
+standard output where it listens.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 CODEC, TRANSPORT, TOOLS = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -48,16 +49,9 @@ for each in range(3, TOOLS):
     server.tool(name=f"forecast_{each}", title=f"The forecast by the station {each}")(forecast)
 
 
-async def by_http() -> None:
-    from trio_mcp import serve_http
-
-    async with trio.open_nursery() as nursery:
-        address = await nursery.start(serve_http, server, "127.0.0.1", 0)
-        print(address.listeners[0].socket.getsockname()[1], flush=True)
-
-
 if __name__ == "__main__":
     if TRANSPORT == "stdio":
         server.run()
     else:
-        trio.run(by_http)
+        os.dup2(1, 2)  # where it is said
+        server.run(http="127.0.0.1:0")
