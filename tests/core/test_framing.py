@@ -39,6 +39,9 @@ def is_too_long(line: bytes | Invalid, limit: int = 8) -> bool:
         (b"\n\r\n \n\t\r\na\n\n", [b"a"]),
         # A CR by itself ends no line, and only the last of several belongs to the end.
         (b"a\rb\n", [b"a\rb"]),
+        # As messages end.
+        (b"{}\n{1}\r\n\n{2}\n", [b"{}", b"{1}", b"{2}"]),
+        (b"\r}\n}\n{", [b"\r}", b"}", b"{"]),
         (b"a\r\r\n", [b"a\r"]),
         (b"\ra\n", [b"\ra"]),
         # Nor does anything else that str.splitlines() would take for an end.
@@ -245,3 +248,12 @@ def test_a_long_line_byte_by_byte_is_one_line() -> None:
     framer = LineFramer(1 << 18)
     assert not any(framer.feed(b"x") for _ in range(1 << 18))
     assert framer.feed(b"\n") == [b"x" * (1 << 18)]
+
+
+@pytest.mark.parametrize("cut", range(25))
+def test_objects_that_come_together_are_told_from_too_long_ones_and_from_the_end_of_what_came_before(cut: int) -> None:
+    data = b"{123456}\n{1234567}\n{1}\n{}\n"
+    first, second, *others = frame(data[:cut], data[cut:])
+    assert first == b"{123456}"
+    assert is_too_long(second)
+    assert others == [b"{1}", b"{}"]
