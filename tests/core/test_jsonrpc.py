@@ -404,6 +404,12 @@ def test_a_number_too_large_to_hold_is_refused_with_the_id(number: str) -> None:
     assert owed(f'{{{V},"id":{number},"method":"m"') == (PARSE_ERROR, None)
 
 
+@pytest.mark.parametrize("number", ["1e999", "1" * (sys.get_int_max_str_digits() + 1)])
+@pytest.mark.parametrize("text", ["[%s,]", '{"a":%s,"b":}', '{"id":7,"params":[%s, nul]}', "\ufeff [[%s],'x']"])
+def test_a_number_too_large_before_what_is_no_json_makes_it_neither(text: str, number: str) -> None:
+    assert owed(text % number) == (PARSE_ERROR, None)
+
+
 def test_numbers_that_can_be_held_beside_one_that_cannot_do_not_suffer() -> None:
     batch = read(f'[{{{V},"id":1,"method":"m","params":{{"a":1e999}}}},{{{V},"id":2,"method":"m","params":{{"a":5}}}}]')
     assert isinstance(batch, Batch)

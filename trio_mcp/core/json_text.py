@@ -90,16 +90,17 @@ _half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
 
 def _parse(text: str) -> tuple[Json, bool]:
     try:
-        value, end = _strict(text, 0)
-        doubtful = "\\" in text and _half_pair(text) is not None
-    except StopIteration as stop:
+        try:
+            value, end = _strict(text, 0)
+            doubtful = "\\" in text and _half_pair(text) is not None
+        except JSONDecodeError:
+            raise
+        except ValueError:
+            # Some number is too large.  The rest is still worth reading: the id is owed an answer.
+            value, end = _lenient(text, 0)
+            doubtful = True
+    except StopIteration as stop:  # so a scanner says where a value is missing
         raise JSONDecodeError("Expecting value", text, stop.value) from None
-    except JSONDecodeError:
-        raise
-    except ValueError:
-        # Some number is too large.  The rest is still worth reading: the id is owed an answer.
-        value, end = _lenient(text, 0)
-        doubtful = True
     if end != len(text):
         raise JSONDecodeError("Extra data", text, end)
     return value, doubtful
