@@ -171,6 +171,7 @@ class Authorization:
         self.oauth = oauth
         self.authorizer = self._authorizer(server_url, None)
         self._loaded = False
+        self._seen: Record | None = None  # what the store has, as far as is known here
         self._runs: dict[Flow, Run] = {}
         self._clients = 0
 
@@ -213,7 +214,7 @@ class Authorization:
         if not self._loaded:
             record = await self._stored()
             if not self._loaded:
-                self._loaded = True
+                self._loaded, self._seen = True, record
                 if record is not None:
                     self.authorizer = self._authorizer(self.authorizer.server_url, record)
 
@@ -229,29 +230,24 @@ class Authorization:
 
     async def found(self, flow: Flow) -> bool:
         """Whether another process has stored what this flow is for."""
-        why = f"it takes longer than {_STORING:g} seconds"
-        with trio.move_on_after(_STORING):
-            try:
-                stored = await self._stored()
-            except McpError as error:
-                why = str(error)
-            else:
-                return stored is not None and self.authorizer.adopt(flow, stored)
-        _log.warning("what other processes have stored cannot be read: %s", why)
-        return False
+        try:
+            stored = await self._stored()
+        except McpError as error:
+            _log.warning("what other processes have stored cannot be read: %s", error)
+            return False
+        # What was there before is older than what we have, also where ours could not be stored, or is not trusted.
+        news, self._seen = stored != self._seen, stored
+        return news and stored is not None and self.authorizer.adopt(flow, stored)
 
     async def persist(self, record: Record) -> None:
         """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
-        url, place = self.authorizer.server_url, urlsplit(self.authorizer.server_url).netloc
-        why = f"it took longer than {_STORING:g} seconds"
-        with trio.move_on_after(_STORING):
-            try:
-                await _awaited("the store", self.oauth.store.set, url, as_json(record))
-            except McpError as error:
-                why = str(error)
-            else:
-                return
-        _log.error("the tokens for %s could not be stored, and are gone with this process: %s", place, why)
+        url = self.authorizer.server_url
+        try:
+            await _awaited("the store of tokens", self.oauth.store.set, url, as_json(record))
+            self._seen = record
+        except McpError as error:
+            place = urlsplit(url).netloc
+            _log.error("the tokens for %s could not be stored, and are gone with this process: %s", place, error)
 
     # Flows.
 
@@ -355,10 +351,12 @@ class Credentials:
 
 
 async def _awaited(whose: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """What a callback of the program gives; what it raises is an error of ours, with its own as the cause."""
-    try:
-        return await call(*args)
-    except McpError:
-        raise
-    except Exception as error:
-        raise LocalProtocolError(f"{whose} has failed: {type(error).__name__}") from error
+    """What a callback of the program gives, in time; what it raises is an error of ours, with its own as the cause."""
+    with trio.move_on_after(_STORING):
+        try:
+            return await call(*args)
+        except McpError:
+            raise
+        except Exception as error:
+            raise LocalProtocolError(f"{whose} has failed: {type(error).__name__}") from error
+    raise LocalProtocolError(f"{whose} takes longer than {_STORING:g} seconds")

@@ -362,6 +362,48 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
         assert "Geheim" not in str(failed.value)
 
 
+async def test_tokens_that_cannot_be_stored_are_not_given_up_for_those_that_were(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with quiet(), town() as at:
+        async with at.client(at.auth(store=store)) as client:
+            await add(client)
+        store.fails = "set"
+        async with at.client(at.auth(store=store)) as client:
+            for number in range(3):
+                at.expire()
+                await add(client, number)
+        used = [each["refresh_token"] for each in at.authority.of("token")[1:]]
+        assert len(set(used)) == len(used) == 3  # none of them twice
+        assert len(at.pages) == 1
+
+
+async def test_a_refresh_that_brings_what_is_refused_is_not_tried_again(autojump_clock: MockClock) -> None:
+    async def judge(request: SendRequest) -> None:
+        at.satisfied = b"grant_type=refresh_token" not in request.body
+
+    async with quiet(), town() as at:
+        at.before = judge
+        async with at.client(at.auth(store=Store())) as client:
+            await add(client)
+            at.expire()
+            with pytest.raises(AuthorizationFailed, match="has just given"):
+                await add(client)
+            await add(client)
+        asked = [each["grant_type"] for each in at.authority.of("token")]
+        assert asked == ["authorization_code", "refresh_token", "authorization_code"]
+
+
+async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: MockClock) -> None:
+    store = Store()
+    store.seconds = math.inf
+    async with quiet(), town() as at:
+        start = trio.current_time()
+        with pytest.raises(LocalProtocolError, match="takes longer than 30 seconds"):
+            async with at.client(at.auth(store=store)):
+                raise AssertionError("it was opened")
+        assert trio.current_time() - start == 30
+
+
 @pytest.mark.parametrize("entry", [{}, {"form": 1, "server_url": "https://other.example", "registered": []}])
 async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, autojump_clock: MockClock) -> None:
     store = Store()
