@@ -182,7 +182,7 @@ class Run:
                 if isinstance(came, GivenUp):
                     return came
                 if isinstance(came, str):
-                    return Returned(urlsplit(came).query)
+                    return _returned(came)
                 return GivenUp(f"visit gave {type(came).__name__} instead of the URL that the browser was sent back to")
         return self._nobody_came()
 
@@ -235,6 +235,14 @@ class Run:
         with trio.move_on_after(_SHOWING):
             for each in came:
                 await each.shown.wait()
+
+
+def _returned(url: str) -> Heard:
+    """What a URL says that somebody may have copied, with what stands around it."""
+    try:
+        return Returned(urlsplit(url.strip()).query)
+    except ValueError:
+        return GivenUp("visit gave what is no URL")
 
 
 async def _beginning(reply: HttpReply, limit: int) -> bytes:

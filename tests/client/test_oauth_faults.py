@@ -333,6 +333,7 @@ async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: Moc
         (None, "NoneType instead of the URL"),
         ("http://x/?code=1&state=wrong", "another request"),
         ("nothing", "another"),
+        ("http://[x/?code=1", "no URL"),
     ],
 )
 async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:
@@ -340,6 +341,14 @@ async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump
         with pytest.raises(AuthorizationFailed, match=why):
             async with at.client(at.auth(visit=lambda url: answer)):
                 raise AssertionError("it was opened")
+
+
+async def test_what_visit_gives_may_have_been_copied_with_blanks_around_it(autojump_clock: MockClock) -> None:
+    async def copied(url: str) -> str:
+        return f" {await at.visit(url)} \r\n"
+
+    async with quiet(), town() as at, at.client(at.auth(visit=copied)) as client:
+        assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
 
 async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_clock: MockClock) -> None:
