@@ -47,6 +47,7 @@ from trio_mcp.core.errors import (
     ResourceNotFound,
     shown,
 )
+from trio_mcp.core.json_text import parse, to_text
 from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
 from trio_mcp.core.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
@@ -208,6 +209,8 @@ class Dispatcher:
         allowed = functools.partial(self._allows, at, ctx.principal) if self._filters else None
         revision, method = ctx.terms.revision, request.method
         page = at.catalog.list(method, revision, cursor, at.page_size, allowed)
+        if at.middleware:
+            page = _own(page)
         hints = at.cache.get(method)
         if hints is None or method not in revision.cacheable:
             return page
@@ -405,6 +408,12 @@ class Dispatcher:
 
 async def _pass(middleware: Middleware, ctx: Context, call_next: CallNext, request: Request) -> JsonObject:
     return await middleware(ctx, request, call_next)
+
+
+def _own(page: JsonObject) -> JsonObject:
+    """A copy that a middleware may change, for what is kept is shown to others too."""
+    copy: JsonObject = parse(page.text if isinstance(page, Kept) else to_text(page))[0]
+    return copy
 
 
 def _renamed(request: Request, entry: Entry) -> Request:

@@ -215,6 +215,33 @@ async def test_middleware_may_change_the_result(revision: str, autojump_clock: M
         assert (await wire.call("tools/list"))["_meta"]["com.example/signed"] is True
 
 
+@req("tool-24")
+@pytest.mark.parametrize("options", [{}, {"filter": lambda principal, item: True}], ids=["all", "filter"])
+@everywhere
+async def test_what_a_middleware_takes_out_of_a_list_is_gone_for_that_caller_alone(
+    revision: str, options: Object, autojump_clock: MockClock
+) -> None:
+    async def hide(ctx: Context, request: Request, call_next: CallNext) -> Object:
+        result: Object = await call_next(request)
+        if hidden:
+            del result["tools"][1]
+            result["tools"][0]["inputSchema"]["title"] = "theirs"
+        return result
+
+    server = Server("hiding", middleware=[hide], **options)
+    for name in ("open", "secret"):
+        server.tool(name=name)(lambda: None)
+    async with connected(server, revision) as wire:
+        hidden = False
+        everything = await wire.call("tools/list")
+        assert [tool["name"] for tool in everything["tools"]] == ["open", "secret"]
+        hidden = True
+        (left,) = (await wire.call("tools/list"))["tools"]
+        assert left["inputSchema"]["title"] == "theirs"
+        hidden = False
+        assert await wire.call("tools/list") == everything
+
+
 async def refuse(ctx: Context, request: Request, call_next: CallNext) -> Object:
     raise RequestError(4711, "not now")
 
