@@ -132,6 +132,7 @@ class OAuth:
         self.assertion = assertion
         self.rules = Rules(loopback=http_on_loopback, user_seconds=user_seconds)
         self.ssl_context = ssl_context
+        self.used_at: dict[str, str] = {}  # issuers by client ids, of all servers
         self._servers: dict[str, Authorization] = {}
 
     def __repr__(self) -> str:
@@ -177,7 +178,9 @@ class Authorization:
 
     def _authorizer(self, server_url: str, record: Record | None) -> Authorizer:
         oauth = self.oauth
-        return Authorizer(server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules)
+        return Authorizer(
+            server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules, used_at=oauth.used_at
+        )
 
     @property
     def generation(self) -> tuple[str, str]:

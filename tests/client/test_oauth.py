@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import build
 from tests.client.http_script import Asked, Out, legacy, modern
 from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
-from tests.core.auth_server import CALLBACK, key, unsigned
+from tests.core.auth_server import CALLBACK, AuthServer, McpServer, Visitor, World, key, unsigned
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
 from trio_mcp import (
@@ -428,6 +428,26 @@ async def test_a_program_acts_for_itself(autojump_clock: MockClock) -> None:
             at.expire()
             await add(client)
         assert at.kinds() == ["metadata", "token", "token"]
+
+
+@req("auth-90")
+def test_all_servers_learn_to_whom_a_client_id_belongs() -> None:
+    robot = Application("Robot", grant=ClientCredentials(), clients=[OAuthClient("robot", secret="geheim")])
+    server = AuthServer(
+        grants=("client_credentials",), methods=("client_secret_post",), clients={"robot": {"client_secret": "geheim"}}
+    )
+    thief = AuthServer("https://thief.example", grants=("client_credentials",))
+    oauth = OAuth(robot)
+    first, second = (
+        Visitor(World(McpServer(each, resource=url), [each]), robot)
+        for each, url in ((server, "https://mcp.example/mcp"), (thief, "https://mcp.example/other"))
+    )
+    for visitor in (first, second):
+        visitor.authorizer = oauth.at(visitor.world.mcp.resource or "").authorizer
+    assert first.call() == 200
+    with pytest.raises(AuthorizationFailed, match=r"is registered at 'https://as\.example'"):
+        second.call()
+    assert not thief.of("token")
 
 
 async def test_a_platform_vouches_for_a_program_and_is_asked_each_time(autojump_clock: MockClock) -> None:

@@ -501,6 +501,28 @@ def test_credentials_are_not_taken_along_to_another_issuer(issuer: str | None) -
     assert {each.kind for each in other.asked} == {"metadata"}
 
 
+@req("auth-90", "auth-95")
+def test_another_server_does_not_get_what_was_given_without_an_issuer() -> None:
+    """One that cannot be trusted names an authorization server of its own, which would be shown the secret."""
+    thief = AuthServer("https://thief.example", iss="https://thief.example", grants=("client_credentials",))
+    robot = Application("Robot", grant=ClientCredentials(), clients=(Client("robot", secret="hush"),))
+    server = AuthServer(
+        grants=("client_credentials",), methods=("client_secret_post",), clients={"robot": {"client_secret": "hush"}}
+    )
+    used_at: dict[str, str] = {}
+    visitors = [Visitor(World(McpServer(each), [each]), robot) for each in (server, thief)]
+    for visitor in visitors:
+        visitor.authorizer = Authorizer(MCP, robot, entropy=entropy, used_at=used_at)
+    good, bad = visitors
+    assert good.call() == 200
+    assert ISSUER in str(failed(bad))
+    assert {each.kind for each in thief.asked} == {"metadata"}
+    # Whatever comes first, what was stored is known as well.
+    used_at.clear()
+    Authorizer(MCP, robot, entropy=entropy, record=good.persisted[-1], used_at=used_at)
+    assert ISSUER in str(failed(bad))
+
+
 @req("auth-118")
 def test_of_several_issuers_the_application_has_the_first_word() -> None:
     urls = ["https://a.example", "https://b.example", "https://c.example"]

@@ -74,7 +74,9 @@ _OPERATIONS = 256
 class Authorizer:
     """The tokens of the MCP server at `server_url`.
 
-    `entropy` gives so many random bytes.  `record` is what was last persisted for this server, if anything was.  Raises
+    `entropy` gives so many random bytes.  `record` is what was last persisted for this server, if anything was.
+    `used_at`, which all servers of one application share, has the issuer that each client id was first used at
+    (auth-90): a server that the application goes to later must not be able to have it shown elsewhere.  Raises
     `LocalProtocolError` for a URL that tokens may not be sent to, and for a record of another server.
     """
 
@@ -86,6 +88,7 @@ class Authorizer:
         entropy: Entropy,
         record: Record | None = None,
         rules: Rules | None = None,
+        used_at: dict[str, str] | None = None,
     ) -> None:
         self.rules = rules or Rules()
         if (fault := url_fault(server_url, self.rules)) is not None:
@@ -96,12 +99,13 @@ class Authorizer:
         if isinstance(grant, IdentityAssertion) and (fault := url_fault(grant.token_endpoint, self.rules)) is not None:
             raise LocalProtocolError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
         self.server_url = server_url
-        self.record = record or Record(server_url)
+        self._used_at = {} if used_at is None else used_at
+        self._hold(record or Record(server_url))
         self.flow: Flow | None = None
         self.generation = 0
         """Counts the tokens that there have been, so that the refusal of an old one is told from that of the newest."""
         self._nonces = Nonces()
-        self._setting = Setting(server_url, application, entropy, self.rules, self._nonces)
+        self._setting = Setting(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
 
     def errand(self, method: str, url: str | None = None, operation: str = "") -> Errand:
@@ -137,7 +141,7 @@ class Authorizer:
         if theirs is None or (ours is not None and theirs.tokens == ours.tokens):
             return False
         flow.adopt(stored)
-        self.record = stored
+        self._hold(stored)
         self._take(flow, ())
         return True
 
@@ -147,10 +151,15 @@ class Authorizer:
         if self.flow is flow:
             self.flow = None
 
+    def _hold(self, record: Record) -> None:
+        self.record = record
+        for client_id, issuer in record.issuers.items():
+            self._used_at.setdefault(client_id, issuer)
+
     def _take(self, flow: Flow, deeds: tuple[Deed, ...]) -> tuple[Deed, ...]:
         for deed in deeds:
             if isinstance(deed, Persist):
-                self.record = deed.record
+                self._hold(deed.record)
         if flow.over and self.flow is flow:
             self.flow = None
             if flow.obtained:

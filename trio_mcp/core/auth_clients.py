@@ -49,7 +49,8 @@ class Client:
     """A client id at one issuer, and what proves that it is ours.
 
     One that the application brings may leave `issuer` out, if it was not told: it then belongs to the first issuer that
-    it is used at, for ever.  `method` is None where the server's metadata is to decide.
+    it is used at, as long as that is known, which is as long as the process for all servers that it goes to, and for
+    ever for the one that it was used for.  `method` is None where the server's metadata is to decide.
     """
 
     client_id: str

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -192,13 +192,14 @@ _OF_2025_03_26: Final = "2025-03-26"
 
 @record
 class Setting:
-    """What all flows of one MCP server have in common."""
+    """What all flows of one MCP server have in common; `used_at` is what those of others have told."""
 
     server_url: str
     application: Application
     entropy: Entropy
     rules: Rules
     nonces: Nonces
+    used_at: Mapping[str, str]
 
 
 class Flow:
@@ -573,9 +574,7 @@ class Flow:
     # Who we are.
 
     def _given(self) -> Client | None:
-        held = self.record.authorization
-        used = [*self.record.registered, *([] if held is None else [held.client])]
-        bound_to = {each.client_id: each.issuer for each in used if each.issuer is not None}
+        bound_to = {**self._setting.used_at, **self.record.issuers}
         return given_client(self._application, self._issuer, bound_to)
 
     def _settle(self, client: Client) -> None:

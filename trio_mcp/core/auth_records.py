@@ -59,6 +59,12 @@ class Record:
     authorization: Authorization | None = None
     registered: tuple[Client, ...] = ()
 
+    @property
+    def issuers(self) -> dict[str, str]:
+        """At which issuer each client id was used."""
+        used = self.registered if self.authorization is None else (*self.registered, self.authorization.client)
+        return {each.client_id: each.issuer for each in used if each.issuer is not None}
+
     def client_at(self, issuer: str, now: float) -> Client | None:
         """auth-95: what was registered at this issuer and no other, as long as it is good."""
         for each in self.registered:
