@@ -48,8 +48,8 @@ def load_key(
         return _key(load_pem_private_key(data or b"", secret), algorithm, id)
     except (ValueError, TypeError):  # whose text may repeat what was read
         raise LocalProtocolError(
-            "the key cannot be read: a private key in PEM begins with -----BEGIN PRIVATE KEY-----, and takes its "
-            "password if it has one"
+            "the key cannot be read: it takes the text of a private key in PEM, not its path, which begins with "
+            "-----BEGIN PRIVATE KEY-----, and its password if it has one"
         ) from None
 
 

@@ -181,10 +181,20 @@ class Run:
                 came = await self._called("visit", oauth.visit, page.url)
                 if isinstance(came, GivenUp):
                     return came
-                if isinstance(came, str):
-                    return _returned(came)
-                return GivenUp(f"visit gave {type(came).__name__} instead of the URL that the browser was sent back to")
+                return self._given_back(came)
         return self._nobody_came()
+
+    def _given_back(self, came: object) -> Heard:
+        """What `visit` gave, which somebody may have pasted."""
+        wanted = "the URL that the browser was sent back to"
+        if not isinstance(came, str):
+            return GivenUp(f"visit gave {type(came).__name__} instead of {wanted}", at_fault=True)
+        query = ""
+        with suppress(ValueError):
+            query = urlsplit(came.strip()).query
+        if not query:
+            return GivenUp(f"what visit gave is not {wanted}, which is {self._oauth.redirect_uri}?... with an answer")
+        return Returned(query)
 
     async def _wait_on(self) -> Heard:
         """For the browser, in what is left of the time."""
@@ -198,7 +208,8 @@ class Run:
         return self._nobody_came()
 
     def _nobody_came(self) -> GivenUp:
-        return GivenUp(f"nobody has answered within {self._oauth.rules.user_seconds:g} seconds")
+        uri = self._oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
+        return GivenUp(f"nobody has come back to {uri} within {self._oauth.rules.user_seconds:g} seconds")
 
     async def _ask_assertion(self, deed: AskAssertion) -> Heard:
         came = await self._called("assertion", self._oauth.assertion, deed.audience, deed.resource)
@@ -214,7 +225,7 @@ class Run:
             return await came if inspect.isawaitable(came) else came
         except Exception as error:  # noqa: BLE001  # it is the program's, and may raise anything
             self._trouble = error
-            return GivenUp(f"the callback {name} has failed ({type(error).__name__})")
+            return GivenUp(f"the callback {name} has failed ({type(error).__name__})", at_fault=True)
 
     async def _show(self) -> None:
         """Tell the browser how it went: also where it came more than once, as those do that fetch ahead."""
@@ -235,14 +246,6 @@ class Run:
         with trio.move_on_after(_SHOWING):
             for each in came:
                 await each.shown.wait()
-
-
-def _returned(url: str) -> Heard:
-    """What a URL says that somebody may have copied, with what stands around it."""
-    try:
-        return Returned(urlsplit(url.strip()).query)
-    except ValueError:
-        return GivenUp("visit gave what is no URL")
 
 
 async def _beginning(reply: HttpReply, limit: int) -> bytes:

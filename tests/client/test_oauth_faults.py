@@ -323,6 +323,7 @@ async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: Moc
         with pytest.raises(AuthorizationFailed, match=f"the callback {name} has failed .KeyError") as failed:
             async with at.client(at.auth(**callbacks)):
                 raise AssertionError("it was opened")
+        assert failed.value.blame is Blame.APPLICATION
         assert isinstance(failed.value.__cause__, KeyError)
         assert "Geheim" not in str(failed.value)
 
@@ -332,15 +333,16 @@ async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: Moc
     [
         (None, "NoneType instead of the URL"),
         ("http://x/?code=1&state=wrong", "another request"),
-        ("nothing", "another"),
-        ("http://[x/?code=1", "no URL"),
+        ("nothing", "not the URL that the browser was sent back to, which is http"),
+        ("http://[x/?code=1", "not the URL"),
     ],
 )
 async def test_what_visit_gives_may_be_no_answer(answer: Any, why: str, autojump_clock: MockClock) -> None:
     async with quiet(), town() as at:
-        with pytest.raises(AuthorizationFailed, match=why):
+        with pytest.raises(AuthorizationFailed, match=why) as failed:
             async with at.client(at.auth(visit=lambda url: answer)):
                 raise AssertionError("it was opened")
+        assert failed.value.blame is (Blame.APPLICATION if answer is None else Blame.USER)
 
 
 async def test_what_visit_gives_may_have_been_copied_with_blanks_around_it(autojump_clock: MockClock) -> None:

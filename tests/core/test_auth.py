@@ -27,6 +27,7 @@ from trio_mcp.core.auth import Authorized, Authorizer, Begin, Wait
 from trio_mcp.core.auth_clients import (
     Application,
     Client,
+    ClientCredentials,
     IdentityAssertion,
 )
 from trio_mcp.core.auth_deeds import (
@@ -358,6 +359,16 @@ def test_what_an_application_has_several_of_may_come_in_anything() -> None:
     assert Application("V", clients=[client], scopes="a b", prefers=list(issuers)) == plain
     assert Application("V", clients=iter([client]), scopes=dict.fromkeys("ab"), prefers=iter(issuers)) == plain
     assert Application("V").scopes is None
+
+
+def test_an_application_says_at_once_what_it_is_not_made_of() -> None:
+    given: Any = Client("id")
+    with pytest.raises(LocalProtocolError, match=r"a list, also where there is one: clients=\[OAuthClient"):
+        Application("V", clients=given)
+    for grant in ("client_credentials", ClientCredentials, None):
+        given = grant
+        with pytest.raises(LocalProtocolError, match=r"such as ClientCredentials\(\), not .*"):
+            Application("V", grant=given)
 
 
 # Several processes of one application.

@@ -352,13 +352,24 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     visitor._note(deeds)
     assert visitor.call() == 200
     assert len(server.of("register")) == 2
+    # A page that could not be shown says nothing of the user, and may have been of such a client too.
+    server.tokens.clear()
+    flow, deeds = upto(visitor, 3)
+    assert isinstance(deeds[-1], OpenBrowser)
+    *_, last = deeds = visitor.authorizer.receive(flow, GivenUp("no screen", at_fault=True), NOW)
+    assert isinstance(last, Failed)
+    assert last.error.blame is Blame.APPLICATION
+    assert "no screen" in str(last.error)
+    visitor._note(deeds)
+    assert visitor.call() == 200
+    assert len(server.of("register")) == 3
     # The same, said in so many words.
     server.tokens.clear()
     server.denies = {"error": "unauthorized_client"}
     assert failed(visitor).blame is Blame.APPLICATION
     server.denies = {}
     assert visitor.call() == 200
-    assert len(server.of("register")) == 3
+    assert len(server.of("register")) == 4
 
 
 @pytest.mark.parametrize("told_by", ["browser", "token endpoint"])

@@ -216,6 +216,15 @@ def test_without_a_token_a_client_is_told_where_to_get_one_and_of_no_error(heade
     assert json.loads(reply.body)["error"]["code"] == -32600
 
 
+def test_a_client_that_binds_its_tokens_to_a_key_is_told_that_they_are_not_taken_here() -> None:
+    reply = server().token(get("/mcp", Authorization="DPoP secret"), ())
+    assert isinstance(reply, Reply)
+    assert reply.status == 401
+    assert json.loads(reply.body)["error"]["message"] == (
+        "a token that is bound to a key (DPoP) came; send one as Authorization: Bearer"
+    )
+
+
 def test_without_scopes_a_challenge_names_none() -> None:
     assert challenge(server().token(get("/mcp"), ())) == (
         f'Bearer resource_metadata="https://mcp.example.com{WELL_KNOWN}/mcp"'

@@ -95,6 +95,8 @@ Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | W
 
 
 def _clients(given: Iterable[Client]) -> tuple[Client, ...]:
+    if isinstance(given, Client):
+        raise LocalProtocolError("clients is a list, also where there is one: clients=[OAuthClient(...)]")
     return tuple(given)
 
 
@@ -134,6 +136,8 @@ class Application:
         return not isinstance(self.grant, AuthorizationCode)
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.grant, Grant):
+            raise LocalProtocolError(f"a grant is one such as ClientCredentials(), not {self.grant!r}")
         if self.document_url is not None and (fault := client_id_fault(self.document_url)):
             raise LocalProtocolError(f"the document_url {shown(self.document_url)} {fault}")
         if self.dpop is not None and not self.dpop.jwk:

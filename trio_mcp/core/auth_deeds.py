@@ -131,9 +131,13 @@ class Asserted:
 
 @record
 class GivenUp:
-    """The user, or the application, will not answer.  `why` will be shown."""
+    """There will be no answer, and `why` will be shown.
+
+    While the user is waited for, that is the user's to mend, unless the application is `at_fault`.
+    """
 
     why: str
+    at_fault: bool = False
 
 
 Heard: TypeAlias = Replied | Unsent | Listening | Returned | Asserted | GivenUp

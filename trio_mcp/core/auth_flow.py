@@ -351,8 +351,8 @@ class Flow:
 
     def _judge(self, heard: Heard, now: float) -> Found | None:
         match heard:
-            case GivenUp(why=why):
-                raise self._given_up(why)
+            case GivenUp():
+                raise self._given_up(heard)
             case Replied() | Unsent() if self.step is Step.RESOURCE:
                 return self._find_resource(heard)
             case Replied() | Unsent() if self.step is Step.SERVER:
@@ -374,14 +374,16 @@ class Flow:
             case _:
                 return self._take_assertion(heard.assertion)
 
-    def _given_up(self, why: str) -> AuthorizationFailed:
+    def _given_up(self, heard: GivenUp) -> AuthorizationFailed:
+        why = heard.why
         if self.step is Step.BROWSER:
             # A server that has lost the registration shows the user an error, and sends nobody back.
             if self._reused:
                 self._forget_client()
-            return AuthorizationFailed(
-                Blame.USER, f"{shown(self._issuer)} was not told to give a token: {why}", "it must be allowed there"
-            )
+            if not heard.at_fault:
+                return AuthorizationFailed(
+                    Blame.USER, f"{shown(self._issuer)} was not told to give a token: {why}", "it must be allowed there"
+                )
         return AuthorizationFailed(Blame.APPLICATION, f"the authorization was given up: {why}", "it can be begun anew")
 
     def _learn_from(self, refusal: AuthorizationFailed) -> None:

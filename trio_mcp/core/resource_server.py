@@ -201,7 +201,8 @@ class ResourceServer:
             )
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return self._challenge(401, "no access token came; send one as Authorization: Bearer", cors)
+            came = "a token that is bound to a key (DPoP)" if scheme.lower() == "dpop" else "no access token"
+            return self._challenge(401, f"{came} came; send one as Authorization: Bearer", cors)
         token = token.strip(" ")
         if not _TOKEN.fullmatch(token):
             return self._malformed("the Authorization header is Bearer, and one token after it", cors)
