@@ -33,7 +33,7 @@ from trio_mcp import Principal
 
 from .kept import Access, Asked, Client, Grant, Once, Shelf, hashed
 from .upstream import Down, Refused, Tokens, Upstream
-from .wire import LOOPBACK, NEVER, PAGE, Fault, body_of, fields_of, may_be_returned_to
+from .wire import LOOPBACK, NEVER, PAGE, Fault, body_of, fields_of, may_be_returned_to, page
 
 METHODS = ("none", "client_secret_post", "client_secret_basic")
 GRANTS = ("authorization_code", "refresh_token")
@@ -141,24 +141,25 @@ class Proxy:
         scopes = wanted or tuple(self.scopes)[:1]
         browser = request.cookies.get(COOKIE) or secrets.token_urlsafe(32)
         asked = Asked(client, redirect_uri, fields.get("state"), fields["code_challenge"], scopes, hashed(browser))
-        page = HTMLResponse(self._question(asked, self.tickets.add(asked)), headers=PAGE)
-        page.set_cookie(COOKIE, browser, secure=True, httponly=True, samesite="lax")
-        return page
+        answer = HTMLResponse(self._question(asked, self.tickets.add(asked)), headers=PAGE)
+        answer.set_cookie(COOKIE, browser, secure=True, httponly=True, samesite="lax")
+        return answer
 
     def _question(self, asked: Asked, ticket: str) -> str:
         """It is asked each time: what one user allowed a program says nothing of who has sent the next request."""
         host = urlsplit(asked.redirect_uri).hostname
-        where = f"You will be sent to <b>{escape(asked.redirect_uri.partition('?')[0])}</b>"
+        where = f"You will be sent to <b>{escape(asked.redirect_uri.partition('?')[0])}</b>."
         if host in LOOPBACK:
-            where += ", which is whatever program listens there <b>on this computer</b>. Have you just started one?"
+            where += " That is whatever program listens there <b>on this computer</b>. Have you just started one?"
         things = "".join(f"<li>{escape(self.scopes[each])}</li>" for each in asked.scopes)
-        return (
-            f"<!doctype html><title>Allow this?</title><h1>{escape(asked.client.name)} asks for access</h1>"
+        return page(
+            "Allow this?",
+            f"<h1>{escape(asked.client.name)} asks for access</h1>"
             f"<p>That is how it calls itself; nobody has checked it.</p><p>It wants to</p><ul>{things}</ul>"
-            f'<p>{where}.</p><form method="post" action="/consent">'
+            f'<p>{where}</p><form method="post" action="/consent">'
             f'<input type="hidden" name="ticket" value="{escape(ticket)}">'
             '<button name="decision" value="allow">Allow</button> <button name="decision" value="deny">Deny</button>'
-            "</form>"
+            "</form>",
         )
 
     async def consent(self, request: Request) -> Response:

@@ -12,7 +12,15 @@ MOST = 64 * 1024  # bytes of a request
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NEVER = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 # A page in a frame could be clicked without being seen.
-PAGE = {**NEVER, "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'", "X-Frame-Options": "DENY"}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+PAGE = {**NEVER, "Content-Security-Policy": POLICY, "X-Frame-Options": "DENY"}
+STYLE = """
+  :root { color-scheme: light dark }
+  body { font: 1.1rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 10vh auto 0; padding: 0 1.5rem }
+  h1 { font-size: 1.4rem }
+  h1, p { overflow-wrap: anywhere }
+  button { font: inherit; padding: .4rem 1.2rem }
+"""
 
 
 class Fault(Exception):
@@ -54,11 +62,19 @@ def fields_of(text: str) -> dict[str, str]:
     return fields
 
 
+def page(title: str, body: str) -> str:
+    """What is in `body` is HTML, and what others have said in it is escaped."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>{body}</html>"
+    )
+
+
 def refusal(request: Request, fault: Exception) -> Response:
     """A page for those in a browser, which is not sent anywhere, and JSON for programs."""
     assert isinstance(fault, Fault)
     if request.url.path in ("/authorize", "/consent", "/callback"):
-        return HTMLResponse(f"<!doctype html><title>Sorry</title><p>{escape(fault.why)}</p>", fault.status, PAGE)
+        return HTMLResponse(page("Sorry", f"<h1>Sorry</h1><p>{escape(fault.why)}</p>"), fault.status, PAGE)
     said = {"error": fault.error, "error_description": fault.why}
     known = {"WWW-Authenticate": "Basic"} if fault.status == 401 else {}
     return JSONResponse(said, fault.status, {**NEVER, **known})
