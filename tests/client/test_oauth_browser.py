@@ -174,7 +174,7 @@ async def test_a_redirect_uri_that_is_taken_is_said() -> None:
 async def test_a_user_who_never_comes_back_is_waited_for_so_long(autojump_clock: trio.testing.MockClock) -> None:
     async with quiet(), town() as at:
         start = trio.current_time()
-        with pytest.raises(AuthorizationFailed, match=r"nobody has come back to http://.* within 120 seconds") as failed:
+        with pytest.raises(AuthorizationFailed, match=r"come back to http://.* within 120 seconds") as failed:
             async with at.client(at.auth(**by(at.pages.append, user_seconds=120))):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.USER
