@@ -48,6 +48,7 @@ from trio_mcp.core.headers import (
     SESSION_ID,
     Fields,
     Mirror,
+    blotted,
 )
 from trio_mcp.core.http_client import (
     Accepted,
@@ -362,19 +363,21 @@ class Posts:
         async with self._pool.request(exchange.method, exchange.url, fields, body, replayable=replayable) as reply:
             if credentials is not None:
                 credentials.replied(reply.status, reply.headers)
-            verdict = await self._judge(exchange, reply)
+            verdict = await self._judge(exchange, reply, fields)
             if isinstance(verdict, Streaming):
                 assert listen is not None  # or nothing would be answered by a stream
                 await listen(exchange, reply)
         return reply.status, verdict
 
-    async def _judge(self, exchange: Exchange, reply: HttpReply) -> ReplyVerdict:
+    async def _judge(self, exchange: Exchange, reply: HttpReply, sent: Fields) -> ReplyVerdict:
         body = b""
         good = 200 <= reply.status < 300
         if good and exchange.method == "POST" and (exchange.sse or not exchange.asked):
             await drain(reply)  # it says no more than its status
         elif not good or kind_of(reply.headers) != EVENT_STREAM:
             body = await reply.read(self._limits.message_bytes)
+        if not good:
+            body = blotted(body, sent)
         verdict = read_reply(exchange, reply.status, reply.headers, body, self._limits)
         if isinstance(verdict, Received | Streaming) and verdict.session is not None:
             self._id = verdict.session

@@ -223,7 +223,7 @@ class Run:
         try:
             came = callback(*args)
             return await came if inspect.isawaitable(came) else came
-        except Exception as error:  # noqa: BLE001  # it is the program's, and may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the program's; no system task may be left by it
             self._trouble = error
             return GivenUp(f"the callback {name} has failed ({type(error).__name__})", at_fault=True)
 

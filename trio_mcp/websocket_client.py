@@ -20,7 +20,7 @@ import trio
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
-from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.headers import Fields, Headers, blotted
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, Origin, Proxies, dial, locate
 from trio_mcp.outbox import CLOSING, GONE
@@ -62,7 +62,7 @@ async def dial_websocket(
     with trio.move_on_after(CONNECTING):
         stream = await _connected(origin, ssl_context, limits)
         try:
-            return stream, await _agreed(stream, name, request, http, key)
+            return stream, await _agreed(stream, name, request, http, key, headers)
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -134,7 +134,9 @@ async def _connected(origin: Origin, ssl_context: ssl.SSLContext | None, limits:
 # What is answered.
 
 
-async def _agreed(stream: trio.abc.Stream, name: str, request: bytes, http: h11.Connection, key: bytes) -> bytes:
+async def _agreed(
+    stream: trio.abc.Stream, name: str, request: bytes, http: h11.Connection, key: bytes, sent: Fields
+) -> bytes:
     """Open the WebSocket; what is returned came after the server's consent, and is of it."""
     try:
         await stream.send_all(request)
@@ -149,6 +151,7 @@ async def _agreed(stream: trio.abc.Stream, name: str, request: bytes, http: h11.
         why = "it speaks TLS, so use wss://" if tls else shown(str(error))
         raise RemoteProtocolError(f"{name} gave no answer to the handshake: {why}") from error
     if status != 101:
+        rest = blotted(rest, sent)
         why = f": {shown(rest.decode(errors='replace'), _SHOWN)}" if rest else ""
         if 300 <= status < 400:
             why = "; it has moved, and nothing is followed here: open the URL in its Location header"

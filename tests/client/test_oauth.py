@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -642,6 +643,24 @@ async def test_no_secret_is_in_a_log_a_repr_or_an_error(
         said = caplog.text + "".join(reprs) + "".join(errors)
         assert not [each for each in secrets if each in said]
         assert len(secrets) >= 7
+
+
+@req("auth-22")
+@pytest.mark.parametrize("transport", ["http", "http+sse", "websocket"])
+async def test_a_token_that_a_server_repeats_in_its_refusal_is_not_shown(
+    transport: str, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        words = f"Whoever has {asked.headers['Authorization']} may not come in"
+        await out.reply(403, words.encode(), {"WWW-Authenticate": "Bearer"}, "text/plain")
+
+    async with quiet(), town(transport, front=lambda at: at.door(play)) as at:
+        with pytest.raises(AuthorizationFailed) as failed:
+            async with at.client():
+                raise AssertionError("it was opened")
+        assert "Bearer [secret] may not come in" in str(failed.value.__cause__)
+        (token,) = at.authority.tokens
+        assert token not in "".join(traceback.format_exception(failed.value))
 
 
 async def test_the_tap_sees_nothing_of_the_authorization_server(autojump_clock: MockClock) -> None:

@@ -313,18 +313,21 @@ async def test_what_went_wrong_on_the_way_is_not_the_cause_of_what_came_later(au
         assert isinstance(failed.value.__cause__, Unauthorized)
 
 
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
 @pytest.mark.parametrize("name", ["browser", "visit"])
-async def test_a_callback_that_fails_is_the_cause(name: str, autojump_clock: MockClock) -> None:
+async def test_a_callback_that_fails_is_the_cause(
+    name: str, kind: type[BaseException], autojump_clock: MockClock
+) -> None:
     def failing(url: str) -> str:
-        raise KeyError("Geheim")
+        raise kind("Geheim")
 
     async with quiet(), town() as at:
         callbacks = {"visit": None, "redirect_uri": None, "browser": failing} if name == "browser" else {name: failing}
-        with pytest.raises(AuthorizationFailed, match=f"the callback {name} has failed .KeyError") as failed:
+        with pytest.raises(AuthorizationFailed, match=f"the callback {name} has failed .{kind.__name__}") as failed:
             async with at.client(at.auth(**callbacks)):
                 raise AssertionError("it was opened")
         assert failed.value.blame is Blame.APPLICATION
-        assert isinstance(failed.value.__cause__, KeyError)
+        assert isinstance(failed.value.__cause__, kind)
         assert "Geheim" not in str(failed.value)
 
 

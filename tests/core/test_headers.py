@@ -16,8 +16,10 @@ from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.headers import (
     NAMED_BY,
     AllowList,
+    Fields,
     Headers,
     Mirror,
+    blotted,
     cors_headers,
     decode_value,
     encode_value,
@@ -558,3 +560,17 @@ def test_an_accept_is_understood_however_long_it_is() -> None:
         assert quality(f"{long}, application/json;q=0.5", "application/json") == 0.5
         assert quality("application/json;q=0.5", "application/json") == 0.5
         assert quality(long, "application/json") == 0
+
+
+@req("auth-22")
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ((("Accept", "a.b.c"), ("authorization", "Bearer a.b.c")), b"no [secret] here"),
+        ((("Authorization", "a.b.c"),), b"no [secret] here"),
+        ((("X-Other", "a.b.c"), ("Authorization", "Bearer ")), b"no a.b.c here"),
+        ((), b"no a.b.c here"),
+    ],
+)
+def test_what_was_sent_as_credentials_is_not_shown(sent: Fields, shown: bytes) -> None:
+    assert blotted(b"no a.b.c here", sent) == shown

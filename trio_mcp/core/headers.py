@@ -30,7 +30,7 @@ from trio_mcp.core.records import record
 
 __all__ = [
     "DRAFT_HEADER_MISMATCH", "EVENT_STREAM", "JSON", "LAST_EVENT_ID", "METHOD", "NAME", "NAMED_BY", "PARAM_PREFIX",
-    "PROTOCOL_VERSION", "SESSION_ID", "AllowList", "Fields", "Headers", "Mirror", "Mirrors", "RawFields",
+    "PROTOCOL_VERSION", "SESSION_ID", "AllowList", "Fields", "Headers", "Mirror", "Mirrors", "RawFields", "blotted",
     "cors_headers", "decode_value", "encode_value", "find_mirrors", "is_json", "is_session_id", "media_type",
     "mirror_fault", "mirrored", "preflight_headers", "quality", "reply_headers", "standard_fault", "standard_headers",
 ]  # fmt: skip
@@ -295,6 +295,15 @@ def reply_headers(cors: Fields, *, stream: bool, session: str | None = None) -> 
 _SENTINEL, _SENTINEL_END = "=?base64?", "?="
 _plain = re.compile(r"(?! )[ -~]*(?<! )").fullmatch
 _FIELD_VALUE = re.compile(r"[\t -~]*")
+
+
+def blotted(body: bytes, sent: Fields) -> bytes:
+    """auth-22: what a server says of a request, without the credentials that it may repeat of what was sent."""
+    for name, value in sent:
+        secret = value.rpartition(" ")[2]
+        if name.lower() == "authorization" and secret:
+            body = body.replace(secret.encode("latin-1", "replace"), b"[secret]")
+    return body
 
 
 def encode_value(text: str) -> str:
