@@ -119,7 +119,9 @@ class FileTokenStore:
 
     def _update(self, server_url: str, entry: JsonObject | None) -> None:
         """Raises BlockingIOError while somebody else writes."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in reversed(self._path.parents):  # mkdir(parents=True) would leave all but the last to the umask
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,13 +67,14 @@ async def test_what_was_set_last_is_there(store: TokenStore) -> None:
 @req("auth-22")
 async def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     # A new folder would be one that nobody can enter.
-    folder = tmp_path if umask == 0o777 else tmp_path / "new"
+    folder = tmp_path if umask == 0o777 else tmp_path / "brand" / "new"
     store = FileTokenStore(folder / "tokens.json")
     for _ in range(2):
         await store.set(URL, ENTRY)
         assert names_in(folder) == ["tokens.json", "tokens.json.lock"]
         assert mode_of(folder / "tokens.json") == 0o600
         assert mode_of(folder) == 0o700
+        assert umask == 0o777 or mode_of(folder.parent) == 0o700
     assert await store.get(URL) == ENTRY
 
 
