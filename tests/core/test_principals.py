@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,6 +28,13 @@ def test_a_principal_has_a_name(name: Any) -> None:
 def test_the_scopes_of_a_principal_are_no_text(scopes: Any) -> None:
     with pytest.raises(LocalProtocolError, match="list of names"):
         Principal("ada", scopes)
+
+
+@pytest.mark.parametrize("expires", ["2030-01-01", math.nan, True])
+def test_a_token_ends_at_a_time(expires: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="seconds since 1970"):
+        Principal("ada", (), expires)
+    assert Principal("ada", (), math.inf).expires == math.inf
 
 
 @pytest.mark.parametrize(

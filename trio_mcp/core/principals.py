@@ -6,6 +6,7 @@ Scopes are names whose meaning is the author's own.  Nothing here knows where a 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -40,6 +41,12 @@ def _name(principal: Principal, field: Any, name: Any) -> None:
         raise LocalProtocolError(f"a principal has a stable name, a str that is not empty; not {type(name).__name__}")
 
 
+def _expires(principal: Principal, field: Any, expires: Any) -> None:
+    # What is no number is neither before nor after anything, and the token would be good for ever.
+    if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
+        raise LocalProtocolError(f"expires is a time in seconds since 1970, or None; not {expires!r}")
+
+
 @record
 class Principal:
     """Who holds an access token, as its verification found.
@@ -51,7 +58,7 @@ class Principal:
 
     name: str = attrs.field(validator=_name)
     scopes: frozenset[str] = attrs.field(default=(), converter=_scopes)
-    expires: float | None = None
+    expires: float | None = attrs.field(default=None, validator=_expires)
     claims: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
 
