@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.client.oauth_town import town
 from tests.http.client import request
 from tests.http.served import served
-from trio_mcp import Context, Server, open_client, serve_http
+from trio_mcp import Application, Context, OAuth, Server, open_client, serve_http
 from trio_mcp.client import Client
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
@@ -156,6 +157,31 @@ async def _() -> str:
     return await posted("/other", Mcp_Method="tools/list")
 
 
+def clerk() -> Server:
+    server = shop()
+    server.protect(
+        verify=lambda token: None, resource="https://a.example/mcp", authorization_servers=["https://b.example"]
+    )
+    return server
+
+
+async def refused(**headers: str) -> str:
+    async with served(clerk(), path="/mcp") as web:
+        answer = await web.post(request("tools/list", revision="2026-07-28"), revision="2026-07-28", headers=headers)
+        assert answer.status == 401
+        return str(answer.json["error"]["message"])
+
+
+@said_by("no access token came")
+async def _() -> str:
+    return await refused()
+
+
+@said_by("the access token is not accepted")
+async def _() -> str:
+    return await refused(Authorization="Bearer a-secret")
+
+
 # In calls.
 
 
@@ -209,6 +235,33 @@ async def _() -> None:
     async with open_client(shop()) as client:
         pass
     await client.call_tool("add", {"a": 1})
+
+
+# Access.
+
+
+async def denied(application: str | Application = "Visitor", scopes: tuple[str, ...] = (), **settings: Any) -> None:
+    """What a client comes to that is given these options, at authorization servers with these settings."""
+    options = {name: settings.pop(name) for name in ("visit", "browser", "user_seconds") if name in settings}
+    if "browser" in options:
+        options |= {"visit": None, "redirect_uri": None}
+    satisfied = settings.pop("satisfied", True)
+    async with town(scopes=scopes, **settings) as at:
+        at.satisfied = satisfied
+        async with at.client(at.auth(application, **options)):
+            pass
+
+
+@said_by("tokens are not sent")
+async def _() -> None:
+    OAuth("Visitor").at("http://127.0.0.1:3000/mcp")
+
+
+said_by("… was not told to give a token: nobody")(lambda: denied(browser=lambda url: None, user_seconds=0.001))
+said_by("… was not told to give a token: what")(lambda: denied(visit=lambda url: "the-code"))
+said_by("the application has no client id")(lambda: denied(registers=False))
+said_by("the MCP server refused")(lambda: denied(satisfied=False))
+said_by("this request needs the scopes")(lambda: denied(scopes=("notes:write",), withholds=("notes:write",)))
 
 
 def test_every_error_of_the_page_is_tried() -> None:

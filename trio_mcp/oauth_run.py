@@ -193,7 +193,7 @@ class Run:
         with suppress(ValueError):
             query = urlsplit(came.strip()).query
         if not query:
-            return GivenUp(f"what visit gave is not {wanted}, which is {self._oauth.redirect_uri}?... with an answer")
+            return GivenUp(f"what visit gave is not {wanted}, which begins with {self._oauth.redirect_uri}?")
         return Returned(query)
 
     async def _wait_on(self) -> Heard:

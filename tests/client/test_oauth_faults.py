@@ -336,7 +336,7 @@ async def test_a_callback_that_fails_is_the_cause(
     [
         (None, "NoneType instead of the URL"),
         ("http://x/?code=1&state=wrong", "another request"),
-        ("nothing", "not the URL that the browser was sent back to, which is http"),
+        ("nothing", "not the URL that the browser was sent back to, which begins with http"),
         ("http://[x/?code=1", "not the URL"),
     ],
 )
