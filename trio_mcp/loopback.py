@@ -50,7 +50,7 @@ async def open_in_browser(url: str) -> None:
     except (webbrowser.Error, OSError):
         opened = False
     if not opened:
-        sys.stderr.write(f"Open this page in a browser, and allow what it asks for:\n{url}\n")
+        sys.stderr.write(f"Open this page in a browser on this machine, and allow what it asks for:\n{url}\n")
         sys.stderr.flush()
 
 

@@ -118,7 +118,9 @@ class OAuth:
             if not (callback is None or callable(callback)):
                 raise LocalProtocolError(f"{name} is a function, not {type(callback).__name__}")
         if not (store is None or all(callable(getattr(store, name, None)) for name in ("get", "set"))):
-            raise LocalProtocolError(f"a store is one such as FileTokenStore(path), not {type(store).__name__}")
+            raise LocalProtocolError(
+                f"a store has get and set, as FileTokenStore(path) has; {type(store).__name__} has not"
+            )
         _check_redirect(redirect_uri, visit)
         check_seconds("user_seconds", user_seconds)
         vouched = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)

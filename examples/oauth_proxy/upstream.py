@@ -45,9 +45,12 @@ class Upstream:
     @classmethod
     async def discover(cls, issuer: str, client_id: str, client_secret: str, redirect_uri: str) -> "Upstream":
         """Its metadata has to be its own, or its answers could come from anywhere.  Raises `Refused` and `Down`."""
-        status, metadata = await _ask("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        if status != 200 or metadata.get("issuer") != issuer:
-            raise Refused(f"{issuer} publishes no metadata of its own")
+        url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+        status, metadata = await _ask("GET", url)
+        if status != 200:
+            raise Refused(f"there is no metadata at {url} (status {status})")
+        if (itself := metadata.get("issuer")) != issuer:
+            raise Refused(f"the metadata at {url} is that of {itself!r}; the issuer has to be the same, to the letter")
         if "S256" not in metadata.get("code_challenge_methods_supported", ()):
             raise Refused(f"{issuer} does not say that it has PKCE")
         if lacking := [each for each in NEEDED if not isinstance(metadata.get(each), str)]:
@@ -139,7 +142,7 @@ def _ask_in_thread(
         answer = connection.getresponse()
         said = json.loads(answer.read(MOST) or b"{}")
     except (OSError, HTTPException) as error:
-        raise Down(f"the provider cannot be reached: {type(error).__name__}") from error
+        raise Down(f"the provider cannot be reached at {parts.netloc}: {type(error).__name__}") from error
     except (ValueError, RecursionError):
         said = None
     finally:

@@ -584,7 +584,7 @@ def test_what_is_no_authorization_is_named_without_its_value() -> None:
         ({"application": 7}, "a name or an Application, not int"),
         ({"visit": "x", "redirect_uri": CALLBACK}, "visit is a function"),
         ({"browser": "x"}, "browser is a function"),
-        ({"store": "tokens.json"}, r"such as FileTokenStore\(path\), not str"),
+        ({"store": "tokens.json"}, r"as FileTokenStore\(path\) has; str has not"),
         ({"visit": print}, "takes a redirect_uri"),
         ({"redirect_uri": "http://app.example/callback"}, "is not https"),
         ({"redirect_uri": "https://app.example/callback"}, "with visit, something else may"),

@@ -458,14 +458,20 @@ async def test_a_provider_that_fails_costs_this_flow_only(
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [{"issuer": "https://evil.example"}, {"code_challenge_methods_supported": ["plain"]}, {"userinfo_endpoint": None}],
+    ("metadata", "why"),
+    [
+        ({"issuer": "https://evil.example"}, "that of 'https://evil.example'; the issuer has to be the same"),
+        ({"code_challenge_methods_supported": ["plain"]}, "does not say that it has PKCE"),
+        ({"userinfo_endpoint": None}, "has no userinfo_endpoint"),
+    ],
 )
-async def test_a_provider_has_its_own_metadata_and_pkce(metadata: dict[str, Any]) -> None:
+async def test_a_provider_has_its_own_metadata_and_pkce(metadata: dict[str, Any], why: str) -> None:
     metadata = {"userinfo_endpoint": "https://evil.example/userinfo", **metadata}
     async with auth_site(path="/.well-known/openid-configuration", metadata=metadata) as site:
-        with pytest.raises(upstream.Refused):
+        with pytest.raises(upstream.Refused, match=why):
             await upstream.Upstream.discover(site.issuer, "proxy", SECRET, f"{PUBLIC}/callback")
+        with pytest.raises(upstream.Refused, match=r"there is no metadata at .* .status 404"):
+            await upstream.Upstream.discover(f"{site.issuer}/other", "proxy", SECRET, f"{PUBLIC}/callback")
     with pytest.raises(upstream.Refused, match="not https"):
         await upstream.Upstream.discover("http://login.example.com", "proxy", SECRET, f"{PUBLIC}/callback")
 
