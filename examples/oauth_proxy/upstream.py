@@ -69,7 +69,8 @@ class Upstream:
             "code_challenge": challenge,
             "code_challenge_method": "S256",
         }
-        return f"{self.metadata['authorization_endpoint']}?{urlencode(fields)}"
+        endpoint = self.metadata["authorization_endpoint"]
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(fields)}"
 
     def has_sent(self, fields: Mapping[str, str]) -> bool:
         """Whether what the browser brings is its answer, and not that of another server (RFC 9207)."""
@@ -132,13 +133,14 @@ def _ask_in_thread(
     if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1"):
         raise Refused(f"{url} is not https")
     connection = (HTTPSConnection if parts.scheme == "https" else HTTPConnection)(parts.netloc, timeout=PATIENCE)
+    target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"  # some tell their tenants by a query
     headers = {"Accept": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     if form is not None:
         headers["Content-Type"] = "application/x-www-form-urlencoded"
     try:
-        connection.request(method, parts.path or "/", None if form is None else urlencode(form), headers)
+        connection.request(method, target, None if form is None else urlencode(form), headers)
         answer = connection.getresponse()
         said = json.loads(answer.read(MOST) or b"{}")
     except (OSError, HTTPException) as error:

@@ -22,6 +22,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.core.auth_server import AuthServer
 from tests.http.asgi_servers import hosted
 from tests.http.auth_site import AuthSite, auth_site
 from tests.http.client import Answer, Web, request
@@ -30,6 +31,7 @@ from tests.peers.programs.surf import Browser
 from tests.requirements import req
 from tests.server.test_example_servers import line_of, until_sigterm
 from trio_mcp import MemoryTokenStore, OAuth, open_client
+from trio_mcp.core.auth_deeds import Replied, SendRequest
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
 if EXAMPLES not in sys.path:
@@ -474,6 +476,25 @@ async def test_a_provider_has_its_own_metadata_and_pkce(metadata: dict[str, Any]
             await upstream.Upstream.discover(f"{site.issuer}/other", "proxy", SECRET, f"{PUBLIC}/callback")
     with pytest.raises(upstream.Refused, match="not https"):
         await upstream.Upstream.discover("http://login.example.com", "proxy", SECRET, f"{PUBLIC}/callback")
+
+
+async def test_the_endpoints_of_a_provider_may_have_a_query(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def answer(server: AuthServer, request: SendRequest) -> Replied:
+        asked.append(urlsplit(request.url)[2:4])
+        return answered(server, request)
+
+    answered = AuthServer.answer
+    async with house() as here:
+        for name in ("authorization", "token", "userinfo"):
+            here.proxy.upstream.metadata[f"{name}_endpoint"] += "?tenant=one"
+        monkeypatch.setattr(AuthServer, "answer", answer)
+        await here.code(await here.register())
+        assert asked == [("/token", "tenant=one"), ("/userinfo", "tenant=one")]
+        assert here.site.server.of("authorize")[0]["tenant"] == "one"
 
 
 # Codes and tokens.
