@@ -118,3 +118,10 @@ def test_a_row_can_be_measured(words: str, tmp_path: Path) -> None:
     assert row["row"] == words
     assert all(value > 0 for value in row["values"].values())
     assert row["values"].keys() == {"ours", "bare"}
+
+
+def test_words_after_the_subjects_are_no_subjects() -> None:
+    command = [sys.executable, "-m", "tests.bench", "--only", "ours", "bare", "stdio", "echo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "argument --only: invalid choice: 'stdio'" in done.stderr

@@ -59,7 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("words", nargs="*", help="of the names of rows")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
-    parser.add_argument("--only", nargs="+", default=None, metavar="SUBJECT", help="such as: --only ours bare")
+    known = sorted({subject for row in ROWS for subject in row.subjects})
+    parser.add_argument(
+        "--only", nargs="+", choices=known, metavar="SUBJECT", help=f"after the words, of {', '.join(known)}"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round, about")
     parser.add_argument("--json", metavar="FILE", help="write what was measured there, too")
