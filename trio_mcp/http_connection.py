@@ -386,11 +386,12 @@ class HttpConnection:
         """As `receive_some`.  There is mostly nothing yet, so it is waited for before it is asked for."""
         while self._socket is not None and self._socket.fileno() >= 0:
             await trio.lowlevel.wait_readable(self._socket)
-            with suppress(BlockingIOError):
-                try:
-                    return os.read(self._socket.fileno(), most)
-                except ConnectionError as error:
-                    raise trio.BrokenResourceError("the client has gone") from error
+            try:
+                return os.read(self._socket.fileno(), most)
+            except BlockingIOError:
+                continue
+            except OSError as error:  # it may also be out of reach
+                raise trio.BrokenResourceError("the client has gone") from error
         return bytes(await self._stream.receive_some(most))
 
     # Writing.

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -621,6 +622,25 @@ async def test_a_client_that_resets_its_connection_is_just_gone(caplog: pytest.L
         await link.aclose()
         await until(lambda: stage.log == ["begun", "cancelled"])
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ECONNRESET, errno.EBADF])
+async def test_a_client_that_is_out_of_reach_is_just_gone(
+    error: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(fd: int, most: int) -> bytes:
+        raise OSError(error, os.strerror(error))
+
+    stage = Stage()
+    async with listening(stage.server) as web:
+        link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
+        await stage.begun.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("trio_mcp.http_connection.os", SimpleNamespace(read=read, write=os.write, name=os.name))
+            await link.stream.send_all(b"x")
+            await until(lambda: stage.log == ["begun", "cancelled"])
+        await link.aclose()
     assert caplog.records == []
 
 
