@@ -90,7 +90,7 @@ class JwksVerifier:
         self._url = _checked(url, http_on_loopback)
         self._issuer = issuer
         self._audiences = frozenset(map(canonical, [audience] if isinstance(audience, str) else audience))
-        if not self._audiences or not issuer:
+        if not self._audiences or not all((*self._audiences, issuer)):
             raise LocalProtocolError("a token is verified for an issuer and an audience; say both")
         if unknown := set(algorithms) - _ALGORITHMS.keys():
             raise LocalProtocolError(f"{min(unknown)!r} is no algorithm for tokens; there are {', '.join(_ALGORITHMS)}")

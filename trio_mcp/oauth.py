@@ -21,6 +21,7 @@ its tap.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -359,7 +360,10 @@ async def _awaited(whose: str, call: Callable[..., Awaitable[T]], *args: Any) ->
     """What a callback of the program gives, in time; what it raises is an error of ours, with its own as the cause."""
     with trio.move_on_after(_STORING):
         try:
-            return await call(*args)
+            came = call(*args)
+            if not inspect.isawaitable(came):
+                raise LocalProtocolError(f"{whose} is awaited: its get and set are to be async def")
+            return await came
         except McpError:
             raise
         except Exception as error:

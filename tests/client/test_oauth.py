@@ -363,6 +363,19 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
         assert "Geheim" not in str(failed.value)
 
 
+async def test_a_store_that_does_not_wait_is_told_to(autojump_clock: MockClock) -> None:
+    class Plain:
+        def get(self, server_url: str) -> None: ...
+
+        def set(self, server_url: str, entry: object) -> None: ...
+
+    store: Any = Plain()
+    async with quiet(), town() as at:
+        with pytest.raises(LocalProtocolError, match="get and set are to be async def"):
+            async with at.client(at.auth(store=store)):
+                raise AssertionError("it was opened")
+
+
 async def test_tokens_that_cannot_be_stored_are_not_given_up_for_those_that_were(autojump_clock: MockClock) -> None:
     store = Store()
     async with quiet(), town() as at:

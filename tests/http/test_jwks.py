@@ -428,6 +428,8 @@ async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
         ({"url": "http://auth.example.com/jwks"}, "https"),
         ({"url": "auth.example.com"}, "not understood"),
         ({"audience": []}, "an audience"),
+        ({"audience": ""}, "an audience"),
+        ({"audience": [AT, ""]}, "an audience"),
         ({"issuer": ""}, "an issuer"),
         ({"algorithms": ["RS256", "HS256"]}, "'HS256' is no algorithm"),
         ({"algorithms": ["none"]}, "'none' is no algorithm"),
