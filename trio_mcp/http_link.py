@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, SessionLost, repeated
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.http_client import (
@@ -176,7 +176,7 @@ class HttpLink(Posts):
             try:
                 verdict = await self._ask(get, listen, after=plan.last_event_id)
             except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
-                if isinstance(error, AuthorizationFailed) and error.blame is not Blame.NETWORK:
+                if isinstance(error, AuthorizationFailed) and not error.passes:
                     raise
                 stream.broken = error
                 plan = stream.resumption.ended()

@@ -23,6 +23,7 @@ from trio_mcp.answering import Answering
 from trio_mcp.asked import PageRequest
 from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, failure_of, repeated
 from trio_mcp.connecting import Connection, Hold, Manner
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed
@@ -237,6 +238,8 @@ class Keeper:
                 await self._attempt()
             if self._connection is not lost:
                 return
+            if isinstance(self._unopened, AuthorizationFailed) and not self._unopened.passes:
+                break  # nobody is asked again who has said no, before somebody calls
         self.listening.lost(failure if self._unopened is None else self._not_renewed)
 
     async def _attempt(self) -> None:

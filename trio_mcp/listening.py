@@ -38,6 +38,7 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated, worn_out
+from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import METHOD_NOT_FOUND, LocalProtocolError, McpError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.listen import (
@@ -209,7 +210,8 @@ class Changes:
 
     def _break(self, failure: Failure, method: str) -> None:
         """The session goes on, without this."""
-        if isinstance(failure(), _FINAL):
+        error = failure()
+        if isinstance(error, _FINAL) or (isinstance(error, AuthorizationFailed) and not error.passes):
             self._close(failure)
             return
         now = trio.current_time()

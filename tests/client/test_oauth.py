@@ -812,6 +812,49 @@ async def nothing(asked: Asked, out: Out) -> None:
     await out.reply(405 if asked.method == "GET" else 400)
 
 
+async def test_who_has_said_no_is_not_asked_again_for_a_session_that_nobody_uses(autojump_clock: MockClock) -> None:
+    async with quiet(), town("http+sse", lifetime=100) as at, at.client(revision=D) as client:
+        await add(client)
+        at.expire()
+        at.authority.refresh_tokens.clear()
+        at.authority.denies = {"error": "access_denied"}
+        at.now += 3600
+        await trio.sleep(3600)  # the stream ends with its token
+        assert len(at.pages) == 2
+        at.authority.denies = {}
+        await add(client)
+
+
+async def test_who_has_said_no_is_not_asked_again_for_a_stream(autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        raise AssertionError("it has no token")
+
+    async with quiet(), town(front=lambda at: modern(at.door(play))) as at, at.client(revision=E) as client:
+        at.authority.denies = {"error": "access_denied"}
+        with pytest.raises(AuthorizationFailed):
+            async with client.listen(tools=True) as changes:
+                await anext(changes)
+        assert len(at.pages) == 1
+
+
+async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock: MockClock) -> None:
+    server = build()
+
+    async def fail(request: SendRequest) -> None:
+        failed.append(request.url)
+        if len(failed) < 3:
+            raise EOFError
+
+    failed: list[str] = []
+    async with quiet(), town("http", server) as at, at.client(revision=E) as client:
+        at.expire()
+        at.before = fail
+        async with client.listen(tools=True) as changes:
+            assert len(failed) == 3
+            server.changed("tools")
+            assert (await anext(changes)).kind is Kind.TOOLS
+
+
 async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_user(autojump_clock: MockClock) -> None:
     async with quiet(), town() as at:
         async with at.client() as client:

@@ -726,3 +726,8 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
     assert {each for each in refused if "cannot be read" not in each or "example" in each} == set()
     for name in ("form", "registered", "authorization", "tokens", "client", "redirect_uris", "method", "expires_at"):
         assert [each for each in refused if f"'{name}'" in each]
+
+
+def test_what_passes_by_itself_is_no_matter_for_the_user() -> None:
+    passing = {blame for blame in Blame if AuthorizationFailed(blame, "why", "advice").passes}
+    assert passing == {Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER}

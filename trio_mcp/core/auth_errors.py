@@ -37,6 +37,11 @@ class AuthorizationFailed(McpError):
         self.why = why
         self.advice = advice
 
+    @property
+    def passes(self) -> bool:
+        """Whether to try again later may help by itself; else it asks the user once more, or changes nothing."""
+        return self.blame in (Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER)
+
 
 # What is shorter than this is found in ordinary words, and is no secret worth the name.
 _SECRET_LENGTH = 4
