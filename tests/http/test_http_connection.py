@@ -1409,7 +1409,7 @@ async def test_many_requests_that_come_together_do_not_hold_up_others() -> None:
         before = turns
         await ours.send_all(get() * 100)
         await read_bytes(ours, 100 * size)
-        assert turns - before > 100
+        assert turns - before >= 98  # one between any two, whoever is the first and the last of all
         nursery.cancel_scope.cancel()
 
 
