@@ -112,7 +112,7 @@ class Outbox(Generic[T]):
             self._spawn.start_soon(self._run, name="the writer of a connection")
 
     async def flush(self) -> None:
-        """As `wake`, but if nobody is writing, it is written here and now.  Always a checkpoint."""
+        """As `wake`, but if nobody is writing, it is written here and now."""
         if self._writing or not await self._write():
             await trio.lowlevel.checkpoint()
 
