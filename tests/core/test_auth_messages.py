@@ -36,6 +36,7 @@ from trio_mcp.core.auth_grants import (
     pending,
     read_return,
     read_tokens,
+    refused,
 )
 from trio_mcp.core.auth_places import (
     Rules,
@@ -731,3 +732,10 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
 def test_what_passes_by_itself_is_no_matter_for_the_user() -> None:
     passing = {blame for blame in Blame if AuthorizationFailed(blame, "why", "advice").passes}
     assert passing == {Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER}
+
+
+def test_of_a_refusal_only_words_are_repeated() -> None:
+    """Others could be nested so deep that they cannot be shown."""
+    said: Any = {"error": [[["x"]]], "error_description": {"y": "z"}}
+    assert str(refused(ISSUER, said, 400, ())) == f"'{ISSUER}' gave no token: 'status 400'; its operator can say why"
+    assert "status 400" in str(registration_refused(ISSUER, 400, said))

@@ -18,7 +18,7 @@ import attrs
 
 from trio_mcp.core.auth_challenge import scopes_of
 from trio_mcp.core.auth_documents import ServerDocument, read_seconds
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored, words_of
 from trio_mcp.core.auth_places import client_id_fault, is_loopback, redirect_fault
 from trio_mcp.core.auth_proofs import Entropy, Key, client_assertion
 from trio_mcp.core.errors import LocalProtocolError, shown
@@ -289,10 +289,8 @@ def _method(name: Json) -> Method | None:
 
 def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | None) -> AuthorizationFailed:
     """auth-94, auth-116: most are refused for their redirect URI, which is said."""
-    error = said.get("error") if said else None
-    words = said.get("error_description") if said else None
-    reason = censored(" ".join(str(each) for each in (error, words) if each) or f"status {status}", ())
-    if error == "invalid_redirect_uri":
+    reason = censored(words_of(said, status), ())
+    if said is not None and said.get("error") == "invalid_redirect_uri":
         advice = "it takes no redirect URIs such as the application's, which must use another or be registered by hand"
     else:
         advice = "register the application there by hand, and give it the client id"

@@ -8,11 +8,12 @@ of ours: `censored` takes out whatever the server has echoed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trio_mcp.core.errors import McpError, shown
+from trio_mcp.core.jsonrpc import Json
 
-__all__ = ["AuthorizationFailed", "Blame", "censored"]
+__all__ = ["AuthorizationFailed", "Blame", "censored", "words_of"]
 
 
 class Blame(enum.Enum):
@@ -54,3 +55,9 @@ def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> s
         if secret is not None and len(secret) >= _SECRET_LENGTH:
             said = said.replace(secret, "[secret]")
     return shown(said, limit)
+
+
+def words_of(said: Mapping[str, Json] | None, status: int) -> str:
+    """OAuth's name for a refusal and the words with it.  What is no text could be nested too deep to be shown."""
+    told = [] if said is None else [said.get(name) for name in ("error", "error_description")]
+    return ": ".join(each for each in told if isinstance(each, str) and each) or f"status {status}"

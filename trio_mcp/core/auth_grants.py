@@ -19,7 +19,7 @@ import attrs
 from trio_mcp.core.auth_challenge import BEARER, DPOP, scopes_of
 from trio_mcp.core.auth_clients import IdentityAssertion, is_printable
 from trio_mcp.core.auth_documents import ServerDocument, read_seconds
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
+from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored, words_of
 from trio_mcp.core.auth_proofs import Entropy, base64url, token_text
 from trio_mcp.core.auth_records import Tokens
 from trio_mcp.core.errors import shown
@@ -210,12 +210,10 @@ def refused(
 ) -> AuthorizationFailed:
     """What a server's refusal comes to; `said` is None where it was no JSON object."""
     error = said.get("error") if said else None
-    words = said.get("error_description") if said else None
-    reason = ": ".join(str(each) for each in (error, words) if each) or f"status {status}"
     code = error if isinstance(error, str) else ""
     blamed, advice = _MEANINGS.get(code, (None, "its operator can say why"))
     return AuthorizationFailed(
-        blamed or blame, f"{shown(issuer)} gave no token: {censored(reason, secrets)}", advice, code
+        blamed or blame, f"{shown(issuer)} gave no token: {censored(words_of(said, status), secrets)}", advice, code
     )
 
 
