@@ -28,6 +28,7 @@ class Frames:
     """
 
     why = "there are no frames any more"
+    stretch = None
 
     def __init__(self) -> None:
         self.ended = False

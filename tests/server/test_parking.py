@@ -182,12 +182,12 @@ async def test_nobody_is_told_of_progress_while_no_request_is_open(autojump_cloc
             for number in itertools.count():
                 with trio.testing.assert_checkpoints():
                     await ctx.progress(number)
-                await trio.sleep(0.5)
+                await trio.sleep(0.25)  # at no moment at which anything else begins or ends
                 with trio.testing.assert_checkpoints():
                     await ctx.log("error", number)
                 with pytest.raises(LocalProtocolError, match="no log level"):
                     await ctx.log("loud", number)  # type: ignore[arg-type]
-                await trio.sleep(0.5)
+                await trio.sleep(0.75)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(talk)
