@@ -792,7 +792,7 @@ def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[
             await works(server, wire)
 
     own = cancel_everywhere(scenario, watch="tools/call interrupted")
-    assert cancel_everywhere(scenario, watch=anything) > own > 5
+    assert cancel_everywhere(scenario, watch=anything) > own > 2  # reports in a row may share one turn
 
 
 @pytest.mark.slow
