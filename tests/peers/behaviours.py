@@ -32,7 +32,7 @@ roots              ``interop_roots``, of file:///srv/a (named "a") and file:///s
 20 at once         20 of ``interop_echo`` with delay_ms 200: how many came back the same
 tasks              not looked at yet: ``interop_task`` of 2 steps, called as a task: the text of its result
 end                closes; told after that: ``"clean"``.  If a server on stdio has not ended with status 0 then,
-                   the visit adds that: ``"clean, but the server ended with 143"``; so it does, over HTTP, with what
+                   the visit adds that: ``"clean, but the server ended with SIGTERM"``; so it does, over HTTP, with what
                    goes on there when the client has gone: ``"clean, but the server was left with 2 listeners"``
 =================  ====================================================================================================
 

@@ -16,7 +16,7 @@ FIRST_RELEASE = {
         "it does not declare it, so it is not asked, and the model reads why",
     ),
 }
-SIGNALS = Gap("clean, but the server ended with 143", "it does not close standard input, and sends SIGTERM at once")
+SIGNALS = Gap("clean, but the server ended with SIGTERM", "it does not close standard input, and sends SIGTERM at once")
 
 GAPS: dict[Pair, dict[str, Gap]] = {
     ("python-1.0.0", "stdio"): FIRST_RELEASE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -112,8 +113,29 @@ def witnessed(file: Path, script: str, do: Callable[[subprocess.Popen[str]], Non
 
 def test_a_witness_tells_how_a_server_on_stdio_has_ended(tmp_path: Path) -> None:
     assert witnessed(tmp_path / "by itself", "cat; exit 3") == "3"
-    assert witnessed(tmp_path / "told to", "exec sleep 60", subprocess.Popen.terminate) == str(-signal.SIGTERM)
+    assert witnessed(tmp_path / "told to", "exec sleep 60", subprocess.Popen.terminate) == "SIGTERM"
+    assert witnessed(tmp_path / "killed", "kill -TERM $$") == str(-signal.SIGTERM)
+
+
+HEEDS = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit({status}))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("status", "found"), [(0, "SIGTERM"), (143, "SIGTERM"), (1, "1")])
+def test_a_witness_tells_whether_a_server_has_heeded_sigterm(tmp_path: Path, status: int, found: str) -> None:
+    def tell(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        process.wait()  # before its input ends
+
+    script = shlex.join(["exec", sys.executable, "-c", HEEDS.format(status=status)])
+    assert witnessed(tmp_path / "ended", script, tell) == found
 
 
 def test_a_witness_passes_on_what_comes_while_it_starts_the_server(tmp_path: Path) -> None:
-    assert witnessed(tmp_path / "ended", "kill -TERM $PPID; exec sleep 60") == str(-signal.SIGTERM)
+    assert witnessed(tmp_path / "ended", "kill -TERM $PPID; exec sleep 60") == "SIGTERM"

@@ -8,7 +8,7 @@ from tests.peers.interop import NOTHING, Gap, Pair
 __all__ = ["GAPS"]
 
 OWN = Gap(-32602, "it gives its programs the code that this has in 2026-07-28, whatever the server sent")
-SIGNALS = Gap("clean, but the server ended with 143", "it does not close standard input, and sends SIGTERM at once")
+SIGNALS = Gap("clean, but the server ended with SIGTERM", "it does not close standard input, and sends SIGTERM at once")
 HALF_MODERN = Gap(
     NOTHING,
     "it sends a notification that the call is cancelled, and leaves the stream open, whose end would have said so",
