@@ -1,7 +1,8 @@
 """What calls cost, counted and not timed: a path that grows fat is seen on any machine, however busy.
 
-Counted is each call of a function, of Python and of C, while a server serves over a stream in memory.  What feeds it is
-counted too, and takes little; no collector runs, and Trio schedules in one order, so each count is the same every time.
+Counted is each call of a function, of Python and of C, while a server serves, or a client calls, over a stream in
+memory.  What feeds it is counted too, and takes little; no collector runs, and Trio schedules in one order, so each
+count is the same every time.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 import pytest
 import trio
 
-from trio_mcp import Server, serve_http_stream, serve_stream
+from trio_mcp import Server, open_client, serve_http_stream, serve_stream
 
 ROOT = Path(__file__).parent.parent
 TOGETHER = 64
+IN_A_ROW = 4 * TOGETHER  # calls of a client: its tasks begin and end within what is counted
 
 # The most that one `tools/call` may take: what was counted and a twentieth more, for versions of Python and of Trio
 # differ.  Whoever makes the path leaner lowers the figure; `python -m tests.test_costs` prints what is counted.
@@ -35,6 +37,10 @@ CALLS = {
     "stdio, modern, together": 239,
     "HTTP, session, one after the other": 869,
     "HTTP, modern, one after the other": 870,
+    "client, session, one after the other": 502,
+    "client, session, together": 193,
+    "client, modern, one after the other": 510,
+    "client, modern, together": 200,
 }
 # Likewise the most modules that are loaded, with all that comes along.
 MODULES = {
@@ -101,6 +107,34 @@ class Fed(trio.abc.Stream):
         return b"".join(self._heard)
 
 
+class Answering(trio.abc.Stream):
+    """The client's end of a stream in memory that answers all that is asked, and does next to nothing else."""
+
+    _ids = re.compile(rb'"id":(\d+)').findall
+
+    def __init__(self) -> None:
+        self._answers: list[bytes] = []
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self._answers:
+            await self._waiting.park()
+        return self._answers.pop()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if ids := self._ids(data):
+            answer = ANSWERED if b'"tools/call"' in data else OPENED
+            self._answers.append(b"".join([answer % int(id) for id in ids]))
+            self._waiting.unpark()
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
 # What is said.
 
 META = {
@@ -111,6 +145,12 @@ META = {
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "costs", "version": "1"}}
 INITIALIZE = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": HELLO}
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+REVISIONS = {"session": "2025-11-25", "modern": "2026-07-28"}
+OPENED = (
+    b'{"jsonrpc":"2.0","id":%d,"result":{"protocolVersion":"2025-11-25","supportedVersions":["2026-07-28"],'
+    b'"capabilities":{"tools":{}},"serverInfo":{"name":"costs","version":"1"}}}\n'
+)
+ANSWERED = b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"hello"}],"resultType":"complete"}}\n'
 
 
 def call(id: int, era: str) -> dict[str, Any]:
@@ -193,14 +233,32 @@ async def by_http(era: str, count: Counter) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def by_client(era: str, together: int, count: Counter) -> None:
+    async with open_client(Answering(), revision=REVISIONS[era]) as client:
+
+        async def calls(number: int) -> None:
+            for _ in range(number):
+                await client.call_tool("echo", {"text": "hello"})
+
+        await calls(2)
+        with count.counting():
+            async with trio.open_nursery() as nursery:
+                for _ in range(together):
+                    nursery.start_soon(calls, IN_A_ROW // together)
+
+
 def counted(row: str) -> float:
     """The calls of functions that one call of a tool takes."""
     transport, era, how = row.split(", ")
     count = Counter()
+    together = TOGETHER if how == "together" else 1
     # Trio runs what is ready in an order of its own choice: let it be the same one each time.
     trio._core._run._r.seed(0)  # type: ignore[attr-defined]
+    if transport == "client":
+        trio.run(by_client, era, together, count)
+        return count.calls / IN_A_ROW
     if transport == "stdio":
-        trio.run(by_stdio, era, TOGETHER if how == "together" else 1, count)
+        trio.run(by_stdio, era, together, count)
     else:
         trio.run(by_http, era, count)
     return count.calls / TOGETHER
