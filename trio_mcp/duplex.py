@@ -113,7 +113,7 @@ async def close(stream: trio.abc.Stream, deadline: float) -> None:
         await stream.aclose()
 
 
-class StreamWire(Outbox[bytes]):
+class StreamWire(Outbox[bytes | memoryview]):
     """Everything goes on a stream of its own."""
 
     answers_only = False
@@ -149,7 +149,7 @@ class Duplex:
         self._talk = talk
         self._stream = stream
         sending = stream.send_stream if isinstance(stream, trio.StapledStream) else stream
-        self._send_now: Callable[[bytes], int] | None = getattr(sending, "send_now", None)
+        self._send_now: Callable[[bytes | memoryview], int] | None = getattr(sending, "send_now", None)
         self._framing = framing
         self._limits = limits
         self._tap = tap
@@ -248,12 +248,12 @@ class Duplex:
             self._tap("out", data)
         return data
 
-    def _at_once(self, data: bytes) -> bytes | None:
+    def _at_once(self, data: bytes | memoryview) -> bytes | memoryview | None:
         assert self._send_now is not None
         taken = self._send_now(data)
-        return None if taken == len(data) else data[taken:]
+        return None if taken == len(data) else memoryview(data)[taken:]
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes | memoryview) -> None:
         if self._send_now is not None:  # what can do that is no network, and may take as long as it likes
             await self._stream.send_all(data)
             return

@@ -250,7 +250,7 @@ class _Output(trio.abc.SendStream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | memoryview) -> int:
         """How many bytes of it the system takes without anybody having to wait."""
         try:
             return os.write(self._stream.fileno(), data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import sys
+from itertools import cycle, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -248,6 +249,49 @@ def test_a_long_line_byte_by_byte_is_one_line() -> None:
     framer = LineFramer(1 << 18)
     assert not any(framer.feed(b"x") for _ in range(1 << 18))
     assert framer.feed(b"\n") == [b"x" * (1 << 18)]
+
+
+# Short ones and long ones, which are held apart.
+pieces = st.lists(st.sampled_from([1, 100, 4096, 4097, 10_000]), min_size=1, max_size=10)
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\r\n", b"x", b"y" * 5000, b"z" * 13_000]), max_size=8), pieces)
+@settings(max_examples=300)
+def test_how_long_the_chunks_are_does_not_matter(parts: list[bytes], sizes: list[int]) -> None:
+    data, chunks, at = b"".join(parts), [], 0
+    while at < len(data):
+        chunks.append(data[at : at + sizes[len(chunks) % len(sizes)]])
+        at += len(chunks[-1])
+    limit = 17_999  # of what two long parts are beyond
+    lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+    found = frame(*chunks, limit=limit)
+    assert len(found) == len([line for line in lines if line])
+    for line, whole in zip(found, filter(None, lines), strict=True):
+        assert is_too_long(line, limit) if len(whole) > limit else line == whole
+
+
+@pytest.mark.parametrize("size", [8, 5000])
+def test_a_cr_at_the_limit_does_not_count_before_it_is_known_what_follows(size: int) -> None:
+    framer = LineFramer(size)
+    assert framer.feed(b"x" * size + b"\r") == []
+    assert framer.feed(b"") == []
+    assert framer.feed(b"\n") == [b"x" * size]
+    assert framer.feed(b"x" * size + b"\r") == []
+    (invalid,) = framer.feed(b"x")
+    assert is_too_long(invalid, size)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (10, 4097), (4096,), (5000, 5000, 1)])
+def test_a_line_takes_hardly_more_room_than_its_bytes_whatever_pieces_it_comes_in(sizes: tuple[int, ...]) -> None:
+    framer, length = LineFramer(1 << 18), 0
+    for size in cycle(sizes):
+        if length + size > 1 << 18:
+            break
+        assert framer.feed(b"x" * size) == []
+        length += size
+    assert sum(map(sys.getsizeof, (*framer._pieces, framer._line))) < 1.15 * length
+    assert framer.feed(b"\n") == [b"x" * length]
+    assert framer._pieces == []
 
 
 @pytest.mark.parametrize("cut", range(25))

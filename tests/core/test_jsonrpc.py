@@ -476,9 +476,18 @@ def test_a_message_of_just_the_depth_is_read_and_one_level_more_is_refused_with_
     assert refused(f'{{{V},"id":3,"result":{{"a":{too_deep}}}}}').answers == 3
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+@pytest.mark.parametrize("levels", [LIMITS.depth - 1, LIMITS.depth, LIMITS.depth + 1])
+def test_depth_is_judged_alike_beside_much_text(opening: str, levels: int) -> None:
+    inner = opening * (levels - 2) + "1" + ("]" if opening == "[" else "}") * (levels - 2)
+    data = f'{{{V},"id":7,"method":"m","params":{{"a":{inner},"b":"{"x" * 10_000}"}}}}'
+    assert isinstance(read(data), Request) == (levels <= LIMITS.depth)
+
+
 def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
-    wide = {"a": [{"b": []}] * 200, "c": "[{" * 200}
-    assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": wide})) == Request(1, "m", wide)
+    for times in (200, 5000):
+        wide = {"a": [{"b": []}] * times, "c": "[{" * times}
+        assert read(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": wide})) == Request(1, "m", wide)
 
 
 @pytest.mark.parametrize("levels", [1_000, 100_000])

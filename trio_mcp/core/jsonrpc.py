@@ -282,6 +282,9 @@ KINDS: Mapping[type, str] = {
 """What JSON gives, in words."""
 
 
+_FEW = 4096  # bytes that are copied, and looked through, sooner than anything that would spare it is done
+
+
 def decode(data: bytes, limits: Limits) -> Message:
     """The message in `data`.  Never raises: what is no message is `Invalid`."""
     if len(data) > limits.message_bytes:
@@ -296,7 +299,7 @@ def decode(data: bytes, limits: Limits) -> Message:
     except RecursionError:
         return _too_deep({}, limits.depth)
     # Fewer brackets than levels allowed cannot make too many levels, nor can fewer bytes.
-    deep = len(data) > limits.depth and data.count(b"{") + data.count(b"[") > limits.depth
+    deep = len(data) > limits.depth and _opens_more_than(limits.depth, data)
     if type(value) is not list:
         return _message(value, limits, deep, doubtful)
     if not value:
@@ -441,9 +444,9 @@ _member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[
 _last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
 
 
-def _beginning(data: bytes | bytearray, limit: int) -> tuple[_Shape, Id | None]:
+def _beginning(data: bytes, limit: int) -> tuple[_Shape, Id | None]:
     """What a message that begins so is, as far as its members up to the first object or array tell, and its id."""
-    head = bytes(data[: min(_KEPT, limit)]).removeprefix(b"\xef\xbb\xbf")
+    head = data[: min(_KEPT, limit)].removeprefix(b"\xef\xbb\xbf")
     shape, id, at = _Shape.UNKNOWN, None, 0
     while (member := _member(head, at)) is not None:
         name, value = member.groups()
@@ -456,15 +459,29 @@ def _beginning(data: bytes | bytearray, limit: int) -> tuple[_Shape, Id | None]:
     return shape, id
 
 
-def _ending(data: bytes | bytearray) -> Id | None:
+def _ending(data: bytes) -> Id | None:
     """The id of a message that ends so, if it is its last member, as many implementations write it."""
-    last = _last_member(bytes(data[-_KEPT:]))
+    last = _last_member(data[-_KEPT:])
     return None if last is None else json.loads(last[1])
 
 
 # How deep a message is.
 
 _CONTAINERS = frozenset({dict, list})
+
+
+def _opens_more_than(limit: int, data: bytes) -> bool:
+    """Whether more objects and arrays begin in `data`, or what looks so inside of text."""
+    if len(data) <= _FEW:
+        return data.count(b"{") + data.count(b"[") > limit
+    for bracket in (b"{", b"["):  # `find` leaps from one to the next, and `count` looks at every byte
+        at = data.find(bracket)
+        while at >= 0:
+            limit -= 1
+            if limit < 0:
+                return True
+            at = data.find(bracket, at + 1)
+    return False
 
 
 def _deeper_than(limit: int, value: Json) -> bool:
@@ -540,8 +557,9 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ke
     """With a null id, where it is an error without one.  Of a result, `own` and `more` are its parts, if it has any."""
     try:
         if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
-            text = _result_text(message) if own is None or more is None else _joined(to_text(own), more.text)
-            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message.id, text)
+            head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
+            parts = (_result_text(message),) if own is None or more is None else _joined(to_text(own), more.text)
+            return b"".join((head, *parts, b"}"))
         _check(message)
         return to_text(_envelope(message))
     except UnicodeEncodeError:
@@ -572,9 +590,11 @@ def _result_text(message: Result) -> bytes:
     return to_text(result)
 
 
-def _joined(text: bytes, more: bytes) -> bytes:
-    """One object of two, of which the first may be empty."""
-    return text[:-1] + b"," + more[1:] if len(text) > len(b"{}") else more
+def _joined(text: bytes, more: bytes) -> tuple[bytes | memoryview, ...]:
+    """The pieces of one object made of two, of which the first may be empty."""
+    if len(text) == len(b"{}"):
+        return (more,)
+    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more[1:]
 
 
 def _envelope(message: Message | _Sendable) -> JsonObject:
@@ -618,7 +638,10 @@ class LineFramer:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        # Of the line: what came in long pieces, which are copied once, at its end; and what came in short ones since.
+        self._pieces: list[bytes] = []
         self._line = bytearray()
+        self._length = 0
         self._skipping = False  # the line is too long, and the rest is dropped
         self._nameless: _Shape | None = None  # of a line that is skipped and not reported: its id may be at its end
 
@@ -629,10 +652,10 @@ class LineFramer:
         may follow, at its end.
         """
         lines: list[bytes | Invalid] = []
-        *ended, rest = data.split(b"\n")
+        *ended, rest = data.split(b"\n") if b"\n" in data else (data,)  # `split` looks at every byte, `in` leaps
         for piece in ended:
             # Nearly all are whole, and end as an object does.
-            if not self._line and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
+            if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
                 lines.append(piece)
                 continue
             self._extend(piece, lines)
@@ -650,34 +673,46 @@ class LineFramer:
         return lines
 
     def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
+        if not piece:
+            return
         if self._skipping:
             if self._nameless is not None:
                 self._line += piece[-_KEPT:]
                 if len(self._line) > 2 * _KEPT:  # and not at once, or single bytes would take quadratic time
                     del self._line[:-_KEPT]
             return
-        self._line += piece
+        self._length += len(piece)
+        if len(piece) <= _FEW:
+            self._line += piece
+        else:
+            self._pieces += (bytes(self._line), piece) if self._line else (piece,)
+            self._line.clear()
         # A CR at the end may turn out to be half of the terminator, so it does not count yet.
-        if len(self._line) - self._line.endswith(b"\r") > self._limit:
+        if self._length > self._limit and self._length - (self._line or piece).endswith(b"\r") > self._limit:
             self._skip(lines)
 
     def _skip(self, lines: list[bytes | Invalid]) -> None:
+        line = self._gathered()
         self._skipping = True
-        shape, id = _beginning(self._line, self._limit)
+        shape, id = _beginning(line, self._limit)
         if shape is _Shape.UNKNOWN or id is not None:
             lines.append(_too_long(self._limit, shape, id))
-            self._line.clear()
         else:
             self._nameless = shape
-            del self._line[:-_KEPT]
+            self._line += line[-_KEPT:]
 
     def _end(self, lines: list[bytes | Invalid]) -> None:
+        line = self._gathered()
         if self._nameless is not None:
-            lines.append(_too_long(self._limit, self._nameless, _ending(self._line)))
-        else:
-            if self._line.endswith(b"\r"):
-                del self._line[-1]
-            if not self._line.isspace() and self._line:
-                lines.append(bytes(self._line))
-        self._line.clear()
+            lines.append(_too_long(self._limit, self._nameless, _ending(line)))
+        elif line and not line.isspace():
+            lines.append(line.removesuffix(b"\r"))
         self._skipping, self._nameless = False, None
+
+    def _gathered(self) -> bytes:
+        """What is held of the line; nothing is any more."""
+        line = b"".join((*self._pieces, self._line))
+        self._pieces.clear()
+        self._line.clear()
+        self._length = 0
+        return line
