@@ -26,7 +26,7 @@ else there is.  A lane that answers no request is over when it is told so.  Ever
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -38,7 +38,7 @@ from trio_mcp.core.http import Answer, status_for
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
 from trio_mcp.core.replay import EventLog, Replay
 from trio_mcp.core.revisions import Revision
-from trio_mcp.core.sse import KEEP_ALIVE, encode_message, priming_event
+from trio_mcp.core.sse import KEEP_ALIVE, encode_message, encode_messages, priming_event
 from trio_mcp.outbox import GONE, Outbox
 from trio_mcp.silence import Silence
 
@@ -248,7 +248,7 @@ class Lane:
         """Nothing carries it: it is logged for a client that can come back."""
         try:
             if self.name is not None and not self._spoilt:
-                self._event(message)
+                self._logged([self._encoded(message)])
                 return
         except Exception:  # noqa: BLE001  # an author's log may raise anything, and whoever speaks is not to blame
             _log.exception("the event log of a session has failed, and one of its streams with it")
@@ -280,7 +280,9 @@ class Lane:
     def wake(self) -> None:
         if self._response is None:
             self._look()
-        elif self._outbox is not None or (not self._whole and self._waiting()):
+        elif self._outbox is not None:
+            self._outbox.wake()
+        elif not self._whole and self._waiting():
             self._turns().wake()
 
     async def flush(self) -> None:
@@ -316,6 +318,8 @@ class Lane:
 
     @property
     def mark(self) -> int:
+        if self._outbox is not None:
+            return self._outbox.mark
         return 0 if self._response is None or self._whole else self._turns().mark
 
     async def written(self, mark: int) -> None:
@@ -425,8 +429,9 @@ class Lane:
             parts.append(self._way.opening)
             if self._way.primes:
                 parts.append(self._priming())  # http-46
-        parts += [self._event(message) for message in self._queue]
-        self._queue.clear()
+        if self._queue:
+            parts.append(self._logged([self._encoded(message) for message in self._queue]))
+            self._queue.clear()
         if self._retry is not None and not (done and self._ids):  # else the answer is there already
             parts.append(self._priming(self._retry))
         elif self._silent and not any(parts):
@@ -451,31 +456,26 @@ class Lane:
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
 
-    def _event(self, message: Spoken) -> bytes:
-        return self._logged(self._encoded(message))
-
     def _priming(self, retry: float | None = None) -> bytes:
-        return self._logged(b"", retry)
+        return self._logged([b""], retry)
 
     def _encoded(self, message: Spoken) -> bytes:
         if isinstance(message, _WITH_ERRORS):
             return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
         return encode(message)
 
-    def _logged(self, text: bytes, retry: float | None = None) -> bytes:
-        """An event with this text, or a priming one, which is in the log now, if there is one."""
+    def _logged(self, texts: Sequence[bytes], retry: float | None = None) -> bytes:
+        """Events with these texts, of which a priming one is empty, which are in the log now, if there is one."""
         log = self._way.log
         if log is None:
-            return encode_message(text)
+            return encode_messages(texts)
         try:
             if self.name is None:
                 self.name = log.open()
-            id = log.append(self.name, text)
-            return (
-                encode_message(text, id) if text else priming_event(id, None if retry is None else round(retry * 1000))
-            )
+            ids = log.append(self.name, texts)
+            return encode_messages(texts, ids) if retry is None else priming_event(ids[0], round(retry * 1000))
         except Exception:
-            self._spoilt = True  # to go on without this event would be to lose it unseen
+            self._spoilt = True  # to go on without these events would be to lose them unseen
             raise
 
     async def _send_whole(self, reply: _Part, response: Response) -> None:

@@ -89,8 +89,8 @@ def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float
 
 # A call that waits is some dozens of objects to the cyclic collector, which by default looks at new ones after 700, and
 # at all again and again while thousands of calls begin: that was a third of what 5,000 at once cost.  Calls make no
-# cycles, so what is found later is only what handlers leave behind.  Nor is what was looked at once looked at again with
-# each tenth look, as it is by default: it is what waits, and that was another tenth.
+# cycles, so what is found later is only what handlers leave behind.  Nor is it looked at again after each tenth look,
+# which is the default too: what has been looked at is what waits, and that was another tenth.
 _NEW_OBJECTS = 20_000
 _LOOKS = 50
 _DEFAULTS = {700, 2000}  # of Python 3.11 to 3.14

@@ -43,7 +43,7 @@ from trio_mcp.core.http_client import (
 from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Limits, Message, Notification, Request, Result, decode, encode
 from trio_mcp.core.replay import MemoryEventLog, Replay
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.sse import EventReader, Oversized, SseEvent, encode_message, priming_event
+from trio_mcp.core.sse import EventReader, Oversized, SseEvent, encode_message, encode_messages, priming_event
 
 A, B, C, D, E = REVISIONS.values()
 URL = "https://example.com/mcp"
@@ -840,14 +840,14 @@ def test_whatever_byte_a_connection_breaks_at_each_message_comes_once_or_is_lost
     """A server that logs what it sends, a client that resumes, and a wire that breaks after so many bytes."""
     log = MemoryEventLog(Limits(replay_events=count + 1 if room else 2))
     stream, other = log.open(), log.open()
-    primed = log.append(stream, b"")
+    (primed,) = log.append(stream, [b""])
     wire = priming_event(primed)
     messages = [Notification("n", {"n": n}) for n in range(count)]
     for message in messages:
         data = encode(message)
-        wire += encode_message(data, log.append(stream, data))
+        wire += encode_messages([data], log.append(stream, [data]))
         if not room:
-            log.append(other, b"not for this stream")
+            log.append(other, [b"not for this stream"])
     log.finish(stream)
     resumption, got, lost = StreamResumption(D, attempts=99), [], False
     for cut in [*cuts, 10_000]:

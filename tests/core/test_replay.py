@@ -16,6 +16,11 @@ def new_log(events: int = 100, size: int = 1000) -> MemoryEventLog:
     return MemoryEventLog(Limits(replay_events=events, replay_bytes=size))
 
 
+def append(log: EventLog, stream: str, data: bytes) -> str:
+    (id,) = log.append(stream, [data])
+    return id
+
+
 def datas(replayed: object) -> list[bytes]:
     assert isinstance(replayed, Replay), replayed
     return [each.data for each in replayed.events]
@@ -26,11 +31,23 @@ def test_it_is_an_event_log() -> None:
     assert log.open() == "1"
 
 
+def test_the_events_of_one_write_are_each_as_if_written_alone() -> None:
+    log, alone = new_log(events=4, size=14), new_log(events=4, size=14)
+    one, two = log.open(), log.open()
+    assert (one, two) == (alone.open(), alone.open())
+    for stream, data in ((one, [b"1", b"22"]), (two, [b"333"]), (one, [b"4444", b"55555"]), (two, [b"6" * 9, b"7"])):
+        ids = log.append(stream, data)
+        assert ids == [append(alone, stream, each) for each in data]
+        assert [log.replay(id) for id in ids] == [alone.replay(id) for id in ids]
+        assert len(log) == len(alone)
+    assert list(log.append(one, [])) == []
+
+
 @req("http-42")
 def test_what_followed_is_replayed_in_order() -> None:
     log = new_log()
     stream = log.open()
-    ids = [log.append(stream, data) for data in (b"", b"a", b"b")]
+    ids = [append(log, stream, data) for data in (b"", b"a", b"b")]
     assert log.replay(ids[0]) == Replay(stream, (LoggedEvent(ids[1], b"a"), LoggedEvent(ids[2], b"b")), finished=False)
     assert datas(log.replay(ids[1])) == [b"b"]
     assert datas(log.replay(ids[2])) == []
@@ -39,13 +56,13 @@ def test_what_followed_is_replayed_in_order() -> None:
 def test_a_finished_stream_says_so_and_takes_nothing_more() -> None:
     log = new_log()
     stream = log.open()
-    primed = log.append(stream, b"")
-    log.append(stream, b"answer")
+    primed = append(log, stream, b"")
+    append(log, stream, b"answer")
     log.finish(stream)
     replayed = log.replay(primed)
     assert isinstance(replayed, Replay)
     assert replayed.finished
-    for deed in (lambda: log.append(stream, b"more"), lambda: log.finish(stream), lambda: log.append("99", b"x")):
+    for deed in (lambda: append(log, stream, b"more"), lambda: log.finish(stream), lambda: append(log, "99", b"x")):
         with pytest.raises(LocalProtocolError, match="not open"):
             deed()
     assert datas(log.replay(primed)) == [b"answer"]
@@ -55,7 +72,7 @@ def test_a_finished_stream_says_so_and_takes_nothing_more() -> None:
 def test_ids_are_unique_in_the_session_and_name_their_stream() -> None:
     log = new_log()
     streams = [log.open() for _ in range(3)]
-    ids = [log.append(stream, b"") for _ in range(3) for stream in streams]
+    ids = [append(log, stream, b"") for _ in range(3) for stream in streams]
     assert len(set(ids)) == 9
     for stream in streams:
         assert [each for each in ids if each.startswith(f"{stream}-")] == [f"{stream}-{n}" for n in range(3)]
@@ -67,7 +84,7 @@ def test_ids_are_unique_in_the_session_and_name_their_stream() -> None:
 )
 def test_an_id_that_was_never_given_out_cannot_be_resumed_from(event_id: str) -> None:
     log = new_log()
-    log.append(log.open(), b"a")
+    append(log, log.open(), b"a")
     outcome = log.replay(event_id)
     assert isinstance(outcome, NotReplayable)
     assert "known" in outcome.why
@@ -76,8 +93,8 @@ def test_an_id_that_was_never_given_out_cannot_be_resumed_from(event_id: str) ->
 def test_too_many_events_push_out_the_oldest_of_all_streams() -> None:
     log = new_log(events=3)
     one, two = log.open(), log.open()
-    first = [log.append(one, data) for data in (b"a", b"b")]
-    second = [log.append(two, data) for data in (b"c", b"d", b"e")]
+    first = [append(log, one, data) for data in (b"a", b"b")]
+    second = [append(log, two, data) for data in (b"c", b"d", b"e")]
     assert len(log) == 3
     assert datas(log.replay(second[0])) == [b"d", b"e"]
     outcome = log.replay(first[0])
@@ -90,42 +107,42 @@ def test_too_many_events_push_out_the_oldest_of_all_streams() -> None:
 def test_too_many_bytes_push_out_the_oldest_too() -> None:
     log = new_log(size=10)
     stream = log.open()
-    ids = [log.append(stream, b"12345") for _ in range(3)]
+    ids = [append(log, stream, b"12345") for _ in range(3)]
     assert len(log) == 2
     assert datas(log.replay(ids[0])) == [b"12345"] * 2
-    big = log.append(stream, b"x" * 11)
+    big = append(log, stream, b"x" * 11)
     assert len(log) == 0
     assert isinstance(log.replay(ids[2]), NotReplayable)
     assert datas(log.replay(big)) == []
-    log.append(stream, b"1234567890")
+    append(log, stream, b"1234567890")
     assert datas(log.replay(big)) == [b"1234567890"]
 
 
 def test_a_finished_stream_is_forgotten_with_its_last_event() -> None:
     log = new_log(events=1)
     stream = log.open()
-    id = log.append(stream, b"answer")
+    id = append(log, stream, b"answer")
     log.finish(stream)
-    log.append(log.open(), b"other")
+    append(log, log.open(), b"other")
     outcome = log.replay(id)
     assert isinstance(outcome, NotReplayable)
     assert "known" in outcome.why
     empty = log.open()
     log.finish(empty)
     with pytest.raises(LocalProtocolError):
-        log.append(empty, b"x")
+        append(log, empty, b"x")
 
 
 def test_names_are_not_given_out_twice_even_after_clearing() -> None:
     log = new_log()
     stream = log.open()
-    id = log.append(stream, b"a" * 1000)
+    id = append(log, stream, b"a" * 1000)
     log.clear()
     assert len(log) == 0
     assert isinstance(log.replay(id), NotReplayable)
     again = log.open()
     assert again != stream
-    assert datas(log.replay(log.append(again, b"a" * 1000))) == []
+    assert datas(log.replay(append(log, again, b"a" * 1000))) == []
     assert len(log) == 1
 
 
@@ -139,7 +156,7 @@ def test_names_are_not_given_out_twice_even_after_clearing() -> None:
 def test_a_replay_is_whole_and_of_one_stream_or_refused(sent: list[tuple[int, bytes]], events: int, size: int) -> None:
     log = new_log(events, size)
     streams = [log.open() for _ in range(4)]
-    logged = [(which, log.append(streams[which], data), data) for which, data in sent]
+    logged = [(which, append(log, streams[which], data), data) for which, data in sent]
     assert len({id for _, id, _ in logged}) == len(logged)
     assert len(log) <= events
     for place, (which, id, _) in enumerate(logged):

@@ -14,6 +14,7 @@ from trio_mcp.core.sse import (
     SseEvent,
     encode_event,
     encode_message,
+    encode_messages,
     priming_event,
 )
 
@@ -295,9 +296,27 @@ def test_a_message_is_encoded_as_the_event_that_it_is(text: bytes, id: str | Non
     assert encode_message(text, id) == encode_event(SseEvent(escaped, id=id))
 
 
+TEXTS = [b"{}", b"", b"a\nb", b"a\rb", b"a\r\nb\n", b"[1]", "\u2028\x85".encode(), "\u00e4".encode()]
+
+
+@given(st.lists(st.sampled_from(TEXTS), max_size=4), st.booleans())
+def test_messages_of_one_write_are_encoded_as_each_would_be_alone(texts: list[bytes], named: bool) -> None:
+    ids = [f"7-{number}" for number in range(len(texts))] if named else None
+    each = map(encode_message, texts, ids or [None] * len(texts))
+    assert encode_messages(texts, ids) == b"".join(each)
+
+
+@pytest.mark.parametrize("ids", [[], ["7-0"], ["7-0", "7-1", "7-2"]])
+def test_each_message_of_a_write_has_an_id_or_none_has(ids: list[str]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        encode_messages([b"{}", b"[]"], ids)
+
+
 def test_an_id_that_no_header_could_hold_is_refused_for_a_message() -> None:
     for id in ("a\nb", "\u00e4", " a", "x" * 1025):
         with pytest.raises(LocalProtocolError, match="an event id"):
             encode_message(b"{}", id)
+        with pytest.raises(LocalProtocolError, match="an event id"):
+            encode_messages([b"{}", b"{}"], ["7-1", id])
         with pytest.raises(LocalProtocolError, match="an event id"):
             priming_event(id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -467,7 +467,7 @@ async def test_a_stream_that_broke_off_is_said_to_have(
         def __init__(self, session: str) -> None:
             super().__init__()
 
-        def append(self, stream: str, data: bytes) -> str:
+        def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
             if len(self) == 2:
                 raise OSError("no space left")
             return super().append(stream, data)

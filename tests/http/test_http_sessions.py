@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,9 +40,9 @@ class Log(MemoryEventLog):
         self.cleared = 0
         self.events: list[bytes] = []
 
-    def append(self, stream: str, data: bytes) -> str:
+    def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
         assert not self.cleared
-        self.events.append(data)
+        self.events += data
         return super().append(stream, data)
 
     def open(self) -> str:

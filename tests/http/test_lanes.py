@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -103,7 +103,7 @@ class FailingLog(MemoryEventLog):
         self._check("open")
         return super().open()
 
-    def append(self, stream: str, data: bytes) -> str:
+    def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
         self._check("append")
         return super().append(stream, data)
 
@@ -821,8 +821,8 @@ async def test_an_id_that_cannot_be_sent_is_a_log_that_fails(
     class Odd(MemoryEventLog):
         odd = False
 
-        def append(self, stream: str, data: bytes) -> str:
-            return super().append(stream, data) + "\n" * self.odd
+        def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
+            return [id + "\n" * self.odd for id in super().append(stream, data)]
 
     log = Odd()
     for away in (False, True):
@@ -864,7 +864,7 @@ async def test_what_waits_is_not_logged_twice_when_the_log_fails_between(
         assert it.lane.waiting == 3
         append, left = MemoryEventLog.append, 1
 
-        def once(stream: str, data: bytes) -> str:
+        def once(stream: str, data: Sequence[bytes]) -> Sequence[str]:
             nonlocal left
             left -= 1
             if left < 0:

@@ -1,9 +1,9 @@
 """Event ids, and the log from which a broken stream is resumed.
 
 A session that offers resumption has one `EventLog`.  Every stream it opens gets a name there, every event that is sent
-on the stream is appended first, and the id that comes back is what the client will name in Last-Event-ID.  An id is
-``<stream>-<number>``: the stream it belongs to and the place in it, so an id alone finds what is to be replayed
-(http-45), no two events of a session share one (http-40), and no other stream can slip in (http-43).
+on the stream is appended first (all of one write at once), and the id that comes back is what the client will name in
+Last-Event-ID.  An id is ``<stream>-<number>``: the stream it belongs to and the place in it, so an id alone finds what
+is to be replayed (http-45), no two events of a session share one (http-40), and no other stream can slip in (http-43).
 
 What is surprising: a log may forget.  It holds the newest events, within limits, and asking for what followed a
 forgotten event is answered by `NotReplayable`, never by a replay with a hole in it.  And a log is not told what the
@@ -18,6 +18,7 @@ What makes it wait belongs to whoever drives it, not here.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -63,8 +64,8 @@ class EventLog(Protocol):
         """Begin a stream and return its name, which is new in this session."""
         ...
 
-    def append(self, stream: str, data: bytes) -> str:
-        """Log one event of an open stream and return its id."""
+    def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
+        """Log the events of one write on an open stream, and return the id of each."""
         ...
 
     def finish(self, stream: str) -> None:
@@ -80,8 +81,9 @@ class EventLog(Protocol):
         ...
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class _Stream:
+    name: str
     events: deque[bytes] = attrs.field(factory=deque)  # the newest ones
     next: int = 0  # the number of the event to come; the oldest one held is `next - len(events)`
     finished: bool = False
@@ -93,31 +95,30 @@ class MemoryEventLog:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._streams: dict[str, _Stream] = {}
-        self._order: deque[str] = deque()  # the stream of each event held, oldest event first
+        self._order: deque[_Stream] = deque()  # that of each event held, oldest event first
         self._bytes = 0
         self._opened = 0
 
     def open(self) -> str:
         self._opened += 1
         name = str(self._opened)
-        self._streams[name] = _Stream()
+        self._streams[name] = _Stream(name)
         return name
 
-    def append(self, stream: str, data: bytes) -> str:
+    def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
         held = self._open_stream(stream)
-        number = held.next
-        held.next += 1
-        held.events.append(data)
-        self._order.append(stream)
-        self._bytes += len(data)
-        # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
-        while len(self._order) > self._limits.replay_events or self._bytes > self._limits.replay_bytes:
-            self._forget_oldest()
-        return f"{stream}-{number}"
+        first, held.next = held.next, held.next + len(data)
+        held.events.extend(data)
+        self._order.extend([held] * len(data))
+        self._bytes += sum(map(len, data))
+        self._forget_oldest()
+        return [f"{stream}-{number}" for number in range(first, held.next)]
 
     def finish(self, stream: str) -> None:
-        self._open_stream(stream).finished = True
-        self._drop_if_spent(stream)
+        held = self._open_stream(stream)
+        held.finished = True
+        if not held.events:
+            del self._streams[stream]
 
     def replay(self, event_id: str) -> Replayed:
         stream, _, digits = event_id.rpartition("-")
@@ -149,11 +150,10 @@ class MemoryEventLog:
         return held
 
     def _forget_oldest(self) -> None:
-        stream = self._order.popleft()
-        self._bytes -= len(self._streams[stream].events.popleft())
-        self._drop_if_spent(stream)
-
-    def _drop_if_spent(self, stream: str) -> None:
-        held = self._streams[stream]
-        if held.finished and not held.events:
-            del self._streams[stream]
+        order, limits = self._order, self._limits
+        # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
+        while len(order) > limits.replay_events or self._bytes > limits.replay_bytes:
+            held = order.popleft()
+            self._bytes -= len(held.events.popleft())
+            if held.finished and not held.events:
+                del self._streams[held.name]

@@ -14,11 +14,16 @@ An id is narrower here than in the format: it has to fit into a header, Last-Eve
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import repeat
 
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.records import record
 
-__all__ = ["KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "priming_event"]
+__all__ = [
+    "KEEP_ALIVE", "EventReader", "Oversized", "SseEvent", "encode_event", "encode_message", "encode_messages",
+    "priming_event",
+]  # fmt: skip
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: every reader ignores it, and it keeps proxies from taking a quiet stream for a dead one."""
@@ -26,7 +31,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _BOM = b"\xef\xbb\xbf"
 _NAME = b"data: "
 # What h11 and its like would send, and what proxies let pass: printable ASCII without spaces around it, up to 1 KiB.
-_ID = re.compile(rb"(?! )[ -~]{0,1024}(?<! )")
+_ID = re.compile(r"(?! )[ -~]{0,1024}(?<! )")
 
 
 @record
@@ -67,7 +72,7 @@ def encode_event(event: SseEvent) -> bytes:
 
 
 def _as_sent(id: str) -> bytes:
-    if not (id.isascii() and _ID.fullmatch(id.encode())):
+    if _ID.fullmatch(id) is None:
         raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
     return id.encode()
 
@@ -87,6 +92,18 @@ def encode_message(text: bytes, id: str | None = None) -> bytes:
     if id is None:  # as `encode_event` has it
         return b"event: message\ndata: %b\n\n" % text
     return b"event: message\nid: %b\ndata: %b\n\n" % (_as_sent(id), text)
+
+
+def encode_messages(texts: Sequence[bytes], ids: Sequence[str] | None = None) -> bytes:
+    """The events that carry these JSON texts, of which each may have an id, as `encode_message` has them."""
+    if ids is None:
+        lines, events = 3, b"event: message\ndata: %b\n\n" % b"\n\nevent: message\ndata: ".join(texts)
+    else:
+        sent = zip(map(_as_sent, ids), texts, strict=True)
+        lines, events = 4, b"".join([b"event: message\nid: %b\ndata: %b\n\n" % each for each in sent])
+    if events.isascii() and events.count(b"\n") == lines * len(texts) and b"\r" not in events:
+        return events  # nearly all are so, and it is seen at once
+    return b"".join(map(encode_message, texts, repeat(None) if ids is None else ids))
 
 
 def priming_event(id: str, retry: int | None = None) -> bytes:
@@ -181,8 +198,8 @@ class EventReader:
             case b"event":
                 self._event = value.decode(errors="replace")
             case b"id":
-                if _ID.fullmatch(value):
-                    self._id = value.decode()
+                if _ID.fullmatch(id := value.decode("latin-1")):
+                    self._id = id
             case b"retry":
                 # More than fifteen digits are no time anybody means, and thousands of them int() refuses to read.
                 if value.isdigit() and len(value) <= 15:
