@@ -64,6 +64,12 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", PRELUDE + program]
 
 
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    """Time that passes as it does, for a test that lets a grace be over when it wants it to be."""
+    return trio.testing.MockClock(rate=1)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """No file descriptor, and no child, not even a dead one."""
@@ -309,7 +315,6 @@ STOPS = "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)"
         pytest.param("deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="it ignores SIGTERM"),
         pytest.param(STOPS, SHORT, None, signal.SIGKILL, id="it is stopped"),
         pytest.param(GRANDCHILD.format("") + ENDS, LONG, 0, None, id="a grandchild stays"),
-        pytest.param(GRANDCHILD.format("deaf()") + ENDS, 0.2, 0, None, id="a grandchild ignores SIGTERM"),
         pytest.param(GRANDCHILD.format("") + STAYS, SHORT, None, signal.SIGTERM, id="both wait for SIGTERM"),
         pytest.param(GRANDCHILD.format("deaf()") + "deaf();" + STAYS, SHORT, None, signal.SIGKILL, id="both ignore it"),
     ],
@@ -326,7 +331,21 @@ async def test_after_it_is_closed_nobody_of_its_group_is_alive(
 
 
 @req("stdio-08", "stdio-09")
-async def test_sigterm_comes_after_the_end_of_stdin_and_both_leave_time_to_end_in_order() -> None:
+async def test_a_grandchild_that_ignores_sigterm_is_killed_once_its_time_is_over(clock: trio.testing.MockClock) -> None:
+    async with running(GRANDCHILD.format("deaf()") + ENDS, until=b"ready") as child, trio.open_nursery() as nursery:
+        nursery.start_soon(child.aclose)
+        while child.exit is None:  # noqa: ASYNC110  # nobody tells who does not read
+            await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(group_of(child.pid)) == 1
+        clock.jump(LONG)
+    assert exit_of(child).status == 0
+
+
+@req("stdio-08", "stdio-09")
+async def test_sigterm_comes_after_the_end_of_stdin_and_both_leave_time_to_end_in_order(
+    clock: trio.testing.MockClock,
+) -> None:
     program = """
 signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b"SIGTERM\\n"), os._exit(4)))
 say("ready")
@@ -334,7 +353,12 @@ read()
 os.write(2, b"end of stdin\\n")
 stay()
 """
-    async with running(program, until=b"ready", grace=0.3) as child:
+
+    def hear(said: bytes) -> None:
+        if said == b"end of stdin\n":
+            clock.jump(LONG)
+
+    async with running(program, until=b"ready", stderr=hear) as child:
         pass
     assert child.stderr_tail == "end of stdin\nSIGTERM\n"
     assert exit_of(child).status == 4
@@ -544,10 +568,16 @@ def forbid(pid: int, number: int) -> None:
 
 
 async def test_one_whom_we_may_not_signal_still_has_its_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trio_mcp.child.os.killpg", forbid)
-    async with running("import time; read(); time.sleep(0.2); os._exit(7)", grace=SHORT) as child:
+    def tell_and_forbid(pid: int, number: int) -> None:
+        if number == signal.SIGTERM:
+            os.kill(pid, signal.SIGUSR1)  # its own reason to end
+        forbid(pid, number)
+
+    monkeypatch.setattr("trio_mcp.child.os.killpg", tell_and_forbid)
+    program = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); read(); os.write(2, b'over'); stay()"
+    async with running(program, stderr=lambda said: clock.jump(LONG)) as child:
         pass
     assert exit_of(child).status == 7
     assert not caplog.records
