@@ -30,7 +30,9 @@ from trio_mcp.core.jsonrpc import (
     Result,
     decode,
     encode,
+    is_prepared,
     prepare,
+    prepared_progress,
 )
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import REVISIONS, Role
@@ -715,6 +717,35 @@ def test_a_prepared_message_is_not_written_again() -> None:
     assert encode(Batch((message,))) == b'[{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}]'
     with pytest.raises(LocalProtocolError, match="JSON"):
         prepare(message)
+
+
+@pytest.mark.parametrize("token", [7, -(10**30), "a", 'é"\\\n\u2028\U0001f600', ""])
+@pytest.mark.parametrize("reached", [0, -1, 10**30, 0.0, -0.0, 1.5, 1e-05, 5e-324, 1e16, 1e22, 1.7976931348623157e308])
+@pytest.mark.parametrize(("total", "text"), [(None, None), (10, None), (2.5, 'é"\\\n\x00\x7f'), (None, ""), (0, "")])
+def test_progress_is_written_as_any_other_notification(
+    token: int | str, reached: float, total: float | None, text: str | None
+) -> None:
+    note = prepared_progress(token, reached, total, text)
+    given = {"progressToken": token, "progress": reached, "total": total, "message": text}
+    params = {name: value for name, value in given.items() if value is not None}
+    assert is_prepared(note)
+    assert note == Notification("notifications/progress", params)
+    assert repr(json.loads(encode(note))) == repr(json.loads(encode(Notification(note.method, note.params))))
+    assert b"\n" not in encode(note)
+
+
+@pytest.mark.parametrize(
+    ("token", "reached", "text"),
+    [("\ud800", 1, None), (1, 1, "\udc00"), (1, 10**5000, None)],
+    ids=["token", "text", "digits"],
+)
+def test_progress_that_cannot_be_written_is_left_to_who_says_why(
+    token: int | str, reached: int, text: str | None
+) -> None:
+    note = prepared_progress(token, reached, None, text)
+    assert not is_prepared(note)
+    with pytest.raises(LocalProtocolError, match="this Notification cannot be written as JSON"):
+        prepare(note)
 
 
 # Any bytes, and there and back again.

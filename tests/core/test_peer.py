@@ -6,6 +6,7 @@ The orders in which things can happen are played in `test_races`; here each rule
 from __future__ import annotations
 
 import datetime
+import enum
 import json
 import math
 import pickle
@@ -566,6 +567,23 @@ def test_progress_that_falls_is_our_own_mistake(value: Any) -> None:
         peer.progress(7, value)
     assert peer.progress(7, 2)
     assert [message.params["progress"] for message in sent(peer)] == [1, 2]
+
+
+class Steps(enum.IntEnum):
+    THIRD = 3
+
+
+class Share(float):
+    def __repr__(self) -> str:
+        return "half"
+
+
+def test_progress_in_numbers_of_other_classes_is_that_of_the_numbers() -> None:
+    peer = serving(Peer(SERVER), token="t")
+    assert peer.progress(7, Share(0.5), Steps.THIRD)
+    assert peer.progress(7, Steps.THIRD, Share(8.5))
+    said = [json.loads(encode(message))["params"] for message in sent(peer)]
+    assert [(each["progress"], each["total"]) for each in said] == [(0.5, 3), (3, 8.5)]
 
 
 @req("prog-03")

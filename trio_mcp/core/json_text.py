@@ -20,7 +20,7 @@ from json.encoder import encode_basestring
 from math import inf, isinf
 from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["Json", "parse", "plain_text", "to_text", "writable"]
+__all__ = ["Json", "parse", "plain_text", "quoted", "to_text", "writable"]
 
 Json: TypeAlias = Any
 
@@ -167,6 +167,10 @@ _pieces: Any = (
     if _in_c is None
     else _in_c(None, _encoder.default, encode_basestring, None, ":", ",", False, False, False)
 )
+
+
+quoted: Callable[[str], str] = encode_basestring
+"""A text as JSON."""
 
 
 def writable(value: Json) -> bool:

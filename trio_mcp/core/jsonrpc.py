@@ -31,12 +31,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
-from trio_mcp.core.json_text import Json, parse, plain_text, to_text, writable
+from trio_mcp.core.json_text import Json, parse, plain_text, quoted, to_text, writable
 from trio_mcp.core.records import record
 
 __all__ = [
     "ABSENT",
     "KINDS",
+    "PROGRESS",
     "Absent",
     "Batch",
     "Error",
@@ -56,6 +57,7 @@ __all__ = [
     "encode",
     "is_prepared",
     "prepare",
+    "prepared_progress",
     "prepared_result",
 ]
 
@@ -522,6 +524,33 @@ def prepared_result(id: Id, result: JsonObject, more: Kept) -> Result:
     return message
 
 
+PROGRESS = "notifications/progress"
+_TO_PROGRESS = f'{{"jsonrpc":"2.0","method":"{PROGRESS}","params":{{'
+
+
+def prepared_progress(token: Id, progress: float, total: float | None, message: str | None) -> Notification:
+    """That a request has got so far, prepared if it can be written; if not, `prepare` says why.
+
+    The numbers are finite, and of no other type than int or float.  One call may report thousands of times, so this is
+    written without an encoder: it is known what there is, and Python writes such numbers as JSON does.
+    """
+    params: JsonObject = {"progressToken": token, "progress": progress}
+    if total is not None:
+        params["total"] = total
+    if message is not None:
+        params["message"] = message
+    note = Notification(PROGRESS, params)
+    try:
+        name = quoted(token) if isinstance(token, str) else token
+        of = "" if total is None else f',"total":{total!r}'
+        said = "" if message is None else f',"message":{quoted(message)}'
+        text = f'{_TO_PROGRESS}"progressToken":{name},"progress":{progress!r}{of}{said}}}}}'
+        object.__setattr__(note, "_bytes", text.encode())
+    except ValueError:
+        pass  # half a surrogate pair, or an integer of thousands of digits
+    return note
+
+
 def is_prepared(message: _Sendable) -> bool:
     return getattr(message, "_bytes", None) is not None
 
@@ -533,11 +562,9 @@ def encode(message: Request | Notification | Result | Error | Batch, *, null_id:
     `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read; never for a prepared
     message.
     """
-    if type(message) is Result:
-        return _written(message)
     if type(message) is not Batch:
         data = _written(message)
-        return data if null_id else _without_null_id(data)
+        return data if null_id or type(message) is not Error else _without_null_id(data)
     if not message.items:
         raise LocalProtocolError("a batch needs at least one message")
     items = [_written(item) for item in message.items]

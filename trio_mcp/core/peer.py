@@ -27,6 +27,7 @@ from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import (
     ABSENT,
+    PROGRESS,
     Batch,
     Error,
     Event,
@@ -40,6 +41,7 @@ from trio_mcp.core.jsonrpc import (
     Result,
     is_prepared,
     prepare,
+    prepared_progress,
 )
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.records import record
@@ -158,7 +160,6 @@ owed for what came under that label and could not be served, with an id or witho
 is the request's id (of a batch: the first one in it; of an error: its own).  None: it belongs to nothing that came in.
 """
 
-_PROGRESS = "notifications/progress"
 _CANCELLED = "notifications/cancelled"
 _SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
 _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
@@ -171,12 +172,14 @@ def _is_id(value: object) -> TypeGuard[Id]:
     return type(value) in (int, str)
 
 
-_NUMBERS = (int, float)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Whether progress can be measured by it: not by a bool, nor by infinity, above which nothing can rise."""
-    return isinstance(value, _NUMBERS) and type(value) is not bool and -math.inf < value < math.inf
+def _number(value: object) -> float | None:
+    """`value` as nothing but a number, if progress can be measured by it: not by a bool, nor by infinity, above which
+    nothing can rise."""
+    if type(value) is int:
+        return value
+    if isinstance(value, float):
+        return float(value) if -math.inf < value < math.inf else None
+    return int(value) if isinstance(value, int) and type(value) is not bool else None
 
 
 def _answers(message: Message) -> Id | None:
@@ -314,12 +317,13 @@ class Peer:
         Raises `LocalProtocolError` for what cannot be written, and for cancellations and progress, which only `cancel`
         and `progress` keep in step.
         """
-        if method in (_CANCELLED, _PROGRESS):
+        if method in (_CANCELLED, PROGRESS):
             raise LocalProtocolError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
         note = Notification(method, params or {})
         meta_of(f"what {method} is sent with", note.params)
         if about is not None:
-            return self._note(about, note)
+            serving = self._serving.get(about)
+            return serving is not None and self._note(about, serving, note)
         if self.closed:
             return False
         self._tell(prepare(note), None)
@@ -334,23 +338,21 @@ class Peer:
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
             return False
-        if not _is_number(progress) or progress < serving.progress or not (total is None or _is_number(total)):
+        reached, of = _number(progress), _number(total)
+        if reached is None or reached < serving.progress or (total is not None and of is None):
             why = f"from {shown(serving.progress)}, to a number; a total is a number too"
             raise LocalProtocolError(f"progress of request {shown(id)} must rise {why}")
         if not (message is None or isinstance(message, str)):
             raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
         # A loop that reports how many items it has done says the same twice where one was skipped.
-        if progress == serving.progress:
+        if reached == serving.progress:
             return False
-        params: JsonObject = {"progressToken": serving.token, "progress": progress}
-        if total is not None:
-            params["total"] = total
         terms = serving.terms or self.terms
-        if message is not None and (terms is None or terms.revision.progress_message):
-            params["message"] = message
-        if not self._note(id, Notification(_PROGRESS, params)):
+        if terms is not None and not terms.revision.progress_message:
+            message = None
+        if not self._note(id, serving, prepared_progress(serving.token, reached, of, message)):
             return False
-        serving.progress = progress
+        serving.progress = reached
         return True
 
     def answer(self, id: Id, result: JsonObject) -> bool:
@@ -517,7 +519,7 @@ class Peer:
     def _receive_notification(self, note: Notification, events: list[Event], arrival: _Arrival) -> None:
         if note.method == _CANCELLED:
             self._cancelled(note.params, events)
-        elif note.method == _PROGRESS:
+        elif note.method == PROGRESS:
             self._progressed(note.params, events)
         else:
             events.append(note)
@@ -587,9 +589,9 @@ class Peer:
             events.append(TornDown(calling.id, calling.method, reason))
 
     def _progressed(self, params: JsonObject, events: list[Event]) -> None:
-        token, progress = params.get("progressToken"), params.get("progress")
-        total, message = params.get("total"), params.get("message")
-        if not _is_id(token) or not _is_number(progress):
+        token, progress = params.get("progressToken"), _number(params.get("progress"))
+        total, message = _number(params.get("total")), params.get("message")
+        if not _is_id(token) or progress is None:
             events.append(PeerMistake("notifications/progress without a token and a number"))
             return
         calling = self._find(token, events)
@@ -600,7 +602,6 @@ class Peer:
             events.append(PeerMistake(f"progress of request {calling.id} {why}"))
             return
         calling.progress = progress
-        total = total if _is_number(total) else None
         message = message if isinstance(message, str) else None
         events.append(ProgressReported(calling.id, progress, total, message))
 
@@ -687,10 +688,9 @@ class Peer:
         """A request of theirs is over without an answer: nobody can be waiting for one."""
         del self._serving[id]
 
-    def _note(self, about: Id, note: Notification) -> bool:
+    def _note(self, about: Id, serving: _Serving, note: Notification) -> bool:
         """Queue something that belongs to this request of theirs, if it may still be sent."""
-        serving = self._serving.get(about)
-        if serving is None or self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
+        if self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
             return False
         self._tell(note, serving.label, about)
         serving.queued = self._handed_out
