@@ -169,7 +169,7 @@ class Carrier(Protocol):
     def wake(self) -> None:
         """There is something to send."""
 
-    async def bring(self, id: Id) -> None:
+    def bring(self, id: Id) -> Awaitable[None] | None:
         """As `wake`; the caller, which waits for the answer to this request, may be used to get it."""
 
     def settled(self, id: Id) -> None:
@@ -204,14 +204,14 @@ class Talk(Protocol):
 class _Asked:
     """A request of ours, as whoever made it waits for it."""
 
-    __slots__ = ("_waiting", "failure", "headers", "outcome", "reports")
+    __slots__ = ("failure", "headers", "outcome", "reports", "waiting")
 
     def __init__(self, headers: Fields) -> None:
         self.headers = headers
         self.reports: list[ProgressReported] = []
         self.outcome: Outcome | None = None
         self.failure: Failure | None = None
-        self._waiting: trio.lowlevel.Task | None = None  # an event for each call would cost more than all else here
+        self.waiting: trio.lowlevel.Task | None = None  # an event for each call would cost more than all else here
 
     def reported(self, report: ProgressReported) -> None:
         self.reports.append(report)
@@ -223,29 +223,22 @@ class _Asked:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiting is not None:
-            trio.lowlevel.reschedule(self._waiting)
-            self._waiting = None
+        if self.waiting is not None:
+            trio.lowlevel.reschedule(self.waiting)
+            self.waiting = None
 
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._waiting = None
+    def abort(self, _: object) -> trio.lowlevel.Abort:
+        self.waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def result(self, on_progress: OnProgress | None) -> JsonObject:
-        while self.outcome is None or self.reports:
-            if not self.reports:
-                self._waiting = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._abort)
-            reports, self.reports = self.reports, []
-            for each in reports:
-                assert on_progress is not None  # or none would have been asked for
-                said = on_progress(each.progress, each.total, each.message)
-                if inspect.isawaitable(said):
-                    await said
-        if isinstance(self.outcome, Answered):
-            return self.outcome.result
-        await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
-        raise failure_of(self.outcome, self.failure)()
+    async def tell(self, on_progress: OnProgress | None) -> None:
+        """Tell what was reported meanwhile."""
+        reports, self.reports = self.reports, []
+        for each in reports:
+            assert on_progress is not None  # or none would have been asked for
+            said = on_progress(each.progress, each.total, each.message)
+            if inspect.isawaitable(said):
+                await said
 
 
 class Caller:
@@ -276,7 +269,17 @@ class Caller:
 
     def hear(self, message: Message, now: float, *, about: Id | None = None) -> None:
         """Take in what came; `about` is the request of ours in whose reply it came, where there is one."""
-        self.act(self.session.receive(message, now, about=about))
+        self.take(message, now, about)
+        if self.session.queued:
+            self._wake()
+
+    def take(self, message: Message, now: float, about: Id | None = None) -> None:
+        """As `hear`, for a carrier that looks itself whether there is something to send."""
+        for event in self.session.receive(message, now, about=about):
+            if type(event) is Answered:
+                self._over(event, None)
+            else:
+                self._act(event, None)
 
     def lost(self, failure: Failure) -> None:
         """The link is gone: every call that waits ends with such an error, and so does every later one."""
@@ -403,14 +406,24 @@ class Caller:
         id = self.begin(method, params, progress=on_progress is not None)
         asked = self._asked[id] = _Asked(headers)
         try:
-            if on_progress is None and self._carrier is not None:
-                await self._carrier.bring(id)
-            else:  # this task may be busy with what is reported while there is more to be heard
-                self._wake()
-            return await asked.result(on_progress)
+            if on_progress is not None or self._carrier is None:
+                self._wake()  # this task may be busy with what is reported while there is more to be heard
+            elif (brought := self._carrier.bring(id)) is not None:
+                await brought
+            while asked.outcome is None or asked.reports:
+                if asked.reports:
+                    await asked.tell(on_progress)
+                else:
+                    asked.waiting = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(asked.abort)
         finally:
-            if self._asked.pop(id, None) is not None:
+            if asked.outcome is None:
+                del self._asked[id]
                 self.give_up(id)
+        if type(asked.outcome) is Answered:
+            return asked.outcome.result
+        await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
+        raise failure_of(asked.outcome, asked.failure)()
 
     def begin(self, method: str, params: JsonObject | None = None, *, progress: bool = False) -> int:
         """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`."""

@@ -266,7 +266,6 @@ class Client:
         """The result, and the params of the request that had it; the first is made with `asked` and `fields`."""
         if not (on_progress is None or callable(on_progress)):
             raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
-        terms = terms_of(await self._keeper.caller())
         rounds: Rounds | None = None  # mostly there is nothing to be asked
         while True:
             try:
@@ -274,6 +273,7 @@ class Client:
             except RequestError as error:
                 name_the_options(error)
                 raise
+            terms = self._terms
             if rounds is None:
                 if is_complete(terms.revision, result):
                     return result, asked
@@ -355,7 +355,6 @@ class Client:
 
     async def ping(self) -> None:
         """Ask whether the server is there.  2026-07-28 has no such request."""
-        await self._keeper.caller()
         await self._keeper.ask("ping", {})
 
     # Tools.

@@ -277,7 +277,7 @@ class SseLink(Posts):
         finally:
             self._scope.deadline = math.inf  # a user who is asked for access may take longer
 
-    async def bring(self, id: Id) -> None:
+    def bring(self, id: Id) -> None:
         self.wake()  # what is posted brings no answer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

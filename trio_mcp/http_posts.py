@@ -185,7 +185,7 @@ class Posts:
             if flight is not None:
                 self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
 
-    async def bring(self, id: Id) -> None:
+    def bring(self, id: Id) -> Awaitable[None] | None:
         mine: tuple[Message, Flight] | None = None
         for message in self._outgoing():
             flight = self._begin(message)
@@ -195,9 +195,10 @@ class Posts:
                 mine = message, flight
             else:
                 self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
-        if mine is not None:
-            mine[1].awaited = True
-            await self._carry(*mine)
+        if mine is None:
+            return None
+        mine[1].awaited = True
+        return self._carry(*mine)
 
     def _outgoing(self) -> list[Message]:
         """What can be sent now."""

@@ -195,10 +195,12 @@ class Keeper:
     async def caller(self) -> Caller:
         """Whom to ask now; a session that the server has lost is opened anew first."""
         self.check_run()
-        connection = self.connection
-        if not self._closing.is_set() and connection.caller.failure is None:
-            return connection.caller
-        return await self._usable()
+        return self._ready() or await self._usable()
+
+    def _ready(self) -> Caller | None:
+        """Whom to ask now, if there is somebody without further ado."""
+        caller = self.connection.caller
+        return caller if caller.failure is None and not self._closing.is_set() else None
 
     async def _usable(self) -> Caller:
         anew = False
@@ -265,13 +267,9 @@ class Keeper:
     async def ask(
         self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None, headers: Fields = ()
     ) -> JsonObject:
-        """One request, made a second time only where the first is known not to have been carried out.
-
-        Whoever asks has gone by `caller` before, which is where it is seen from which run they come.
-        """
-        caller = self.connection.caller
-        if self._closing.is_set() or caller.failure is not None:
-            caller = await self._usable()
+        """One request, made a second time only where the first is known not to have been carried out."""
+        self.check_run()
+        caller = self._ready() or await self._usable()
         try:
             return await caller.request(method, params, on_progress=on_progress, headers=headers)
         except SessionLost as error:

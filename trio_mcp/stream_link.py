@@ -40,7 +40,8 @@ class StreamLink:
         limits = caller.session.limits
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
-        self.hear = caller.hear
+        self.session: Session = caller.session
+        self.hear = caller.take  # its stream looks what is to be sent when it has read
         caller.carry(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
@@ -56,8 +57,8 @@ class StreamLink:
     def wake(self) -> None:
         self._duplex.wire.wake()
 
-    async def bring(self, id: Id) -> None:
-        self.wake()
+    def bring(self, id: Id) -> None:
+        self._duplex.wire.wake()
 
     def settled(self, id: Id) -> None:
         """Nothing of it is kept here."""
@@ -66,10 +67,6 @@ class StreamLink:
         """What there is to say of it is in the queue."""
 
     # As its stream has it.
-
-    @property
-    def session(self) -> Session:
-        return self._caller.session
 
     def release(self) -> None:
         """Nobody here waits for room."""

@@ -23,6 +23,7 @@ from trio_mcp.core.jsonrpc import (
     Batch,
     Error,
     Invalid,
+    Kept,
     Limits,
     Message,
     Notification,
@@ -33,6 +34,7 @@ from trio_mcp.core.jsonrpc import (
     is_prepared,
     prepare,
     prepared_progress,
+    prepared_request,
 )
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import REVISIONS, Role
@@ -746,6 +748,25 @@ def test_progress_that_cannot_be_written_is_left_to_who_says_why(
     assert not is_prepared(note)
     with pytest.raises(LocalProtocolError, match="this Notification cannot be written as JSON"):
         prepare(note)
+
+
+@pytest.mark.parametrize("more", [None, Kept({"_meta": {"é": 1}})])
+@pytest.mark.parametrize("params", [{}, {"a": "é", "b": [1]}])
+@pytest.mark.parametrize("method", ["m", "é", 'a"b\n'])
+def test_a_request_that_is_written_in_parts_is_written_as_any_other(
+    method: str, params: dict[str, Any], more: Kept | None
+) -> None:
+    whole = Request(7, method, {**params, **(more or {})})
+    made = prepared_request(7, method, params, more)
+    assert made == whole
+    assert encode(made) == encode(whole)
+    assert decode(encode(made), LIMITS) == whole
+
+
+@pytest.mark.parametrize("method", [5, None, ["m"], "\ud800"])
+def test_a_method_that_is_no_text_is_not_written_in_parts_either(method: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"Request\.method must be a string|surrogate"):
+        prepared_request(7, method, {"a": 1}, None)
 
 
 # Any bytes, and there and back again.

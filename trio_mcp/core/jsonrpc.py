@@ -21,6 +21,7 @@ write again is refused on reading, so that everything we hold can be answered, s
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import re
 from collections.abc import Callable, Hashable, Mapping
@@ -58,6 +59,7 @@ __all__ = [
     "is_prepared",
     "prepare",
     "prepared_progress",
+    "prepared_request",
     "prepared_result",
 ]
 
@@ -551,6 +553,13 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
     return note
 
 
+def prepared_request(id: int, method: str, params: JsonObject, more: Kept | None) -> Request:
+    """The request with `params` and the members of `more`, which they lack, prepared.  Raises as `prepare`."""
+    message = Request(id, method, params if more is None else {**params, **more})
+    object.__setattr__(message, "_bytes", _write(message, params if message.params else None, more))
+    return message
+
+
 def is_prepared(message: _Sendable) -> bool:
     return getattr(message, "_bytes", None) is not None
 
@@ -581,12 +590,15 @@ def _written(message: Message) -> bytes:
 
 
 def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Kept | None = None) -> bytes:
-    """With a null id, where it is an error without one.  Of a result, `own` and `more` are its parts, if it has any."""
+    """With a null id, where it is an error without one.  `own` and `more` are the parts of its result or params."""
     try:
         if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
             head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
-            parts = (_result_text(message),) if own is None or more is None else _joined(to_text(own), more.text)
+            parts = (_result_text(message),) if own is None else _joined(own, more)
             return b"".join((head, *parts, b"}"))
+        if type(message) is Request and own is not None and type(message.id) is int and type(message.method) is str:
+            head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
+            return b"".join((head, *_joined(own, more), b"}"))
         _check(message)
         return to_text(_envelope(message))
     except UnicodeEncodeError:
@@ -597,6 +609,8 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ke
         why = str(error)
     raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}")
 
+
+_method_text = functools.lru_cache(64)(to_text)  # there are some dozens
 
 # What each member must be; a bool, being an int in Python only, never passes.
 _ID: tuple[type, ...] = (int, str)
@@ -617,11 +631,14 @@ def _result_text(message: Result) -> bytes:
     return to_text(result)
 
 
-def _joined(text: bytes, more: bytes) -> tuple[bytes | memoryview, ...]:
+def _joined(own: JsonObject, more: Kept | None) -> tuple[bytes | memoryview, ...]:
     """The pieces of one object made of two, of which the first may be empty."""
-    if len(text) == len(b"{}"):
-        return (more,)
-    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more[1:]
+    text = to_text(own)
+    if more is None:
+        return (text,)
+    if not own:
+        return (more.text,)
+    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more.text[1:]
 
 
 def _envelope(message: Message | _Sendable) -> JsonObject:

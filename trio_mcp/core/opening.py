@@ -15,6 +15,7 @@ and for a stated reason, instead of serving a request under rules the client doe
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -27,7 +28,7 @@ from trio_mcp.core.errors import (
     RequestError,
     shown,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Request
+from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Kept, Message, Request, Result
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
 from trio_mcp.core.records import record
@@ -43,7 +44,7 @@ from trio_mcp.core.revisions import (
 )
 from trio_mcp.core.session import Opened, Session
 from trio_mcp.core.state import Link
-from trio_mcp.core.terms import Terms
+from trio_mcp.core.terms import NOTHING, Terms
 
 __all__ = [
     "OPENING",
@@ -163,7 +164,7 @@ class ClientSession(Session):
             self.phase = Phase.OPEN
             self._speak(self.terms.revision)
         self._allowed: set[str] = set()  # methods that may be sent, whatever their params
-        self._ours: dict[Revision, JsonObject] = {}  # what every request of such a revision says; never changed
+        self._ours: dict[tuple[Revision, str | None], Kept] = {}  # by revision and log level
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
@@ -218,8 +219,12 @@ class ClientSession(Session):
             if terms is not None and all(need.method != method for need in terms.revision.conditional_needs):
                 self._allowed.add(method)
             return id
-        params = self._spoken(terms, params or {})
-        return Peer.request(self, method, params, deadline=deadline, progress=progress, about=about)
+        params, more = params or {}, None
+        if progress or type(params) is not dict or "_meta" in params:
+            params = self._spoken(terms, params)
+        elif not terms.revision.handshake:
+            more = self._said(terms.revision)
+        return self._ask(method, params, more, deadline, progress, about)
 
     def _spoken(self, terms: Terms, params: JsonObject) -> JsonObject:
         """A modern request says under which terms it is made."""
@@ -239,17 +244,23 @@ class ClientSession(Session):
         return super()._terms_for(method, about)
 
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
-        given, ours = meta_of("params", params), self._ours.get(revision)
-        if ours is None:
-            ours = self._ours[revision] = {
+        given, said = meta_of("params", params), self._said(revision)["_meta"]
+        if META_LOG_LEVEL in given:  # of all that is said so, this alone is for the caller to choose
+            said = {**said, META_LOG_LEVEL: given[META_LOG_LEVEL]}
+        return {**params, "_meta": {**given, **said}}
+
+    def _said(self, revision: Revision) -> Kept:
+        """What every request of this revision says of its terms, and which is written once."""
+        said = self._ours.get((revision, self.log_level))
+        if said is None:
+            ours = {
                 META_VERSION: revision.name,
                 META_CLIENT_CAPABILITIES: self.declared(revision),
                 META_CLIENT_INFO: self.offer.info_in(revision),
             }
-        if given or self.log_level is not None:
             level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
-            ours = {**level, **given, **ours}
-        return {**params, "_meta": ours}
+            said = self._ours[revision, self.log_level] = Kept({"_meta": {**level, **ours}})
+        return said
 
     def _speak(self, revision: Revision) -> None:
         """On HTTP it is the revision that says what a cancellation and a lost stream mean."""
@@ -276,6 +287,20 @@ class ClientSession(Session):
         self._trying = revision
 
     # What the server sends.
+
+    def receive(
+        self,
+        message: Message,
+        now: float,
+        *,
+        about: Hashable | None = None,
+        principal: Any = None,
+        headers: Mapping[str, str] = NOTHING,
+    ) -> list[Event]:
+        """As `Session.receive`."""
+        if type(message) is Result and self._opening_id is None:  # there is nobody but the caller to judge it
+            return Peer.receive(self, message, now, about=about)
+        return super().receive(message, now, about=about, principal=principal, headers=headers)
 
     @property
     def _answers_nothing(self) -> bool:

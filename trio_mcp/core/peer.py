@@ -34,6 +34,7 @@ from trio_mcp.core.jsonrpc import (
     Id,
     Invalid,
     JsonObject,
+    Kept,
     Limits,
     Message,
     Notification,
@@ -42,6 +43,7 @@ from trio_mcp.core.jsonrpc import (
     is_prepared,
     prepare,
     prepared_progress,
+    prepared_request,
 )
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.records import record
@@ -289,20 +291,36 @@ class Peer:
         `about` is over, too many requests are open, or `params` cannot be written or bring a progress token (prog-02:
         ours are unique).
         """
+        return self._ask(method, params or {}, None, deadline, progress, about)
+
+    def _ask(
+        self,
+        method: str,
+        params: JsonObject,
+        more: Kept | None,
+        deadline: float | None = None,
+        progress: bool = False,
+        about: Id | None = None,
+    ) -> int:
+        """As `request`; `more` goes along with plain params that have none of its members, and no progress with it."""
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
         if len(self._calling) >= self.limits.requests:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
-        label = self.label_of(about)
+        label = None if about is None else self.label_of(about)
         if about is not None and label is None:
             raise LocalProtocolError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
-        id, params = self._next_id, params or {}
-        meta = meta_of(f"what {method} is sent with", params)
-        if progress:  # The id is unique among our requests for ever, so it is a unique token too.
-            params = {**params, "_meta": {**meta, "progressToken": id}}
-        elif "progressToken" in meta:
-            raise LocalProtocolError(f"{method} was not sent: say progress=True instead of choosing a progressToken")
-        request = prepare(Request(id, method, params))
+        id = self._next_id
+        if more is not None or (type(params) is dict and "_meta" not in params and not progress):
+            request = prepared_request(id, method, params, more)
+        else:
+            meta = meta_of(f"what {method} is sent with", params)
+            if progress:  # The id is unique among our requests for ever, so it is a unique token too.
+                params = {**params, "_meta": {**meta, "progressToken": id}}
+            elif "progressToken" in meta:
+                why = "say progress=True instead of choosing a progressToken"
+                raise LocalProtocolError(f"{method} was not sent: {why}")
+            request = prepare(Request(id, method, params))
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
         self._calling[id] = _Calling(id, method, state, about, label, -math.inf if progress else None)
@@ -485,7 +503,7 @@ class Peer:
 
         `about` is what the transport calls the stream or exchange that the message came on; see `Outgoing`.
         """
-        events = self.tick(now) if self._deadlines else []
+        events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
         if not self.closed:
             arrival = _UNLABELLED if about is None else _Arrival(about)
             self._RECEIVERS[type(message)](self, message, events, arrival)
@@ -525,7 +543,7 @@ class Peer:
             events.append(note)
 
     def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
-        calling = self._find(message.id, events)
+        calling = self._calling.get(message.id) or self._find(message.id, events)
         if calling is not None and self._call_step(calling, Seen.ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
