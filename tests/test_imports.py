@@ -83,6 +83,7 @@ admission groups
 parking publishing
 dispatch
 outbox
+crew
 duplex
 running
 conversation

@@ -94,14 +94,13 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_link", "_over", "_place", "_progress", "_scope", "_waits", "answers", "elsewhere",
-        "kept_roots", "lifespan", "pages", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
+        "_keys", "_link", "_over", "_place", "_progress", "_waits", "answers", "elsewhere", "kept_roots",
+        "lifespan", "pages", "recorded", "replay", "request", "rounds", "scope", "state", "terms", "told", "wire",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
         self._link: Link | None = link
         self._place: Place | None = None
-        self._scope = trio.CancelScope()
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
@@ -119,6 +118,7 @@ class Context:
         """What that `InputRequired` carried."""
         self.wire = wire  # where what belongs to the request at hand goes, and
         self.told = 0  # the last write there that has something of it, for the machinery
+        self.scope: trio.CancelScope  # what the handler runs in, until it is over
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
@@ -350,13 +350,9 @@ class Context:
         self._link, self._place, self.request, self.terms = link, None, request, terms
         self.wire, self.told = wire, 0
 
-    @property
-    def scope(self) -> trio.CancelScope:
-        """What the handler runs in; to be cancelled by `cancel`."""
-        return self._scope
-
     def cancel(self, reason: str) -> None:
-        self._scope.cancel(reason=reason)
+        if not self._over:  # or another call may run in it by now
+            self.scope.cancel(reason=reason)
         self.over()
 
     def over(self) -> None:

@@ -240,12 +240,14 @@ class Conversation:
         ctx = self._contexts[request.id] = Context(self, request, call.terms, self._wire_of(request.id))
         name = request.params.get("name", request.params.get("uri"))
         name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
-        work: Any = self._work
-        if request.method in _IN_TURN:
-            before, self._turn = self._turn, trio.Event()
-            work = partial(self._work_in_turn, before=before, done=self._turn)
+        name = f"{request.method} {name} #{request.id}"
         # In the context of the connection: this may be called by a request of another one that makes room.
-        self._variables.run(self._run.nursery.start_soon, work, ctx, name=f"{request.method} {name} #{request.id}")
+        if request.method in _IN_TURN:
+            before, self._turn, ctx.scope = self._turn, trio.Event(), trio.CancelScope()
+            work = partial(self._work_in_turn, ctx, before=before, done=self._turn)
+            self._variables.run(self._run.nursery.start_soon, work, name=name)
+        else:
+            ctx.scope = self._run.crew.start_soon(self._work, ctx, variables=self._variables, name=name)
 
     async def _work_in_turn(self, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
         """Of a subscription and its end, the one that was sent last is to count, and tasks begin in any order."""
@@ -256,32 +258,32 @@ class Conversation:
             self._forget(ctx)
             raise
         else:
-            await self._work(ctx)
+            with ctx.scope:
+                await self._work(ctx)
         finally:
             done.set()
 
     async def _work(self, ctx: Context) -> None:
-        """One call, from its beginning to its end, which may be on another link."""
-        outcome: JsonObject | RequestError = _TO_NOBODY
+        """One call, from its beginning to its end, which may be on another link; the scope is its own till it is over."""
+        outcome: JsonObject | RequestError | None = None
         try:
             try:
-                with ctx.scope:
-                    await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
-                    result = await self._result(ctx)
-                    if ctx.told and (link := _of(ctx)) is not None:
-                        await link._part(ctx)
-                    outcome = result
+                await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
+                result = await self._result(ctx)
+                if ctx.told and (link := _of(ctx)) is not None:
+                    await link._part(ctx)
+                outcome = result
             finally:
                 ctx.over()
+                if outcome is None and ctx.scope.cancel_called and (link := _of(ctx)) is not None:
+                    link._close(ctx, _TO_NOBODY)
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
-            at: Any = ctx.link
-            if at is not None:  # None: the client never came back
-                await at._end(ctx, outcome)
+            if (link := _of(ctx)) is not None:  # None: the client never came back
+                await link._end(ctx, outcome)
         finally:  # also when it was cancelled together with the server; then nobody is told
-            at = ctx.link
-            if at is not None:
-                at._forget(ctx)
+            if (link := _of(ctx)) is not None:
+                link._forget(ctx)
 
     async def _result(self, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
@@ -317,13 +319,18 @@ class Conversation:
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
+        if self._close(ctx, outcome):
+            await ctx.wire.flush()
+            if ctx.wire.full:
+                await ctx.wire.room()  # so that who does not read is not served without end
+
+    def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
+        """The call has ended with this; whether there is something to be sent for it."""
         del self._contexts[ctx.request.id]  # from now on another may have the id
-        if not self._say(ctx, outcome):
+        heard = self._say(ctx, outcome)
+        if not heard:
             ctx.wire.wake()
-            return
-        await ctx.wire.flush()
-        if ctx.wire.full:
-            await ctx.wire.room()  # so that who does not read is not served without end
+        return heard
 
     async def _part(self, ctx: Context) -> None:
         """Keep what was told in the course of a request apart from its answer.
