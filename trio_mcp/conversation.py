@@ -264,7 +264,7 @@ class Conversation:
             done.set()
 
     async def _work(self, ctx: Context) -> None:
-        """One call, from its beginning to its end, which may be on another link; the scope is its own till it is over."""
+        """One call, from its beginning to its end, which may be on another link; the scope is its own as long."""
         outcome: JsonObject | RequestError | None = None
         try:
             try:
