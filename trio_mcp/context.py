@@ -94,13 +94,11 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_link", "_over", "_place", "_progress", "_waits", "answers", "elsewhere", "kept_roots",
-        "lifespan", "pages", "recorded", "replay", "request", "rounds", "scope", "state", "terms", "told", "wire",
+        "_keys", "_over", "_progress", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "link", "pages",
+        "place", "recorded", "replay", "request", "rounds", "scope", "state", "terms", "told", "wire",
     )  # fmt: skip
 
     def __init__(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
-        self._link: Link | None = link
-        self._place: Place | None = None
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
@@ -119,6 +117,8 @@ class Context:
         self.wire = wire  # where what belongs to the request at hand goes, and
         self.told = 0  # the last write there that has something of it, for the machinery
         self.scope: trio.CancelScope  # what the handler runs in, until it is over
+        self.link: Link | None = link  # the connection of the request at hand, or, between two of one call,
+        self.place: Place | None = None  # where the next is awaited
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
@@ -234,7 +234,7 @@ class Context:
     @property
     def _heard(self) -> Link | None:
         """The connection, while it hears what precedes the answer."""
-        return None if self._over or self.wire.answers_only else self._link
+        return None if self._over or self.wire.answers_only else self.link
 
     async def completed(self, question: ElicitUrl) -> bool:
         """Tell the client that what a URL was visited for is done.
@@ -248,8 +248,8 @@ class Context:
         if self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
             await trio.lowlevel.checkpoint()
             return False
-        assert self._link is not None  # only modern calls are ever without one
-        link, params = self._link, question.completed_params()
+        assert self.link is not None  # only modern calls are ever without one
+        link, params = self.link, question.completed_params()
         if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
             await link.tell(self)
             return True
@@ -320,34 +320,25 @@ class Context:
 
     async def _opened(self, what: str) -> Link:
         """The connection, when there is somebody to ask."""
-        if self._place is not None and self._place.left:
-            await self._place.resumed.wait()
+        if self.place is not None and self.place.left:
+            await self.place.resumed.wait()
         return self.opened(what)
 
     def opened(self, what: str) -> Link:
-        if self._link is None:
+        if self.link is None:
             raise LocalProtocolError(
                 f"{what} was not sent: a question of this call waits for its answer; ask several by ctx.ask(a=…, b=…)"
             )
-        return self._link
+        return self.link
 
-    # For the machinery: a call is carried by one request after another.
-
-    @property
-    def link(self) -> Link | None:
-        return self._link
-
-    @property
-    def place(self) -> Place | None:
-        """Where the call waits for its next request."""
-        return self._place
+    # For the machinery.
 
     def let_go(self, place: Place) -> None:
         """The request was answered with a question: nobody listens until the next one comes."""
-        self._link, self._place = None, place
+        self.link, self.place = None, place
 
     def go_on(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
-        self._link, self._place, self.request, self.terms = link, None, request, terms
+        self.link, self.place, self.request, self.terms = link, None, request, terms
         self.wire, self.told = wire, 0
 
     def cancel(self, reason: str) -> None:

@@ -108,7 +108,7 @@ class Conversation:
         self._run = run
         self._wire = wire
         self._alone = terms is not None
-        self._share = run.admission.share(_begin)  # bound to nobody: a request by HTTP is freed at its end
+        self._share = run.admission.share(self._begin)
         self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
         self._asked: dict[Id, _Asked] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
@@ -233,11 +233,14 @@ class Conversation:
 
     # Requests.
 
-    def _begin(self, call: Call) -> None:
+    @staticmethod  # bound to nobody: a request by HTTP is freed at its end
+    def _begin(work: tuple[Conversation, Call]) -> None:
+        self, call = work
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
-        ctx = self._contexts[request.id] = Context(self, request, call.terms, self._wire_of(request.id))
+        wire: Any = self.session.label_of(request.id)
+        ctx = self._contexts[request.id] = Context(self, request, call.terms, wire)
         name = request.params.get("name", request.params.get("uri"))
         name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
         name = f"{request.method} {name} #{request.id}"
@@ -279,11 +282,13 @@ class Conversation:
                     link._close(ctx, _TO_NOBODY)
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
-            if (link := _of(ctx)) is not None:  # None: the client never came back
-                await link._end(ctx, outcome)
+            at: Any = ctx.link
+            if at is not None:  # None: the client never came back
+                await at._end(ctx, outcome)
         finally:  # also when it was cancelled together with the server; then nobody is told
-            if (link := _of(ctx)) is not None:
-                link._forget(ctx)
+            at = ctx.link
+            if at is not None:
+                at._forget(ctx)
 
     async def _result(self, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
@@ -355,7 +360,7 @@ class Conversation:
         if self._contexts.get(ctx.request.id) is ctx:
             del self._contexts[ctx.request.id]
         self._share.leave()
-        if not self._share.running:
+        if self._quiet and not self._share.running:
             self._quiet.unpark_all()
 
     async def quiet(self) -> None:
@@ -549,11 +554,6 @@ class Conversation:
         self.lost("the server has stopped")
         for wire in wires:
             wire.close()
-
-
-def _begin(work: tuple[Conversation, Call]) -> None:
-    conversation, call = work
-    conversation._begin(call)
 
 
 def _of(ctx: Context) -> Conversation | None:

@@ -77,11 +77,12 @@ class _Hand:
     async def serve(self) -> None:
         task = self.task = trio.lowlevel.current_task()
         with self.scope:
-            deadline = trio.current_effective_deadline()
+            # Nothing public tells whether a scope or a nursery was left open, as by a generator that was dropped; then
+            # this task must end, and Trio says why.
+            inside = task._cancel_status
             while True:
                 await self.work(*self.args)
-                # Something is open in here, or was cancelled: a scope in a generator that was dropped, for one.
-                if task.child_nurseries or trio.current_effective_deadline() != deadline:
+                if task._cancel_status is not inside:
                     return
                 del self.work, self.args
                 if not self._crew.spare(self):

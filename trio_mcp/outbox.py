@@ -189,7 +189,8 @@ class Outbox(Generic[T]):
         finally:
             self._writing = False
             self._writes += 1
-            self._written.unpark_all()
+            if self._written:
+                self._written.unpark_all()
             if something:
                 self.wake()  # for what was queued meanwhile
         return something

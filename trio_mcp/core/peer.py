@@ -221,9 +221,6 @@ class _Arrival:
     batch: _Batch | None = None
 
 
-_UNLABELLED = _Arrival()
-
-
 @attrs.define(eq=False, repr=False)
 class _Serving:
     """A request that we serve.
@@ -267,6 +264,7 @@ class Peer:
         # Each with its label, and the request of theirs with which it would be withdrawn.
         self._outgoing: list[tuple[Request | Notification | Result | Error | Batch, Hashable | None, Id | None]] = []
         self._handed_out = 0  # times
+        self._arrival = _Arrival()  # of the message before
         # The next id when we last sent what has no answer, or gave up what has one; 0 once a later request is answered.
         self._doubtful = 0
         # Requests of theirs that were cancelled with something in the queue, and how much of that is older.  So it is
@@ -505,7 +503,9 @@ class Peer:
         """
         events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
         if not self.closed:
-            arrival = _UNLABELLED if about is None else _Arrival(about)
+            if about is not self._arrival.label:  # as a rule all on one link have the same
+                self._arrival = _Arrival(about)
+            arrival = self._arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
         return events
 

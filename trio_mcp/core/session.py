@@ -143,6 +143,9 @@ class Offer:
     plain: Mapping[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
     """For each role of ours: the methods for which we have declared all that any request needs."""
 
+    unreadable_id_is_null: bool = _worked_out(lambda offer: any(each.unreadable_id_is_null for each in offer.revisions))
+    """JSON-RPC's own rule, which holds before anything is agreed, unless no revision on offer has it."""
+
     def _newest(self, *, handshake: bool) -> Revision | None:
         return max((each for each in self.revisions if each.handshake is handshake), key=str, default=None)
 
@@ -256,9 +259,7 @@ class Session(Peer):
     @property
     def unreadable_id_is_null(self) -> bool:
         """How to encode an error for something whose id could not be read: with a null id, or without one."""
-        # Before anything is agreed JSON-RPC's own rule holds, unless no revision on offer has it.
-        revisions = self.offer.revisions if self.terms is None else (self.terms.revision,)
-        return any(revision.unreadable_id_is_null for revision in revisions)
+        return (self.offer if self.terms is None else self.terms.revision).unreadable_id_is_null
 
     # What we send.
 
