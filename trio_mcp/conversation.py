@@ -247,8 +247,8 @@ class Conversation:
         # In the context of the connection: this may be called by a request of another one that makes room.
         if request.method in _IN_TURN:
             before, self._turn, ctx.scope = self._turn, trio.Event(), trio.CancelScope()
-            work = partial(self._work_in_turn, ctx, before=before, done=self._turn)
-            self._variables.run(self._run.nursery.start_soon, work, name=name)
+            in_turn = partial(self._work_in_turn, ctx, before=before, done=self._turn)
+            self._variables.run(self._run.nursery.start_soon, in_turn, name=name)
         else:
             ctx.scope = self._run.crew.start_soon(self._work, ctx, variables=self._variables, name=name)
 
@@ -280,6 +280,7 @@ class Conversation:
                 ctx.over()
                 if outcome is None and ctx.scope.cancel_called and (link := _of(ctx)) is not None:
                     link._close(ctx, _TO_NOBODY)
+                    ctx.wire.wake()
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it
                 await ctx.place.resumed.wait()
             at: Any = ctx.link
@@ -324,18 +325,17 @@ class Conversation:
         place.resumed.set()
 
     async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        if self._close(ctx, outcome):
-            await ctx.wire.flush()
-            if ctx.wire.full:
-                await ctx.wire.room()  # so that who does not read is not served without end
+        if not self._close(ctx, outcome):
+            ctx.wire.wake()
+            return
+        await ctx.wire.flush()
+        if ctx.wire.full:
+            await ctx.wire.room()  # so that who does not read is not served without end
 
     def _close(self, ctx: Context, outcome: JsonObject | RequestError) -> bool:
-        """The call has ended with this; whether there is something to be sent for it."""
+        """The call has ended with this; False if nobody hears it."""
         del self._contexts[ctx.request.id]  # from now on another may have the id
-        heard = self._say(ctx, outcome)
-        if not heard:
-            ctx.wire.wake()
-        return heard
+        return self._say(ctx, outcome)
 
     async def _part(self, ctx: Context) -> None:
         """Keep what was told in the course of a request apart from its answer.
