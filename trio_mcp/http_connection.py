@@ -99,7 +99,7 @@ class Shared:
         """Those that wait for their next request.  One that has got it stays there until its time is up: to forget and
         to note it with each request would cost more than to look once."""
         self._date = ""
-        self._dated = -math.inf
+        self._dated = -1
 
     async def run(self) -> None:
         """Close connections that have been idle for too long; until it is cancelled."""
@@ -107,11 +107,10 @@ class Shared:
             (await self.idle.next()).expire()
 
     def date(self) -> str:
-        """The time of day; a second old at most, which is all that it says."""
-        now = trio.current_time()
-        if now - self._dated >= 1:
-            self._date = date(*time.gmtime()[:7])
-            self._dated = now
+        """The time of day."""
+        now = int(time.time())
+        if now != self._dated:
+            self._date, self._dated = date(*time.gmtime(now)[:7]), now
         return self._date
 
 
@@ -144,7 +143,7 @@ class HttpConnection:
         self._nap: trio.CancelScope | None = None
         # Of the write at hand.
         self._writing: trio.CancelScope | None = None
-        self._written = trio.lowlevel.ParkingLot()
+        self._written: trio.Event | None = None  # where its end is waited for
         self._deadline = math.inf  # of all writes, once everything ends
         self._over = False  # nothing more can be written
         self._failure: Exception | None = None  # what `tap` or the stream raised
@@ -205,41 +204,40 @@ class HttpConnection:
                 raise
 
     async def _converse(self) -> None:
+        """One request and its response after the other."""
         try:
-            while await self._exchange():
+            while (head := self._reader.head() or await self._head()) is not None:
+                self._look_at(head)
+                if self._switches(head):
+                    assert self._shared.upgraded is not None
+                    request = HttpRequest(head.method, head.target, head.headers)
+                    await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
+                    self._over = True
+                    return
+                self._gone, self._response = None, _Response(self)
+                response = self._response
+                self._gone = await self._answer(head, response)
+                del head  # a stream may last for hours
+                await self._attend(response)
+                del response
+                if self._last or self._over:
+                    return
                 if self._busy:  # else the end of the response has told it already
                     self._rest()
         except Refused as fault:
             await self._refuse(fault.reply)
 
-    async def _exchange(self) -> bool:
-        """One request and its response; whether there may be another."""
-        head = await self._head()
-        if head is None:
-            return False
-        if self._switches(head):
-            assert self._shared.upgraded is not None
-            request = HttpRequest(head.method, head.target, head.headers)
-            await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
-            self._over = True
-            return False
-        self._gone, self._response = None, _Response(self)
-        response = self._response
-        self._gone = await self._answer(head, response)
-        del head  # a stream may last for hours
-        await self._attend(response)
-        return not self._last and not self._over
-
     def _rest(self) -> None:
         """The next request is waited for."""
         self._busy, self._late = False, ""
         self._response = self._gone = None  # a connection that idles keeps nothing of its last request
+        self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
         self._shared.idle.hear(self)
 
     async def _head(self) -> Head | None:
-        self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
+        """The head of the next request, which is not there yet."""
         reader = self._reader
-        while (head := reader.head()) is None:
+        while True:
             if reader.waiting and not self._busy:
                 self._busy = True
                 limit = self._limits.head_seconds
@@ -250,6 +248,10 @@ class HttpConnection:
                 self._over = True
                 return None
             reader.feed(data)
+            if (head := reader.head()) is not None:
+                return head
+
+    def _look_at(self, head: Head) -> None:
         self._busy = True
         if self._scope.deadline != math.inf:
             self._scope.deadline = math.inf
@@ -257,7 +259,6 @@ class HttpConnection:
         self._bodiless = head.method == "HEAD"
         if not head.keep:
             self._last = True
-        return head
 
     def _switches(self, head: Head) -> bool:
         """Whether this request is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
@@ -371,8 +372,20 @@ class HttpConnection:
         return await self._receive(most)
 
     async def _receive(self, most: int) -> bytes:
+        """As `receive_some`, or nothing where that fails: either way no more will come."""
+        socket = self._socket
         try:
-            data = await self._read(most)
+            while socket is not None and socket.fileno() >= 0:
+                await trio.lowlevel.wait_readable(socket)  # at first, for there is mostly nothing yet
+                try:
+                    data = os.read(socket.fileno(), most)
+                except BlockingIOError:
+                    continue
+                except OSError:  # it may also be out of reach
+                    return b""
+                break
+            else:
+                data = bytes(await self._stream.receive_some(most))
             if data and self._shared.tap is not None:
                 self._shared.tap("in", data)
         except GONE:
@@ -381,18 +394,6 @@ class HttpConnection:
             self._failure = error
             return b""
         return data
-
-    async def _read(self, most: int) -> bytes:
-        """As `receive_some`.  There is mostly nothing yet, so it is waited for before it is asked for."""
-        while self._socket is not None and self._socket.fileno() >= 0:
-            await trio.lowlevel.wait_readable(self._socket)
-            try:
-                return os.read(self._socket.fileno(), most)
-            except BlockingIOError:
-                continue
-            except OSError as error:  # it may also be out of reach
-                raise trio.BrokenResourceError("the client has gone") from error
-        return bytes(await self._stream.receive_some(most))
 
     # Writing.
 
@@ -428,7 +429,8 @@ class HttpConnection:
             raise trio.BrokenResourceError("the connection has failed") from error
         finally:
             self._writing = None
-            self._written.unpark_all()
+            if self._written is not None:
+                self._written.set()
         self._break()
         raise trio.BrokenResourceError("the client reads nothing (Limits.write_seconds)")
 
@@ -491,9 +493,9 @@ class HttpConnection:
         # What is being written is for somebody who may still read it, for a moment; then the stream is closed under it.
         self.hurry()
         if self._writing is not None:
+            self._written = trio.Event()
             with trio.CancelScope(shield=True, deadline=self._deadline):
-                while self._writing is not None:
-                    await self._written.park()
+                await self._written.wait()
         # Streams do close when they are cancelled at it, only less politely.
         with suppress(*GONE), trio.CancelScope(shield=True, deadline=self._deadline):
             await self._stream.aclose()

@@ -424,16 +424,16 @@ class Lane:
 
     def _events(self, done: bool) -> bytes:
         """What there is to be sent on a stream."""
-        parts = [self._missed]
+        parts, texts = [self._missed], [self._encoded(message) for message in self._queue]
         if not self._begun and self.name is None:  # else it is carried on
             parts.append(self._way.opening)
             if self._way.primes:
-                parts.append(self._priming())  # http-46
-        if self._queue:
-            parts.append(self._logged([self._encoded(message) for message in self._queue]))
+                texts.insert(0, b"")  # http-46: a priming event
+        if texts:
+            parts.append(self._logged(texts))
             self._queue.clear()
         if self._retry is not None and not (done and self._ids):  # else the answer is there already
-            parts.append(self._priming(self._retry))
+            parts.append(self._logged([b""], self._retry))
         elif self._silent and not any(parts):
             parts.append(KEEP_ALIVE)
         self._missed, self._silent = b"", False
@@ -455,9 +455,6 @@ class Lane:
 
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
-
-    def _priming(self, retry: float | None = None) -> bytes:
-        return self._logged([b""], retry)
 
     def _encoded(self, message: Spoken) -> bytes:
         if isinstance(message, _WITH_ERRORS):
