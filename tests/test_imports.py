@@ -44,6 +44,7 @@ pages
 cache
 sse
 headers
+verdicts
 http
 http_client
 replay

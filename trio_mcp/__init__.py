@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         ResourceNotFound,
         SessionClosed,
     )
-    from trio_mcp.core.http import HttpRequest
     from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
     from trio_mcp.core.listen import Change, Kind
     from trio_mcp.core.models import (
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.resource_server import CannotVerify
     from trio_mcp.core.schema import Field
     from trio_mcp.core.validation import InvalidSchema
+    from trio_mcp.core.verdicts import HttpRequest
     from trio_mcp.dispatch import CallNext, Middleware
     from trio_mcp.driver import serve_stream
     from trio_mcp.following import FollowedCall, Progress
@@ -166,7 +166,6 @@ _HOMES = {
     "ToolResultContent ToolUseContent Unknown",
     "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
     "NotInThisRevision RemoteProtocolError RequestError ResourceNotFound SessionClosed",
-    "trio_mcp.core.http": "HttpRequest",
     "trio_mcp.core.jsonrpc": "Json JsonObject Limits Request",
     "trio_mcp.core.listen": "Change Kind",
     "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult ListPromptsResult "
@@ -180,6 +179,7 @@ _HOMES = {
     "trio_mcp.core.resource_server": "CannotVerify",
     "trio_mcp.core.schema": "Field",
     "trio_mcp.core.validation": "InvalidSchema",
+    "trio_mcp.core.verdicts": "HttpRequest",
     "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",

@@ -34,7 +34,13 @@ import trio
 from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
 from trio_mcp.core.headers import Fields, Headers, reply_headers
-from trio_mcp.core.http import (
+from trio_mcp.core.http import judge, screen
+from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
+from trio_mcp.core.replay import MemoryEventLog, NotReplayable, Replay
+from trio_mcp.core.sse import SseEvent, encode_event, encode_message
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
+from trio_mcp.core.verdicts import (
     Deliver,
     EndSession,
     HttpRequest,
@@ -44,15 +50,8 @@ from trio_mcp.core.http import (
     Screened,
     Serve,
     endpoint_uri,
-    judge,
     refusal,
-    screen,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
-from trio_mcp.core.replay import MemoryEventLog, NotReplayable, Replay
-from trio_mcp.core.sse import SseEvent, encode_event, encode_message
-from trio_mcp.core.state import Link
-from trio_mcp.core.terms import Terms
 from trio_mcp.gate import Caller, Gate, name_of, seconds_left
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of

@@ -43,8 +43,8 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.headers import Fields
-from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.endpoint import tell_refusal, too_much
 from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.intake import Share

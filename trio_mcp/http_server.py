@@ -29,7 +29,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.http import HttpRequest
+from trio_mcp.core.verdicts import HttpRequest
 from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.groups import open_nursery

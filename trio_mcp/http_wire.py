@@ -39,8 +39,8 @@ import h11
 
 from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError
 from trio_mcp.core.headers import Fields, Headers
-from trio_mcp.core.http import Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.verdicts import Reply, refusal
 
 __all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "date", "head_bytes", "refused"]
 

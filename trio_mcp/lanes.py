@@ -34,11 +34,11 @@ import attrs
 import trio
 
 from trio_mcp.core.headers import Fields, reply_headers
-from trio_mcp.core.http import Answer, status_for
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
 from trio_mcp.core.replay import EventLog, Replay
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.sse import KEEP_ALIVE, encode_message, encode_messages, priming_event
+from trio_mcp.core.verdicts import Answer, status_for
 from trio_mcp.outbox import GONE, Outbox
 from trio_mcp.silence import Silence
 

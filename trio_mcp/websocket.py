@@ -38,10 +38,10 @@ from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import INVALID_REQUEST, shown
 from trio_mcp.core.headers import Fields, Headers
-from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.intake import Share
 
 __all__ = ["SUBPROTOCOL", "Upgrade", "WebSocketFrames", "judge_upgrade"]

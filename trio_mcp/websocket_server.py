@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.verdicts import HttpRequest, Reply
 from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import tell_refusal

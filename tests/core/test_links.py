@@ -21,7 +21,7 @@ from tests.core.pairs import (
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.headers import Headers
-from trio_mcp.core.http import HttpPolicy, HttpRequest, Serve, judge
+from trio_mcp.core.http import judge
 from trio_mcp.core.http_client import Exchange, request_headers
 from trio_mcp.core.jsonrpc import Batch, Event, Invalid, LineFramer, Notification, Request, Result, decode, encode
 from trio_mcp.core.listen import (
@@ -49,6 +49,7 @@ from trio_mcp.core.revisions import (
 from trio_mcp.core.session import Agreed, Call, Offer, ServerSession, Session
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
+from trio_mcp.core.verdicts import HttpPolicy, HttpRequest, Serve
 
 EVERY_REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 

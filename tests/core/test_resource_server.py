@@ -12,7 +12,6 @@ from trio_mcp.core.auth_challenge import Demand, read_demand
 from trio_mcp.core.auth_documents import read_resource
 from trio_mcp.core.auth_places import Rules
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.resource_server import (
     WELL_KNOWN,
@@ -22,6 +21,7 @@ from trio_mcp.core.resource_server import (
     claims_fault,
     scopes_in,
 )
+from trio_mcp.core.verdicts import HttpRequest, Reply
 
 AT = "https://mcp.example.com/mcp"
 ISSUER = "https://auth.example.com"

@@ -33,8 +33,8 @@ from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
-from trio_mcp.core.http import LOOPBACK_HOSTS
 from trio_mcp.core.revisions import META_VERSION
+from trio_mcp.core.verdicts import LOOPBACK_HOSTS
 
 __all__ = ["TRANSPORTS"]
 

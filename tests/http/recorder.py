@@ -22,8 +22,8 @@ from tests.http.client import Web, note, request
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Server
 from trio_mcp.core.headers import Fields, Headers
-from trio_mcp.core.http import HttpRequest, Reply
 from trio_mcp.core.sse import EventReader, SseEvent
+from trio_mcp.core.verdicts import HttpRequest, Reply
 from trio_mcp.endpoint import Endpoint, send_reply
 from trio_mcp.running import Run
 

@@ -24,8 +24,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
 from trio_mcp.core.headers import Fields
-from trio_mcp.core.http import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.http_connection import HttpConnection, Shared
 from trio_mcp.http_wire import Head, refused
 from trio_mcp.intake import Intake

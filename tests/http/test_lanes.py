@@ -19,10 +19,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.http.recorder import Recorder, by_the_rules
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.http import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
 from trio_mcp.core.replay import LoggedEvent, MemoryEventLog, Replay
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.verdicts import Answer
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
 from trio_mcp.silence import Silence
 

@@ -15,7 +15,7 @@ from tests.http.client import Answer, Web
 from tests.http.served import listening
 from trio_mcp import Context, Server, Tool
 from trio_mcp.core.headers import Headers
-from trio_mcp.core.http import HttpRequest
+from trio_mcp.core.verdicts import HttpRequest
 
 NOBODY = "nobody in particular"
 

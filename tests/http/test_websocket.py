@@ -23,9 +23,10 @@ from tests.core.http_rules import EVIL
 from tests.http.ws import BINARY, CLOSE, CONTINUED, HANDSHAKE, KEY, PING, PONG, TEXT, frame
 from tests.requirements import req
 from trio_mcp import websocket, websocket_server
-from trio_mcp.core.http import HttpPolicy, HttpRequest, Reply, screen
+from trio_mcp.core.http import screen
 from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.verdicts import HttpPolicy, HttpRequest, Reply
 from trio_mcp.intake import Intake, Share
 from trio_mcp.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
 

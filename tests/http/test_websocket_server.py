@@ -31,8 +31,8 @@ from tests.server.wire import (
     speaking,
 )
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.http import HttpRequest
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.verdicts import HttpRequest
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Endpoint
 from trio_mcp.outbox import CLOSING
