@@ -27,7 +27,6 @@ where they are used, and whether a value is a model is asked only where some mod
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import types
@@ -42,6 +41,7 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     shown,
 )
+from trio_mcp.core.json_text import to_readable
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 
@@ -310,7 +310,7 @@ def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
 
 def _as_text(value: Json) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return to_readable(value)
     except ValueError as error:  # an integer of more digits than Python writes
         raise LocalProtocolError(f"it cannot be written as JSON: {error}") from None
 

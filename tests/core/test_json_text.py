@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_mcp.core import json_text
-from trio_mcp.core.json_text import parse, to_text, writable
+from trio_mcp.core.json_text import parse, to_readable, to_text, writable
 
 orjson: Any = pytest.importorskip("orjson")
 
@@ -86,6 +86,15 @@ def test_an_integer_too_long_for_64_bits_is_read_exactly() -> None:
     for number in (2**64, -(2**63) - 1, 10**30):
         assert parse(str(number).encode()) == (number, False)
         assert parse(b" " * 5000 + str(number).encode()) == (number, False)
+
+
+@pytest.mark.parametrize("beside", [[], ["x" * 5000], [[{"a": 1}]] * 300], ids=["alone", "text", "objects"])
+def test_an_integer_too_long_for_64_bits_is_found_wherever_it_stands(beside: list[Any]) -> None:
+    for at in range(20):
+        for number in (2**63, 2**64, -(2**63) - 1):
+            value = [*beside, "x" * at, number]
+            assert parse(json.dumps(value).encode()) == (value, False)
+            assert parse(json.dumps({"a": [value]}).encode()) == ({"a": [value]}, False)
 
 
 class Colour(enum.Enum):
@@ -176,8 +185,20 @@ def test_without_the_encoder_in_c_the_slow_one_writes_the_same(monkeypatch: pyte
     value = {"a": [1.5, "é", None]}
     with without_orjson():
         expected = to_text(value)
-        monkeypatch.setattr(json_text, "_pieces", json_text._encoder.iterencode)
+        monkeypatch.setattr(json_text, "_in_c", None)
+        monkeypatch.setattr(json_text, "_pieces", json_text._encoder(",", ":"))
         assert to_text(value) == expected
+
+
+@pytest.mark.parametrize("value", [{"a": ['é"\n', 1, 2.5, None, {}, []]}, 1e-05, True, "a", 2**70])
+def test_what_is_to_be_read_has_blanks_and_no_escapes_that_need_not_be(value: object) -> None:
+    assert to_readable(value) == json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": math.inf}, 10**5000, {1, 2}, ENDLESS], ids=type)
+def test_what_is_to_be_read_is_json(value: object) -> None:
+    with pytest.raises((ValueError, TypeError, RecursionError)):
+        to_readable(value)
 
 
 def test_it_is_used_where_it_is_installed() -> None:

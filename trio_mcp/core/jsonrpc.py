@@ -302,8 +302,8 @@ def decode(data: bytes, limits: Limits) -> Message:
         return _no_json(plain_text(data), error)
     except RecursionError:
         return _too_deep({}, limits.depth)
-    # Fewer brackets than levels allowed cannot make too many levels, nor can fewer bytes.
-    deep = len(data) > limits.depth and _opens_more_than(limits.depth, data)
+    # Fewer brackets than levels allowed cannot make too many levels, nor can fewer bytes, of which each level has two.
+    deep = len(data) > 2 * limits.depth and _opens_more_than(limits.depth, data)
     if type(value) is not list:
         return _message(value, limits, deep, doubtful)
     if not value:
