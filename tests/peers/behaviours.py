@@ -12,7 +12,8 @@ structured         ``interop_structured`` of 2 and 3: ``[structured content or n
 tool error         ``test_error_handling``: ``[isError, text]``
 unknown tool       calls ``interop_nothing``: the code of the error; ``"isError"`` for a result that says it failed
 bad arguments      ``interop_check`` with count "two": the same as for an unknown tool
-progress           ``test_tool_with_progress``: ``[[progress, total], ...]``
+progress           ``interop_progress``, and ``interop_heard`` once all three have come, for some clients lose one that
+                   comes in one piece with the result: ``[[progress, total], ...]``
 cancel             ``interop_wait`` of 60 seconds with tag "cancel", cancelled once its first progress has come; asks
                    ``interop_cancelled`` until the tag is in its JSON: true
 read               the text, the MIME type of the picture, the JSON of item 7: ``[text, type, object]``

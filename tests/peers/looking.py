@@ -40,7 +40,7 @@ from trio_mcp import (
 __all__ = ["TOO_LATE", "Visitor", "visiting"]
 
 TOO_LATE = "too late"
-PATIENCE = 20.0  # seconds for one behaviour, on a busy machine
+PATIENCE = 60.0  # seconds for one behaviour, on a busy machine
 HASTE = 1.0  # seconds for one that is known not to come
 WATCHED = "test://watched-resource"
 PROMPT = PromptReference("test_prompt_with_arguments")

@@ -22,7 +22,7 @@ from trio_mcp.core.models import CallToolResult
 
 __all__ = ["Gaps", "Look", "Says", "Table", "Visit", "calls", "check", "code_of", "lists", "said", "visiting"]
 
-PATIENCE = 60.0  # seconds for all of one visit, on a busy machine
+PATIENCE = 300.0  # seconds for all of one visit, on a busy machine
 
 # It says which process group it is, and how the server has ended: by itself, or the shell is killed with it.
 _SHELL = 'echo "group $$" >&2; "$@"; echo "ended with status $?" >&2'
@@ -65,7 +65,7 @@ async def visiting(target: str | Sequence[str], place: Path, **options: Any) -> 
     errors: list[bytes] = []
     if not isinstance(target, str):
         target = ["sh", "-c", _SHELL, "sh", *target]
-        options |= {"stderr": errors.append, "cwd": place}
+        options |= {"stderr": errors.append, "cwd": place, "grace": PATIENCE}
     with trio.fail_after(PATIENCE):
         async with open_client(
             target, log_level="info", on_log=lambda each: report.send_nowait(each.data), **options

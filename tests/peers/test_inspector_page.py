@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 INSPECTOR = PEERS["inspector-2.12.0"]
 BROWSER = PEERS["chromium-typescript-2.4.0"]  # what drives a browser lies beside its program
 LAUNCHER = "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js"
-PATIENCE = 90.0  # seconds for all that is done in the page, on a busy machine
+PATIENCE = 300.0  # seconds for all that is done in the page, on a busy machine
 
 SEEN = {
     "name": "heart",

@@ -25,7 +25,7 @@ from trio_mcp.core.listen import resource_updated
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of them installs the proxy
 
 PROXY = "node_modules/mcp-remote/dist/proxy.js"
-PATIENCE = 60.0  # seconds for all of one visit, on a busy machine
+PATIENCE = 300.0  # seconds for all of one visit, on a busy machine
 WATCHED = "test://watched-resource"
 
 

@@ -31,7 +31,7 @@ from trio_mcp.core.revisions import REVISIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
 
-PATIENCE = 90.0  # seconds for all of one visit, on a busy machine
+PATIENCE = 300.0  # seconds for all of one visit, on a busy machine
 PATHS = {"session": "/mcp", "modern": "/mcp", "sse": "/sse", "ws": "/ws"}
 NOT_BUILT = {"tasks": Gap(NOTHING, "tasks are not built yet", "ours")}
 A, B, C, D, E = REVISIONS
@@ -129,7 +129,7 @@ async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
         async with served(pair, ended) as target:
             a_child = not isinstance(target, str)
             if a_child:
-                options |= {"stderr": None, "env": {"MCP_REMOTE_CONFIG_DIR": str(folder)}}
+                options |= {"stderr": None, "env": {"MCP_REMOTE_CONFIG_DIR": str(folder)}, "grace": PATIENCE}
             async with visiting(target, **options) as visitor:
                 seen = await visitor.look(expected(table_of(pair), gaps_of(pair)), hasty)
                 seen["deviations"] = list(visitor.client.deviations)

@@ -1,7 +1,7 @@
 // What is looked at by the programs for all TypeScript SDKs, whose clients differ in how they are made, in where options
 // go, and in how they subscribe: `client` is theirs, `sdk` what differs.  What is seen is described in behaviours.py.
 
-import { LARGE, ODD, refused, reporter, tell } from "./report.mjs";
+import { LARGE, Latest, ODD, patient, refused, reporter, tell } from "./report.mjs";
 
 const WATCHED = "test://watched-resource";
 const KINDS = {
@@ -67,9 +67,12 @@ export async function visit(client, sdk, connected, wanted) {
   await look("unknown tool", () => refused(tool("interop_nothing")));
   await look("bad arguments", () => refused(tool("interop_check", { count: "two", label: "x" })));
   await look("progress", async () => {
-    const seen = [];
-    await tool("test_tool_with_progress", {}, { onprogress: ({ progress, total }) => seen.push([progress, total]) });
-    return seen;
+    const told = new Latest();
+    const result = tool("interop_progress", {}, { onprogress: ({ progress, total }) => told.add([progress, total]) });
+    await told.some(() => told.seen.length === 3);
+    await call("interop_heard");
+    await result;
+    return told.seen;
   });
   await look("cancel", async () => {
     const abort = new AbortController();
@@ -132,6 +135,7 @@ export async function visit(client, sdk, connected, wanted) {
     const echoed = await Promise.all(texts.map((text) => call("interop_echo", { text, delay_ms: 200 })));
     return texts.filter((text, index) => echoed[index] === text).length;
   });
+  patient();
   await sdk.close(client);
   tell("end", "clean");
 }
