@@ -580,7 +580,7 @@ async def test_a_refusal_before_all_was_sent_is_a_reply(autojump_clock: MockCloc
 # Cancelling.
 
 
-@pytest.mark.parametrize("make", [wide, narrow])
+@pytest.mark.parametrize("make", [wide, pytest.param(narrow, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kept", [True, False])
 def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable(
     make: Callable[[], Pair], kept: bool

@@ -711,6 +711,7 @@ async def test_after_its_block_a_server_that_is_still_served_says_so(before: str
                     await client.request("resources/subscribe", {"uri": "house://one"})
 
 
+@pytest.mark.slow
 def test_a_relay_can_be_cancelled_anywhere() -> None:
     async def scenario(attempt: Attempt) -> None:
         server = build()

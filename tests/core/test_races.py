@@ -55,6 +55,7 @@ ALONE = {
     ),
     "exchange queued": (Plan(EXCHANGE, (Wish(may="progress cancel"),), "stream", lazy=True), 121_616),
 }
+LONG = {"call", "opening", "subscription", "queued", "session call", "session opening", "exchange failing call"}
 BOTH = {
     "calls": (Plan(DUPLEX, (Wish(may="progress cancel"), Wish(may="progress cancel"))), 3_773_068),
     "calls, link lost": (Plan(DUPLEX, (Wish(may="cancel"), Wish(may="cancel")), "link"), 153_408),
@@ -86,7 +87,11 @@ BOTH = {
 
 
 @req("cancel-02", "cancel-03", "cancel-05", "cancel-06", "cancel-15", "cancel-18", "cancel-21", "prog-05", "prog-09")
-@pytest.mark.parametrize(("plan", "orders"), ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize(
+    ("plan", "orders"),
+    [pytest.param(*each, marks=[pytest.mark.slow] if name in LONG else []) for name, each in ALONE.items()],
+    ids=ALONE,
+)
 def test_one_request_keeps_its_promises_in_every_order(plan: Plan, orders: int) -> None:
     assert explore(plan).orders == orders
 

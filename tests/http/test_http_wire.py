@@ -521,6 +521,7 @@ def test_any_body_in_chunks_is_read_or_refused(parts: list[bytes]) -> None:
     assert seen[-1][0] in (400, "waits")
 
 
+@pytest.mark.slow
 def test_a_long_body_costs_what_its_length_says() -> None:
     # Byte by byte a quadratic reader would take minutes.
     limits = Limits()

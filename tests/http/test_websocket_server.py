@@ -379,6 +379,7 @@ def test_all_may_come_at_once_with_the_request(revision: str) -> None:
     assert (messages, controls[-1]) == (answers_to(revision, pieces)[0], (CLOSE, (1000).to_bytes(2, "big")))
 
 
+@pytest.mark.slow
 @ERAS
 def test_a_client_may_go_after_any_byte(revision: str) -> None:
     whole = b"".join(exchange(revision)) + close_frame(Role.SERVER, 1000)

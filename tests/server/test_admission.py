@@ -346,6 +346,7 @@ async def test_a_call_whose_answer_waits_for_the_wire_keeps_its_place(revision: 
             assert gates.counts == (3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 async def test_a_hundred_thousand_requests_at_once_hold_no_more_than_is_allowed(
     revision: str, autojump_clock: MockClock

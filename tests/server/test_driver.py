@@ -501,6 +501,7 @@ async def test_reading_stops_at_the_bound_and_goes_on_when_there_is_room(
         assert len(wire.unaddressed) == 500
 
 
+@pytest.mark.slow
 async def test_a_flood_from_a_client_that_does_not_read_fills_no_memory(autojump_clock: MockClock) -> None:
     """What it has sent and is not read waits in its own pipe."""
     bench = Bench(limits=Limits(outgoing=50, calls=50, requests=200, waiting=100))
