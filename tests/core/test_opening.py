@@ -89,6 +89,11 @@ class Play:
             self.seen += self.client.receive(Result(message.id, reply), 0.0)
 
 
+def test_a_server_that_can_only_be_modern_has_all_the_time_there_is() -> None:
+    for offer, until in ((BOTH, 5.0), ((E,), 60.0)):
+        assert play(offer).client.next_deadline() == until
+
+
 def play(offer: tuple[Revision, ...], *replies: Reply) -> Play:
     client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer))
     client.open(probe_until=5.0, deadline=60.0)
@@ -228,7 +233,6 @@ CASES = [
                 "an answer of the unknown kind 'input_required'",
             ),
             ("a novelty", discovered(E.name, resultType="x" * 900), f"an answer of the unknown kind '{'x' * 20}..."),
-            ("silence", Silence, "no answer in time"),
             ("fall back", FallBack, "HTTP 404"),
         )
     ],
@@ -240,6 +244,7 @@ CASES = [
     Case("no version", (D,), ({},), (INITIALIZE,), None, "an answer without a protocol version"),
     Case("a version that is no string", (D,), ({"protocolVersion": 1},), (INITIALIZE,), None, "without a protocol"),
     Case("garbage to initialize", (D,), (GARBAGE,), (INITIALIZE,), None, "no valid answer"),
+    Case("modern only, silence", (E,), (Silence,), (PROBE,), None, "no answer in time"),
     Case("silence to initialize", (D,), (Silence,), (INITIALIZE,), None, "no answer in time"),
     Case("silence to both", BOTH, (Silence, Silence), (PROBE, INITIALIZE), None, "no answer in time"),
     Case("lost in initialize", (D,), (LinkLost,), (INITIALIZE,), None, "it broke"),
@@ -444,7 +449,7 @@ def test_an_answer_that_comes_with_the_deadline_is_too_late() -> None:
     assert not client.receive(Result(1, discovered(E.name)), 5.0)
     assert client.phase is Phase.INITIALIZING
     only = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
-    only.open(probe_until=5.0)
+    only.open(deadline=5.0)
     (failed,) = only.receive(Result(1, discovered(E.name)), 5.0)
     assert isinstance(failed, OpeningFailed)
 

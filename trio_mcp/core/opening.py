@@ -179,14 +179,15 @@ class ClientSession(Session):
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
 
-        A server that has not answered the probe by `probe_until` is taken for a legacy one; what has not ended by
-        `deadline` is given up.  Raises `LocalProtocolError` when called again.
+        A server that has not answered the probe by `probe_until` is taken for a legacy one, if it may be one; what has
+        not ended by `deadline` is given up.  Raises `LocalProtocolError` when called again.
         """
         if self.phase is not Phase.NEW:
             raise LocalProtocolError("a client session is opened once")
         self._deadline = deadline
         if (modern := self.offer.modern) is not None:
-            until = (each for each in (probe_until, deadline) if each is not None)
+            may_be_older = any(each.handshake for each in self.offer.revisions)
+            until = (each for each in (probe_until if may_be_older else None, deadline) if each is not None)
             self._probe(modern, min(until, default=None))
             self.phase = Phase.PROBING
         else:
