@@ -110,8 +110,12 @@ async def follow(client: Client) -> None:
 
 async def give_up(client: Client) -> None:
     """A timeout is a cancel scope: the handler is cancelled, too"""
-    with trio.move_on_after(0.2) as patience:
-        await client.call_tool("simmer")
+    with trio.CancelScope() as patience:  # or trio.move_on_after(5); this one begins once the soup is on the stove
+
+        def wait_a_moment(*step: object) -> None:
+            patience.deadline = trio.current_time() + 0.2
+
+        await client.call_tool("simmer", on_progress=wait_a_moment)
     diary = await client.call_tool("read_diary", returns=list[str])
     print(f"  given up: {patience.cancelled_caught}; the diary: {', '.join(diary)}")
 

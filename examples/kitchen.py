@@ -43,10 +43,11 @@ async def cook(name: str, ctx: Context) -> Dish:
 
 
 @server.tool
-async def simmer() -> None:
+async def simmer(ctx: Context) -> None:
     """Keep the soup warm, as long as anybody waits for it."""
     async with stove:
         try:
+            await ctx.progress(0, message="it simmers")
             await trio.sleep_forever()
         finally:  # whoever waited has cancelled the call, or has gone
             diary.append("the soup was taken off the stove")
