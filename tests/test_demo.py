@@ -79,14 +79,19 @@ def test_the_code_that_is_shown_is_told_once(piped: str) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
     with leaving_nothing() as environ:
-        process = subprocess.Popen(DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # A pipe that has no room for the rest: so it cannot come to its end before it is told to.
+        process = subprocess.Popen(
+            DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, pipesize=4096
+        )
         assert process.stdout is not None
-        for line in process.stdout:
-            if BAR in line:
-                break
+        shown = b""
+        while BAR.encode() not in shown:
+            some = process.stdout.read(1)
+            assert some
+            shown += some
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (status, "")
+    assert (process.returncode, errors) == (status, b"")
 
 
 @pytest.mark.slow

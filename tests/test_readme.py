@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -27,6 +26,7 @@ from tests.client.oauth_town import town
 from tests.http.asgi_servers import hypercorn_of
 from tests.http.client import Web
 from tests.peers.installed import needs, tool
+from tests.ports import unclaimed_port
 from tests.server.wire import LATEST, Object, WireError, connected, everywhere, speaking
 from trio_mcp import (
     Client,
@@ -146,9 +146,7 @@ async def test_the_server_serves_what_it_says(revision: str, said: dict[str, Any
 
 
 async def test_the_program_serves(said: dict[str, Any]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = unclaimed_port()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(said["serve"], port)
         await trio.testing.wait_all_tasks_blocked()

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.peers.installed import CACHE, PEERS, needs, node, npm
+from tests.ports import unclaimed_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the Inspector
 
@@ -57,13 +57,11 @@ def started(command: Sequence[str], says: str, **options: Any) -> Iterator[tuple
 
 def inspector(folder: Path, server: str, era: str) -> tuple[list[str], dict[str, str]]:
     """The command of the Inspector with this server in its list, and the environment that keeps it to itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:  # it wants to be told a port
-        port = free.getsockname()[1]
     installed = needs(INSPECTOR.name, lambda: npm(INSPECTOR.name, INSPECTOR.packages))
     command = [node(), str(installed / LAUNCHER), "--web", "--transport", "http", "--server-url", server]
     environment = {
         "HOME": str(folder),
-        "CLIENT_PORT": str(port),
+        "CLIENT_PORT": str(unclaimed_port()),  # it wants to be told
         "MCP_SANDBOX_PORT": "0",
         "MCP_APP_ORIGIN_PORT": "0",
         "MCP_AUTO_OPEN_ENABLED": "false",
