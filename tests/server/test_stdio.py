@@ -1006,6 +1006,7 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
     monkeypatch.setattr(stdio, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
+    monkeypatch.setattr(process, "_end_at_last", lambda: None)  # the process is ours, and may be slow
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
