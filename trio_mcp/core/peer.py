@@ -694,14 +694,6 @@ class Peer:
             batch.waiting.discard(id)
             self._settle(batch)
 
-    def _agree(self, id: Id, terms: Terms) -> None:
-        """A request brought its own terms; it is served under them."""
-        self._serving[id].terms = terms
-
-    def _in_batch(self, id: Id) -> bool:
-        """Whether the answer to a request of theirs has to wait for those of others."""
-        return self._serving[id].batch is not None
-
     def _forget(self, id: Id) -> None:
         """A request of theirs is over without an answer: nobody can be waiting for one."""
         del self._serving[id]

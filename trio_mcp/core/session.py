@@ -533,14 +533,15 @@ class ServerSession(Session):
         self, request: Request, meta: Mapping[str, Any], principal: Any, headers: Mapping[str, str]
     ) -> list[Event]:
         """state-01: a request is judged by its own `_meta`, whatever came before it on this link."""
-        if self._in_batch(request.id):
+        serving = self._serving[request.id]
+        if serving.batch is not None:
             # batch-03: no revision that speaks by `_meta` has batches; and what waits there would wait for a listener.
             why = f"a request of {shown(meta[META_VERSION])} cannot be part of a batch; send it by itself"
             return self._refuse_call(request, errors.INVALID_REQUEST, why)
         said = tuple(map(meta.get, _TERMS))
         if said == self._said[:-1] and principal is None and not headers:
             terms = self._said[-1]
-            self._agree(request.id, terms)
+            serving.terms = terms
             return self._serve(request, terms)
         revision = self.offer.find(meta[META_VERSION], handshake=False)
         if revision is None:
@@ -554,7 +555,7 @@ class ServerSession(Session):
         terms = Terms(revision, capabilities, info if _is_info(info) else None, level, principal, headers)
         if principal is None and not headers:
             self._said = (*said, terms)
-        self._agree(request.id, terms)
+        serving.terms = terms
         return self._serve(request, terms)
 
     def _unsupported(self, request: Request, requested: object) -> list[Event]:
