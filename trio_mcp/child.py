@@ -47,6 +47,7 @@ __all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
 _log = logging.getLogger("trio_mcp")
 
 _TAIL = 8192  # bytes of stderr that are kept: a traceback or two
+_READ = 65536  # bytes that are read at once, which is what a pipe holds as a rule
 _LINES = 20  # of them that an error repeats
 _PIPE = 2**20  # bytes that a pipe may hold: what Linux allows at most, unless asked by root; usually it is 64 KiB
 
@@ -161,7 +162,13 @@ class _Output:
         self._rest = bytearray()
 
     async def read(self, max_bytes: int | None = None) -> bytes:
+        fd = self._pipe.fileno()
         try:
+            if fd >= 0:  # FdStream would go round the loop and ask in vain before it sleeps
+                await trio.lowlevel.wait_readable(fd)
+                with suppress(OSError):  # it waits once more then, or says what there is
+                    if self._pipe.fileno() == fd:
+                        return os.read(fd, max_bytes or _READ)
             return await self._pipe.receive_some(max_bytes)
         except trio.ClosedResourceError:
             data = bytes(self._rest[:max_bytes])
@@ -192,6 +199,13 @@ class _Wire(trio.abc.HalfCloseableStream):
         self._finished = False  # from our side: nothing more is to be sent
         self._reader = trio.Lock()
         self._reading = trio.CancelScope()
+
+    def send_now(self, data: bytes) -> int:
+        """How many bytes of it the system takes without anybody having to wait."""
+        try:
+            return os.write(self._stdin.fileno(), data)
+        except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
+            return 0
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         with self._blaming_the_process():
