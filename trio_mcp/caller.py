@@ -216,13 +216,9 @@ class _Asked:
     def reported(self, report: ProgressReported) -> None:
         self.reports.append(report)
         del self.reports[:-_REPORTS]
-        self._wake()
+        self.wake()
 
-    def over(self, outcome: Outcome, failure: Failure | None) -> None:
-        self.outcome, self.failure = outcome, failure
-        self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self.waiting is not None:
             trio.lowlevel.reschedule(self.waiting)
             self.waiting = None
@@ -346,7 +342,8 @@ class Caller:
         if asked is None:
             self._talk.ended(outcome, failure)
             return
-        asked.over(outcome, failure)
+        asked.outcome, asked.failure = outcome, failure
+        asked.wake()
         if self._carrier is not None:
             self._carrier.settled(outcome.id)
 

@@ -273,10 +273,10 @@ class Client:
             except RequestError as error:
                 name_the_options(error)
                 raise
+            if rounds is None and is_complete(result):
+                return result, asked
             terms = self._terms
             if rounds is None:
-                if is_complete(terms.revision, result):
-                    return result, asked
                 rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
             step = rounds.receive(result)
             if not isinstance(step, Ask):
@@ -296,7 +296,7 @@ class Client:
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
         """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
         if headers is None:
-            return self._own_headers()
+            return self._own_headers() if self._headers else ()
         own = fields_of(headers)
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
@@ -425,7 +425,8 @@ class Client:
         A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool was listed
         before; with `returns` it is, if need be and if the server has a list.
         """
-        check_along(along, "call_tool", name)
+        if along:
+            check_along(along, "call_tool", name)
         params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
         returned: Returned[Any] | None = None
         if returns is not ABSENT:

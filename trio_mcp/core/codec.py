@@ -13,8 +13,8 @@ repeated in errors, as they may be secret.
 Writing is for one revision.  What it does not know is left out or refused as the marks on classes and fields say; what
 it wants said differently stands in `_SAID_DIFFERENTLY`.  The unknown members of a received object go out again.
 
-The annotations of the models drive both.  cattrs turns each class into a function, on its first use in a direction and
-revision, as most programs meet a few classes in one revision; cattrs itself is imported then, too.
+The annotations of the models drive both.  Each class becomes a function, on its first use in a direction and revision,
+as most programs meet a few classes in one revision.  Those that write are made by cattrs, which is imported then, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from sys import intern
 from types import MappingProxyType, NoneType, UnionType
@@ -159,10 +160,7 @@ _JSON_NAMES = {
 _SCALARS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
-# `raw` is the whole mapping, which is no member of itself.  It is set when all else is, or handed over under a name of
-# its own, which overrides a peer's.
-_set_raw = Model.raw.__set__  # type: ignore[union-attr]
-_RAW = "(raw)"
+_Takes: TypeAlias = Mapping[type, Callable[[Any], Any]]  # for each kind of JSON value, a function that takes it
 
 # A message of 4 MiB has room for two million zeros in the place of tools.  Each `Malformed` says where to look, and
 # nobody looks at more than some; beyond, only how many they are is kept.
@@ -188,6 +186,23 @@ class _Misfit(Exception):
         return f"{path.removeprefix('.')}: {self.why}"
 
 
+class _Making(NamedTuple):
+    """How an object of a class is made: begun, then its fields are put into it, in order, then finished if need be."""
+
+    begin: Callable[[], Any]
+    puts: Sequence[Callable[[Any, Any], object]]
+    finish: Callable[[Any], Any] | None
+
+
+def _making(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Making:
+    if "__attrs_post_init__" in dir(cls) or any(field.validator or field.converter for field in fields):
+        # It checks or changes what it is given, and wants to know at once that it was received.
+        names = [str(field.alias) for field in fields]
+        return _Making(list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True))))
+    # Nothing of its own would happen in its `__init__`, and this takes half as long.
+    return _Making(partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], None)
+
+
 class _Readers(dict[Any, Callable[..., Any]]):
     """A function for each shape, made when it is first asked for."""
 
@@ -199,15 +214,12 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return read
 
     def model(self, cls: type[Model]) -> Callable[..., Any]:
-        from cattrs.gen import make_dict_structure_fn, override
-
-        fields = attrs.fields(attrs.resolve_types(cls))[1:]
-        # A class that checks itself wants to know at once that it was received.
-        checked = "__attrs_post_init__" in dir(cls) or any(field.validator is not None for field in fields)
-        hooks: dict[str, Any] = {"raw": override(rename=_RAW, struct_hook=_same) if checked else override(omit=True)}
-        for field in fields:
-            hooks[field.name] = override(rename=_wire(field), struct_hook=self.field(field))
-        build = make_dict_structure_fn(cls, _converter(), _cattrs_detailed_validation=False, **hooks)
+        fields = attrs.fields(attrs.resolve_types(cls))
+        begin, puts, finish = _making(cls, fields)
+        put_raw = puts[0]
+        parts = [
+            (_wire(field), put, field.default, *self.field(field)) for field, put in zip(fields, puts, strict=True)
+        ][1:]
         required = [_wire(field) for field in fields if field.default is attrs.NOTHING]
         constants = [(key, constant) for key, constant in cls.MARKS.items() if constant]
 
@@ -217,37 +229,34 @@ class _Readers(dict[Any, Callable[..., Any]]):
             for key, constant in constants:
                 if data.get(key) != constant:
                     raise _Misfit(f'expected "{constant}"', key)
-            try:
-                found = build({**data, _RAW: data} if checked else data, cls)
-            except (KeyError, _Misfit):
-                for name in required:
-                    if name not in data:
-                        raise _Misfit("missing", name) from None
-                raise
-            if not checked:
-                _set_raw(found, data)
-            return found
+            for key in required:
+                if key not in data:
+                    raise _Misfit("missing", key)
+            found = begin()
+            put_raw(found, data)
+            for key, put, default, takes, expected in parts:
+                if key not in data:
+                    put(found, default)
+                    continue
+                value = data[key]
+                take = _same if takes is None else takes.get(type(value))
+                if take is _same:
+                    put(found, value)
+                elif take is None:
+                    raise _Misfit(_unlike(expected, value), key)
+                else:
+                    try:
+                        put(found, take(value))
+                    except _Misfit as misfit:
+                        raise misfit.within(key) from None
+            return found if finish is None else finish(found)
 
         return read
 
-    def field(self, field: attrs.Attribute[Any]) -> Callable[[Json, object], Any]:
-        name, members = _wire(field), _members(field.type)
-        if Any in members:
-            return _same
-        takes, expected = self.takes(members)
-
-        def member(value: Json, _: object) -> Any:
-            take = takes.get(type(value))
-            if take is _same:
-                return value
-            if take is None:
-                raise _Misfit(_unlike(expected, value), name)
-            try:
-                return take(value)
-            except _Misfit as misfit:
-                raise misfit.within(name) from None
-
-        return member
+    def field(self, field: attrs.Attribute[Any]) -> tuple[_Takes | None, str]:
+        """What it takes, and what that is called; None: anything."""
+        members = _members(field.type)
+        return (None, "") if Any in members else self.takes(members)
 
     def of(self, annotation: Any) -> Callable[[Json], Any]:
         members = _members(annotation)
@@ -263,8 +272,8 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
         return read
 
-    def takes(self, members: Sequence[Any]) -> tuple[Mapping[type, Callable[[Any], Any]], str]:
-        """For each kind of JSON value that may stand there, a function that takes it; and what they are called."""
+    def takes(self, members: Sequence[Any]) -> tuple[_Takes, str]:
+        """What takes the values that may stand there, and what they are called."""
         takes: dict[type, Callable[[Any], Any]] = {}
         for member in members:
             takes |= dict.fromkeys(_SCALARS.get(member, ()), _same)
@@ -272,7 +281,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
             if member is bytes:
                 takes[str] = _bytes_from_base64
             elif origin is Literal:
-                takes[str] = functools.partial(_one_of, get_args(member))
+                takes[str] = partial(_one_of, get_args(member))
             elif origin is Sequence:
                 takes[list] = self.array(get_args(member)[0])
             elif origin is Mapping:

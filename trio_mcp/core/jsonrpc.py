@@ -319,11 +319,14 @@ def _message(
     """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
         return _owed(f"a message is an object, not {KINDS[type(value)]}")
-    if not deep and not doubtful and len(value) == 4 and value.get("jsonrpc") == "2.0":
-        # Nearly every message is this; what is not is looked at one by one.
-        id, method, params = value.get("id"), value.get("method"), value.get("params")
-        if type(id) is int and type(method) is str and type(params) is dict:
-            return Request(id, method, params)
+    if not deep and not doubtful and type(id := value.get("id")) is int and value.get("jsonrpc") == "2.0":
+        # Nearly every message is one of these; what is not is looked at member by member.
+        if len(value) == 4:
+            method, params = value.get("method"), value.get("params")
+            if type(method) is str and type(params) is dict:
+                return Request(id, method, params)
+        elif len(value) == 3 and type(result := value.get("result")) is dict:
+            return Result(id, result)
     if type(id := value.get("id")) is str and len(id) > limits.id_length:
         why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
         return _refused({**value, "id": None}, why)

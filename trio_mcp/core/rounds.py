@@ -442,13 +442,12 @@ class Ask:
     questions: tuple[Question, ...]
 
 
-def is_complete(revision: Revision, result: JsonObject) -> bool:
-    """Whether a call has ended with this result.
+def is_complete(result: JsonObject) -> bool:
+    """Whether a call has ended with this result, in whatever revision; of any other result `Rounds` knows.
 
-    rtype-04: "MUST treat the absent field as complete".  Where results have no type, a member of that name means
-    nothing.
+    rtype-04: "MUST treat the absent field as complete".
     """
-    return not revision.result_type or result.get("resultType", "complete") == "complete"
+    return result.get("resultType", "complete") == "complete"  # type: ignore[no-any-return]
 
 
 class _Stage(enum.Enum):
@@ -492,7 +491,8 @@ class Rounds:
         """Take the result of the last request.  Raises `RemoteProtocolError`, and is over, if it breaks the rules."""
         self._expect(_Stage.SENT)
         self._stage = _Stage.ENDED
-        if is_complete(self._revision, result):
+        # Where results have no type, a member of that name means nothing.
+        if is_complete(result) or not self._revision.result_type:
             return Complete(result)
         kind = result["resultType"]
         if kind == "input_required":
