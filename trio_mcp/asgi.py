@@ -469,6 +469,7 @@ class _WebSocket(trio.abc.Stream):
         self._outgoing = _Outgoing(send, limits)
         self._limit = limits.message_bytes
         self._close = (_GOING_AWAY, "")
+        self._unended = bytearray()  # of a message that is too long for one write
 
     async def accept(self, scope: Event) -> None:
         offered = scope.get("subprotocols") or ()
@@ -492,7 +493,11 @@ class _WebSocket(trio.abc.Stream):
         return message or b" "  # to be told that it is no JSON; no bytes at all would be the end
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        for message in bytes(data).split(b"\n")[:-1]:
+        self._unended += data
+        if b"\n" not in bytes(data):
+            return
+        *messages, self._unended = self._unended.split(b"\n")
+        for message in messages:
             await self._outgoing.put({"type": "websocket.send", "text": message.decode()})
 
     async def wait_send_all_might_not_block(self) -> None:

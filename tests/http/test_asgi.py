@@ -296,6 +296,16 @@ async def test_one_message_of_a_websocket_is_one_event(autojump_clock: MockClock
     assert [event["type"] for event in events.said] == ["websocket.accept", "websocket.send", "websocket.send"]
 
 
+async def test_a_long_message_of_a_websocket_is_one_event_too(autojump_clock: MockClock) -> None:
+    texts = ["a" * 70_000, "b", "c" * 200_000]
+    async with websocket(AsgiApp(Watched().server)) as events:
+        events.tell(*(received(request("tools/call", echo(text), at)) for at, text in enumerate(texts)))
+        await trio.testing.wait_all_tasks_blocked()
+        answers = [json.loads(event["text"]) for event in events.said[1:]]
+        assert sorted(text_of(answer["result"]) for answer in answers) == texts
+        events.tell({"type": "websocket.disconnect", "code": 1000})
+
+
 async def test_a_websocket_without_a_subprotocol_is_accepted_without_one(autojump_clock: MockClock) -> None:
     async with websocket(AsgiApp(Watched().server), subprotocols=[]) as events:
         assert (await events.until("websocket.accept"))["subprotocol"] is None
