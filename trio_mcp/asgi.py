@@ -523,8 +523,8 @@ class _Messages:
     def feed(self, data: bytes) -> Iterable[Message]:
         return (decode(data, self._limits),)
 
-    def frame(self, texts: Sequence[bytes]) -> bytes:
-        return b"\n".join((*texts, b""))
+    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
+        return (b"\n".join((*texts, b"")),)
 
     def pending(self) -> bytes:
         return b""

@@ -49,8 +49,8 @@ class Framing(Protocol):
     def feed(self, data: bytes) -> Iterable[Message]:
         """The messages that are whole now; also takes in control frames."""
 
-    def frame(self, texts: Sequence[bytes]) -> bytes:
-        """These messages, each as JSON, as they go out."""
+    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
+        """These messages, each as JSON, as they go out: pieces, each of which is one write."""
 
     def pending(self) -> bytes:
         """What the framing itself has to say now, such as a pong; once."""
@@ -77,8 +77,18 @@ class Lines:
         for line in self._framer.feed(data):
             yield decode(line, self._limits) if isinstance(line, bytes) else line
 
-    def frame(self, texts: Sequence[bytes]) -> bytes:
-        return b"\n".join((*texts, b""))
+    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
+        if max(map(len, texts)) <= _PIECE:
+            return (b"\n".join((*texts, b"")),)
+        pieces: list[bytes] = []
+        lines: list[bytes] = []  # one after the other; what is longer is not copied for the sake of a newline
+        for text in texts:
+            if len(text) <= _PIECE:
+                lines.append(text)
+            else:
+                pieces += (b"\n".join((*lines, b"")), text) if lines else (text,)
+                lines = [b""]
+        return (*pieces, b"\n".join((*lines, b"")))
 
     def pending(self) -> bytes:
         return b""
@@ -113,7 +123,7 @@ async def close(stream: trio.abc.Stream, deadline: float) -> None:
         await stream.aclose()
 
 
-class StreamWire(Outbox[bytes | memoryview]):
+class StreamWire(Outbox[Sequence[bytes | memoryview]]):
     """Everything goes on a stream of its own."""
 
     answers_only = False
@@ -233,36 +243,42 @@ class Duplex:
         queued = self._talk.session.queued
         return queued - -len(self._control) // _CONTROL if self._control else queued
 
-    def _take(self) -> bytes | None:
+    def _take(self) -> Sequence[bytes] | None:
         session = self._talk.session
         null_id = session.unreadable_id_is_null
         messages = session.outgoing()
         self._talk.release()
         messages = messages or session.outgoing()  # if all that there was has been cancelled
         texts = [encode(message, null_id=null_id) for message, _ in messages]
-        data = self._framing.frame(texts) if texts and not self._framing.ended else b""
-        data, self._control = data + self._control, b""
-        if not data:
+        pieces = self._framing.frame(texts) if texts and not self._framing.ended else ()
+        if self._control:
+            pieces, self._control = (*pieces, self._control), b""
+        if not pieces:
             return None
         if self._tap is not None:
-            self._tap("out", data)
-        return data
+            self._tap("out", b"".join(pieces))
+        return pieces
 
-    def _at_once(self, data: bytes | memoryview) -> bytes | memoryview | None:
+    def _at_once(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview] | None:
         assert self._send_now is not None
-        taken = self._send_now(data)
-        return None if taken == len(data) else memoryview(data)[taken:]
+        for at, piece in enumerate(pieces):
+            taken = self._send_now(piece)
+            if taken < len(piece):
+                return (memoryview(piece)[taken:], *pieces[at + 1 :])
+        return None
 
-    async def _send(self, data: bytes | memoryview) -> None:
+    async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._send_now is not None:  # what can do that is no network, and may take as long as it likes
-            await self._stream.send_all(data)
+            for piece in pieces:
+                await self._stream.send_all(piece)
             return
-        for start in range(0, len(data), _PIECE):
-            with trio.CancelScope(deadline=trio.current_time() + self._patience) as self._piece:
-                await self._stream.send_all(data[start : start + _PIECE])
-            if self._piece.cancelled_caught:
-                self._why = f"the other side took nothing for {self._patience:g} seconds (Limits.write_seconds)"
-                raise trio.BrokenResourceError(self._why)
+        for data in pieces:
+            for start in range(0, len(data), _PIECE):
+                with trio.CancelScope(deadline=trio.current_time() + self._patience) as self._piece:
+                    await self._stream.send_all(data[start : start + _PIECE])
+                if self._piece.cancelled_caught:
+                    self._why = f"the other side took nothing for {self._patience:g} seconds (Limits.write_seconds)"
+                    raise trio.BrokenResourceError(self._why)
 
     async def _part(self) -> None:
         """Say farewell, where the framing has one, and give the other side a moment to say it too."""

@@ -159,11 +159,11 @@ class WebSocketFrames:
 
     # What goes out.
 
-    def frame(self, texts: Sequence[bytes]) -> bytes:
+    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
         """One text frame for each; nothing once a close frame was sent."""
         if self._ws.state is not ConnectionState.OPEN:
-            return b""
-        return b"".join([self._ws.send(TextMessage(data=text.decode())) for text in texts])
+            return ()
+        return (b"".join([self._ws.send(TextMessage(data=text.decode())) for text in texts]),)
 
     def ping(self) -> None:
         """Ask whether the other side is there; the question is `pending`, and whatever comes then is the answer."""

@@ -68,7 +68,7 @@ def one_by_one(data: bytes) -> list[bytes]:
 def silent(end: WebSocketFrames) -> bool:
     """Whether nothing can be sent any more."""
     end.ping()
-    return end.frame([b"x"]) + end.pending() + end.farewell() + end.close(1011) == b""
+    return b"".join((*end.frame([b"x"]), end.pending(), end.farewell(), end.close(1011))) == b""
 
 
 # Messages.
@@ -93,16 +93,17 @@ def test_a_custom_transport_is_documented_with_all_that_it_is() -> None:
 def test_a_message_is_a_text_frame_and_a_text_frame_a_message(role: Role) -> None:
     end, raw = WebSocketFrames(role, Limits()), Raw(role)
     texts = [b'{"a": 1}', "ä€𝄞".encode(), b"", b"x" * 200, b"y" * 70_000]
-    assert raw.reads(end.frame(texts)) == [TextMessage(data=text.decode()) for text in texts]
+    (data,) = end.frame(texts)
+    assert raw.reads(data) == [TextMessage(data=text.decode()) for text in texts]
     assert end.texts(raw.sends(*(TextMessage(data=text.decode()) for text in texts))) == texts
-    assert end.frame([]) == b""
+    assert end.frame([]) == (b"",)
     assert (end.pending(), end.ended, end.over) == (b"", False, False)
 
 
 def test_the_two_roles_understand_each_other() -> None:
     client, server = WebSocketFrames(Role.CLIENT, Limits()), WebSocketFrames(Role.SERVER, Limits())
     for one, other in [(client, server), (server, client)]:
-        assert other.texts(one.frame([b"a", b"bc"])) == [b"a", b"bc"]
+        assert other.texts(*one.frame([b"a", b"bc"])) == [b"a", b"bc"]
         one.ping()
         assert other.texts(one.pending()) == []
         assert one.texts(other.pending()) == []

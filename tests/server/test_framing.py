@@ -18,6 +18,7 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.core.jsonrpc import Message, decode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
 from trio_mcp.driver import converse
+from trio_mcp.duplex import Lines
 from trio_mcp.outbox import CLOSING
 
 
@@ -48,10 +49,10 @@ class Frames:
             elif line != b"pong":
                 yield decode(line, Limits())
 
-    def frame(self, texts: Sequence[bytes]) -> bytes:
+    def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
         assert not self.ended, "a message after the close of the other side"
         assert not self.closed, "a message after the close of our own"
-        return b"".join(text + b"\n" for text in texts)
+        return [text + b"\n" for text in texts]
 
     def pending(self) -> bytes:
         control, self.control = self.control, b""
@@ -316,3 +317,19 @@ async def test_a_call_that_takes_long_is_no_silence_of_a_client_that_answers(aut
             await peer.say("pong")
         assert any("slow" in line for line in await peer.listen("{"))
         await peer.stream.send_eof()
+
+
+# Lines.
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (1, 2, 3), (70_000,), (70_000, 80_000), (1, 70_000, 2, 3, 80_000), (0, 65_536)]
+)
+def test_lines_are_pieces_of_which_those_that_are_short_go_out_together(sizes: tuple[int, ...]) -> None:
+    texts = [b"x" * size for size in sizes]
+    pieces = Lines(Limits()).frame(texts)
+    assert b"".join(pieces) == b"".join(text + b"\n" for text in texts)
+    assert all(pieces)
+    long = [text for text in texts if len(text) > 65_536]
+    assert [piece for piece in pieces if len(piece) > 65_600] == long
+    assert len(pieces) <= 2 * len(long) + 1
