@@ -203,7 +203,7 @@ class Endpoint:
         if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
         caller = await self._gate.caller(request, head.cors)
-        if wait := self._rates.wait(_counted(caller, peer)):
+        if self._rates.limited and (wait := self._rates.wait(_counted(caller, peer))):
             why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
             return busy(429, why, head.cors, math.ceil(wait))
         if isinstance(caller, Reply):

@@ -208,7 +208,7 @@ class HttpConnection:
         try:
             while (head := self._reader.head() or await self._head()) is not None:
                 self._look_at(head)
-                if self._switches(head):
+                if head.method == "GET" and self._switches(head):
                     assert self._shared.upgraded is not None
                     request = HttpRequest(head.method, head.target, head.headers)
                     await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
@@ -261,9 +261,9 @@ class HttpConnection:
             self._last = True
 
     def _switches(self, head: Head) -> bool:
-        """Whether this request is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
+        """Whether this GET is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
-        if head.method != "GET" or path is None or not head.chunks or head.has_body:
+        if path is None or not head.chunks or head.has_body:
             return False
         wanted = head.headers.get("Upgrade", "").lower().split(",")
         return "websocket" in map(str.strip, wanted) and head.path.rstrip("/") == path

@@ -184,7 +184,8 @@ class Lane:
         to be called when the client leaves this response before it ends.
         """
         missed = b"" if replay is None else b"".join([encode_message(event.data, event.id) for event in replay.events])
-        self._drop()
+        if self._response is not None:
+            self._drop()
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
         self._traffic.carried.hear(self)
         return partial(self._gone, response)

@@ -21,12 +21,14 @@ class Rates:
         if not rate > 0:
             raise LocalProtocolError(f"Limits.request_rate is a number of requests a second, above 0; not {rate!r}")
         self._rate = rate
+        self.limited = rate != math.inf
+        """Whether there is anything to count."""
         self._burst = max(rate, 1.0)
         self._buckets: dict[str, tuple[float, float]] = {}  # what was in it, and when
 
     def wait(self, client: str) -> float:
         """Seconds until this client may ask again; 0: it may now, and that is counted."""
-        if self._rate == math.inf:
+        if not self.limited:
             return 0.0
         now = trio.current_time()
         held, then = self._buckets.pop(client, (self._burst, now))

@@ -33,13 +33,13 @@ class Silence(Generic[T]):
 
     def hear(self, thing: T) -> None:
         """Something was heard of it: its time begins anew."""
-        if not self._heard:
+        if not self._heard and self._changed:
             self._changed.unpark_all()
         self._heard.pop(thing, None)
         self._heard[thing] = trio.current_time()
 
     def forget(self, thing: T) -> None:
-        if self._heard.pop(thing, None) is not None and not self._heard:
+        if self._heard.pop(thing, None) is not None and not self._heard and self._changed:
             self._changed.unpark_all()
 
     async def next(self) -> T:
