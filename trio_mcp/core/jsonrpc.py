@@ -699,7 +699,13 @@ class LineFramer:
         may follow, at its end.
         """
         lines: list[bytes | Invalid] = []
-        *ended, rest = data.split(b"\n") if b"\n" in data else (data,)  # `split` looks at every byte, `in` leaps
+        end = data.find(b"\n")  # leaps, where `split` looks at every byte
+        if end < 0:
+            ended, rest = [], data
+        elif end == len(data) - 1:
+            ended, rest = [data[:end]], b""
+        else:
+            *ended, rest = data.split(b"\n")
         for piece in ended:
             # Nearly all are whole, and end as an object does.
             if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
