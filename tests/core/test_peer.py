@@ -665,7 +665,7 @@ def test_there_is_no_progress_after_the_end(finish: str) -> None:
 def test_a_progress_message_is_sent_where_the_revision_has_one(revision: Any, own: bool) -> None:
     class Session(Peer):
         def agree(self, id: Id, terms: Terms) -> None:
-            self._agree(id, terms)
+            self._serving[id].terms = terms
 
     peer = Session(SERVER)
     serving(peer, token="t")
