@@ -1,6 +1,7 @@
 // What the servers by the official TypeScript SDKs have in common: what they offer, and how they listen.
 
 import { createServer } from "node:http";
+import { KEPT } from "./report.mjs";
 
 export const PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC";
 export const LEVELS = ["debug", "info", "notice", "warning", "error"];
@@ -72,5 +73,6 @@ export function completed(name, value, context) {
 
 export function listen(answer) {
   const http = createServer((request, response) => answer(request, response, new URL(request.url, "http://127.0.0.1")));
+  http.keepAliveTimeout = KEPT;
   http.listen(0, "127.0.0.1", () => console.error(`running on http://127.0.0.1:${http.address().port}`));
 }

@@ -6,6 +6,7 @@
 export const ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end';
 export const LARGE = "0123456789 æøå 東京 🦜\n".repeat(29_000); // close to a million bytes
 const PATIENCE = 60_000; // milliseconds for one behaviour, on a busy machine
+export const KEPT = 300_000; // milliseconds that a server keeps a connection which is not used; see report.py
 
 export function tell(behaviour, seen) {
   process.stdout.write(JSON.stringify({ behaviour, seen }) + "\n");

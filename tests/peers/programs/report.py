@@ -18,6 +18,9 @@ import anyio
 ODD = 'quote " backslash \\ é 東京 🦜 \u2028\u2029\u0085\u000b\u000c \r\n\t\x01\x7f end'
 LARGE = ("0123456789 æøå 東京 🦜\n" * 40_000).encode()[:1_000_000].decode(errors="ignore")
 PATIENCE = 60.0  # seconds for one behaviour, on a busy machine
+# Seconds that a server keeps a connection which is not used.  By default they are five: on a busy machine it may close
+# one at which a client has just begun to call, and cannot know whether it has been called.
+KEPT = 300
 
 
 def code_of(error: BaseException) -> int | None:

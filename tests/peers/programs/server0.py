@@ -15,6 +15,7 @@ from mcp.server import NotificationOptions, Server
 from mcp.server.sse import SseServerTransport
 from mcp.server.stdio import stdio_server
 from mcp.server.websocket import websocket_server
+from report import KEPT
 
 # Its end is written otherwise in the base64 of URLs, which this release takes for that of the protocol.
 PNG = (
@@ -239,4 +240,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         anyio.run(by_pipe)
     else:
-        uvicorn.run(by_sse if sys.argv[1] == "sse" else by_websocket, port=0, ws_max_size=2**24, lifespan="off")
+        app = by_sse if sys.argv[1] == "sse" else by_websocket
+        uvicorn.run(app, port=0, ws_max_size=2**24, lifespan="off", timeout_keep_alive=KEPT)

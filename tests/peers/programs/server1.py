@@ -18,6 +18,7 @@ from mcp.server.fastmcp.prompts import Prompt
 from mcp.server.fastmcp.resources import TextResource
 from mcp.server.lowlevel import NotificationOptions
 from pydantic import BaseModel, Field
+from report import KEPT
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 IMAGE = types.ImageContent(type="image", data=base64.b64encode(PNG).decode(), mimeType="image/png")
@@ -238,7 +239,8 @@ def main(way: str) -> None:
     elif way == "ws":
         uvicorn.run(by_websocket, port=0, ws_max_size=2**24, lifespan="off")
     else:
-        uvicorn.run(server.sse_app() if way == "sse" else server.streamable_http_app(), port=0)
+        app = server.sse_app() if way == "sse" else server.streamable_http_app()
+        uvicorn.run(app, port=0, timeout_keep_alive=KEPT)
 
 
 if __name__ == "__main__":

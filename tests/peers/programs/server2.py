@@ -30,6 +30,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.prompts import Prompt
 from mcp.server.mcpserver.resources import TextResource
 from pydantic import BaseModel, Field
+from report import KEPT
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 LEVELS = ("debug", "info", "notice", "warning", "error")
@@ -256,7 +257,8 @@ def main(way: str) -> None:
     if way == "stdio":
         server.run()
     else:
-        uvicorn.run(server.sse_app() if way == "sse" else server.streamable_http_app(), port=0)
+        app = server.sse_app() if way == "sse" else server.streamable_http_app()
+        uvicorn.run(app, port=0, timeout_keep_alive=KEPT)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from fastmcp.prompts import Message, Prompt
 from fastmcp.resources import TextResource
 from fastmcp.tools import Tool
 from pydantic import BaseModel, Field
+from report import KEPT
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mO4JGcEAALoASNSXim9AAAAAElFTkSuQmCC")
 LEVELS = ("debug", "info", "notice", "warning", "error")
@@ -222,4 +223,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         server.run(show_banner=False)
     else:
-        server.run("sse" if sys.argv[1] == "sse" else "http", port=0, show_banner=False)
+        way = "sse" if sys.argv[1] == "sse" else "http"
+        server.run(way, port=0, show_banner=False, uvicorn_config={"timeout_keep_alive": KEPT})
