@@ -68,7 +68,7 @@ class Watched:
         self.changed.unpark_all()
 
     async def saw(self, what: str) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while what not in self.seen:
                 await self.changed.park()
 

@@ -1388,7 +1388,7 @@ async def test_a_client_that_has_gone_before_its_answer_is_noticed_in_writing() 
     left = trio.Event()
     async with on_a_socket(Slow(b"body"), Limits()) as (ours, _):
         await ours.send_all(get())
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await left.wait()
 
 
@@ -1430,7 +1430,7 @@ async def test_a_client_that_leaves_a_socket_is_noticed_at_once(how: str) -> Non
             if how == "resets":
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await ours.aclose()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while "gone /wait" not in script.log:
                 await trio.lowlevel.checkpoint()
 
@@ -1441,6 +1441,6 @@ async def test_a_socket_that_is_closed_under_its_connection_is_the_end_of_it() -
         await ours.send_all(get("/wait"))
         await script.response()
         await theirs.aclose()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while "gone /wait" not in script.log:
                 await trio.lowlevel.checkpoint()

@@ -134,6 +134,6 @@ async def test_every_connection_gives_its_file_descriptor_back() -> None:
         for deed in DEEDS:
             for _ in range(3):
                 await done(web, deed)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while open_fds() != before:
                 await trio.lowlevel.checkpoint()

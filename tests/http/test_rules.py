@@ -108,7 +108,7 @@ def all_rules() -> Iterator[object]:
 async def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
     async with listening(server_for(rule), **options_for(rule)) as web:
         session = await session_for(rule, web)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with await web.connect() as stream:
                 answer = await exchange(stream, rule, request_bytes(rule, session))
         status = rule.status if rule.known else 404

@@ -629,7 +629,7 @@ async def test_a_server_that_stops_waits_for_no_parked_handler(shared: bool, cap
     server = Server("parking")
     for handler in handlers:
         server.tool(handler)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with server.running() if shared else contextlib.nullcontext(), to(server) as wire:
             for handler in handlers:
                 await ask(wire, {"name": handler.__name__})
@@ -1043,7 +1043,7 @@ async def test_an_expiry_reaches_who_waits_under_a_shield_or_in_a_thread() -> No
 
     server = serving(it)
     server.tool(thread)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with server.running(), to(server) as wire:
             (run,) = server._runs
             run.parking = parking  # its time is real here, because threads do not know of any other
