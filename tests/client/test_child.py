@@ -546,7 +546,9 @@ async def test_the_dead_whom_nobody_reaps_are_not_waited_for(monkeypatch: pytest
     assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # it is dead
 
 
-async def test_a_number_that_was_given_back_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_number_that_was_given_back_is_not_used_again(
+    clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(pid: int, number: int) -> None:
         sent.append(number)
         killpg(pid, number)
@@ -554,8 +556,10 @@ async def test_a_number_that_was_given_back_is_not_used_again(monkeypatch: pytes
     sent: list[int] = []
     killpg = os.killpg
     monkeypatch.setattr("trio_mcp.child.os.killpg", kill)
-    async with running(STAYS, until=b"ready", grace=SHORT):
-        pass
+    async with running(STAYS, until=b"ready") as child, trio.open_nursery() as nursery:
+        nursery.start_soon(child.aclose)
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(LONG)
     assert sent == [signal.SIGTERM, 0]
 
 
