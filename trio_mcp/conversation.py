@@ -376,12 +376,11 @@ class Conversation:
 
     async def report(self, ctx: Context) -> None:
         self._tell(ctx)
-        now = trio.current_time()
-        if now - self._reported < _IN_A_ROW and not ctx.wire.full:
+        if trio.current_time() - self._reported < _IN_A_ROW and not ctx.wire.full:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            self._reported = now
             await ctx.wire.room()
+            self._reported = trio.current_time()
 
     def _tell(self, ctx: Context) -> None:
         ctx.told = ctx.wire.mark

@@ -150,9 +150,11 @@ class MemoryEventLog:
         return held
 
     def _forget_oldest(self) -> None:
-        order, limits = self._order, self._limits
+        order, most = self._order, self._limits.replay_bytes
+        over = len(order) - self._limits.replay_events
         # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
-        while len(order) > limits.replay_events or self._bytes > limits.replay_bytes:
+        while over > 0 or self._bytes > most:
+            over -= 1
             held = order.popleft()
             self._bytes -= len(held.events.popleft())
             if held.finished and not held.events:

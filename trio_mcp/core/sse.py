@@ -61,7 +61,7 @@ def encode_event(event: SseEvent) -> bytes:
     # The name is written even where it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
     if event.id is not None:
-        lines.append(b"id: " + _as_sent(event.id))
+        lines.append(b"id: %b" % _as_sent((event.id,))[0])
     if event.retry is not None:
         if event.retry < 0:
             raise LocalProtocolError(f"retry is a number of milliseconds from 0 up; got {event.retry}")
@@ -71,10 +71,11 @@ def encode_event(event: SseEvent) -> bytes:
     return b"\n".join(lines) + b"\n\n"
 
 
-def _as_sent(id: str) -> bytes:
-    if _ID.fullmatch(id) is None:
-        raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
-    return id.encode()
+def _as_sent(ids: Sequence[str]) -> list[bytes]:
+    for id in ids:
+        if _ID.fullmatch(id) is None:
+            raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
+    return list(map(str.encode, ids))
 
 
 def encode_message(text: bytes, id: str | None = None) -> bytes:
@@ -91,7 +92,7 @@ def encode_message(text: bytes, id: str | None = None) -> bytes:
         return encode_event(SseEvent(text, id=id))
     if id is None:  # as `encode_event` has it
         return b"event: message\ndata: %b\n\n" % text
-    return b"event: message\nid: %b\ndata: %b\n\n" % (_as_sent(id), text)
+    return b"event: message\nid: %b\ndata: %b\n\n" % (*_as_sent((id,)), text)
 
 
 def encode_messages(texts: Sequence[bytes], ids: Sequence[str] | None = None) -> bytes:
@@ -99,8 +100,8 @@ def encode_messages(texts: Sequence[bytes], ids: Sequence[str] | None = None) ->
     if ids is None:
         lines, events = 3, b"event: message\ndata: %b\n\n" % b"\n\nevent: message\ndata: ".join(texts)
     else:
-        sent = zip(map(_as_sent, ids), texts, strict=True)
-        lines, events = 4, b"".join([b"event: message\nid: %b\ndata: %b\n\n" % each for each in sent])
+        named = zip(_as_sent(ids), texts, strict=True)
+        lines, events = 4, b"".join([b"event: message\nid: %b\ndata: %b\n\n" % each for each in named])
     if events.isascii() and events.count(b"\n") == lines * len(texts) and b"\r" not in events:
         return events  # nearly all are so, and it is seen at once
     return b"".join(map(encode_message, texts, repeat(None) if ids is None else ids))
