@@ -94,11 +94,14 @@ class Context:
     """
 
     __slots__ = (
-        "_keys", "_over", "_progress", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "link", "pages",
-        "place", "recorded", "replay", "request", "rounds", "scope", "state", "terms", "told", "wire",
+        "_keys", "_over", "_progress", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "link",
+        "pages", "place", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
     )  # fmt: skip
 
-    def __init__(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
+    def __init__(
+        self, link: Link, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
+    ) -> None:
+        self._scope = scope  # what the handler runs in, until it is over
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
@@ -116,7 +119,6 @@ class Context:
         """What that `InputRequired` carried."""
         self.wire = wire  # where what belongs to the request at hand goes, and
         self.told = 0  # the last write there that has something of it, for the machinery
-        self.scope: trio.CancelScope  # what the handler runs in, until it is over
         self.link: Link | None = link  # the connection of the request at hand, or, between two of one call,
         self.place: Place | None = None  # where the next is awaited
         # For the machinery of questions.
@@ -342,9 +344,13 @@ class Context:
         self.wire, self.told = wire, 0
 
     def cancel(self, reason: str) -> None:
-        if not self._over:  # or another call may run in it by now
-            self.scope.cancel(reason=reason)
+        if self._scope is not None and not self._over:  # or another call may run in it by now
+            self._scope.cancel(reason=reason)
         self.over()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._scope is not None and self._scope.cancel_called
 
     def over(self) -> None:
         """The call has ended, or is about to: nobody waits for the client any more, not even where a cancellation

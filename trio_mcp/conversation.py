@@ -3,7 +3,8 @@
 Messages go in by `hear`; what is to be sent waits in the session until the transport takes it out, each message under
 the wire that it belongs on: that of the request in whose course it is sent, or (None) that of the conversation itself.
 On one stream those are the same; a session over HTTP has a wire for each request, and one that stands alone.  Each
-request runs in a task and a cancel scope of its own, which the client's cancellation reaches and nothing else.
+request runs in a task and a cancel scope that are its own for as long as it runs (see `crew`), which the client's
+cancellation reaches and nothing else.
 
 | The session reports | What happens |
 |---|---|
@@ -16,10 +17,9 @@ request runs in a task and a cancel scope of its own, which the client's cancell
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +34,7 @@ from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING, Terms
+from trio_mcp.crew import Crew
 from trio_mcp.groups import sole
 from trio_mcp.outbox import Wire
 from trio_mcp.parking import Place, read_answer, volunteered, worded
@@ -62,6 +63,7 @@ _NO_SESSION = (
     "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
 )
 _TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
+_SPARE = 64  # tasks that wait for the next call: as many as a lively client has in flight
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -119,12 +121,14 @@ class Conversation:
         self._roots: Roots | None = None
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
-        self._variables = contextvars.copy_context()
+        # Who has many calls in flight has them on one stream; and what a task waits for ends with the stream.
+        self._crew = Crew(run.nursery, _SPARE if link is Link.DUPLEX else 0)
         self._turn: trio.Event | None = None
         self._reported = -math.inf  # when who reported something last let others have their turn
 
     # What comes in.
 
+    @trio.lowlevel.enable_ki_protection  # what has come is taken in whole
     def hear(
         self,
         message: Message,
@@ -153,6 +157,7 @@ class Conversation:
         """
         for event in self.session.lost(why=why):
             self._act(event)
+        self._crew.end()
         self._run.publisher.listeners.forget(Key(self, None))
 
     def dismiss(self, why: str) -> None:
@@ -234,35 +239,29 @@ class Conversation:
     # Requests.
 
     @staticmethod  # bound to nobody: a request by HTTP is freed at its end
-    def _begin(work: tuple[Conversation, Call]) -> None:
-        self, call = work
+    def _begin(admitted: tuple[Conversation, Call]) -> None:
+        self, call = admitted
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
         wire: Any = self.session.label_of(request.id)
-        ctx = self._contexts[request.id] = Context(self, request, call.terms, wire)
+        hand = self._crew.hire()
+        ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, hand.scope)
         name = request.params.get("name", request.params.get("uri"))
         name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
-        name = f"{request.method} {name} #{request.id}"
-        # In the context of the connection: this may be called by a request of another one that makes room.
+        work: Callable[[Context], Awaitable[object]] = self._work
         if request.method in _IN_TURN:
-            before, self._turn, ctx.scope = self._turn, trio.Event(), trio.CancelScope()
-            in_turn = partial(self._work_in_turn, ctx, before=before, done=self._turn)
-            self._variables.run(self._run.nursery.start_soon, in_turn, name=name)
-        else:
-            ctx.scope = self._run.crew.start_soon(self._work, ctx, variables=self._variables, name=name)
+            before, self._turn = self._turn, trio.Event()
+            work = partial(self._work_in_turn, before=before, done=self._turn)
+        self._crew.start(hand, work, ctx, f"{request.method} {name} #{request.id}")
 
     async def _work_in_turn(self, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
         """Of a subscription and its end, the one that was sent last is to count, and tasks begin in any order."""
         try:
             if before is not None:
-                await before.wait()
-        except trio.Cancelled:  # with the server, before its turn
-            self._forget(ctx)
-            raise
-        else:
-            with ctx.scope:
-                await self._work(ctx)
+                with trio.CancelScope(shield=True):  # whoever is before ends, too, when all do
+                    await before.wait()
+            await self._work(ctx)
         finally:
             done.set()
 
@@ -278,7 +277,7 @@ class Conversation:
                 outcome = result
             finally:
                 ctx.over()
-                if outcome is None and ctx.scope.cancel_called and (link := _of(ctx)) is not None:
+                if outcome is None and ctx.cancelled and (link := _of(ctx)) is not None:
                     link._close(ctx, _TO_NOBODY)
                     ctx.wire.wake()
             if ctx.place is not None:  # it did not wait for the client's answer; the retry gets what has come of it

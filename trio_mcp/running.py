@@ -18,7 +18,6 @@ from trio_mcp.admission import Admission
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
-from trio_mcp.crew import Crew
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
@@ -100,7 +99,6 @@ class Run:
         self.ended = trio.Event()
         """Set when its lifespan has ended, too."""
         self.nursery = nursery
-        self.crew = Crew(nursery)
         self.offer = offer
         self._quiet: tuple[Offer, Offer] | None = None
         self.limits = limits

@@ -460,9 +460,7 @@ async def test_a_state_carries_no_more_than_is_needed(autojump_clock: MockClock)
 
 def context(params: Object, principal: Any = None, method: str = "tools/call") -> Context:
     terms = Terms(REVISIONS[LATEST], CAPABILITIES[LATEST], principal=principal)
-    ctx = Context(cast(Any, None), Request(1, method, params), terms, cast(Any, None))
-    ctx.scope = trio.CancelScope()
-    return ctx
+    return Context(cast(Any, None), Request(1, method, params), terms, cast(Any, None))
 
 
 FORM: Mapping[str, Inquiry[Any]] = {"form": Elicit("Which size?", Size)}
