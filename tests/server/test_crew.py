@@ -214,7 +214,7 @@ async def test_at_the_end_nobody_waits_any_more() -> None:
         gate = trio.Event()
         at_work = bench.start(lambda _: gate.wait())
         for _ in range(3):
-            bench.start(lambda _: trio.sleep(0))
+            bench.start(trio.sleep, 0)
         await wait_all_tasks_blocked()
         assert len(nursery.child_tasks) == 4
         bench.crew.end()
