@@ -121,8 +121,8 @@ listening
 tool_book
 following
 connecting
-keeper
 client_options
+keeper
 client
 relay_server
 relay testing

@@ -200,7 +200,7 @@ class _Wire(trio.abc.HalfCloseableStream):
         self._reader = trio.Lock()
         self._reading = trio.CancelScope()
 
-    def send_now(self, data: bytes) -> int:
+    def send_now(self, data: bytes | memoryview) -> int:
         """How many bytes of it the system takes without anybody having to wait."""
         try:
             return os.write(self._stdin.fileno(), data)

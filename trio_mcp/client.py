@@ -33,7 +33,6 @@ from trio_mcp.client_options import (
     fields_of,
     log_level_of,
     members,
-    name_the_options,
     offer_of,
 )
 from trio_mcp.connecting import PROBE, Target, how_to_reach
@@ -252,37 +251,27 @@ class Client:
         headers: Mapping[str, str] | None = None,
     ) -> JsonObject:
         asked = self._with_meta(params, meta)
-        result, _ = await self._rounds(method, asked, self._fields(headers), on_progress, headers)
+        result = await self._keeper.ask(method, asked, on_progress, self._fields(headers))
+        if not is_complete(result):
+            result, _ = await self._rounds(result, method, asked, on_progress, headers)
         return result
 
     async def _rounds(
         self,
+        result: JsonObject,
         method: str,
         asked: JsonObject,
-        fields: Fields,
         on_progress: OnProgress | None,
         headers: Mapping[str, str] | None,
     ) -> tuple[JsonObject, JsonObject]:
-        """The result, and the params of the request that had it; the first is made with `asked` and `fields`."""
-        if not (on_progress is None or callable(on_progress)):
-            raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
-        rounds: Rounds | None = None  # mostly there is nothing to be asked
-        while True:
-            try:
-                result = await self._keeper.ask(method, asked, on_progress=on_progress, headers=fields)
-            except RequestError as error:
-                name_the_options(error)
-                raise
-            if rounds is None and is_complete(result):
-                return result, asked
-            terms = self._terms
-            if rounds is None:
-                rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
-            step = rounds.receive(result)
-            if not isinstance(step, Ask):
-                return step.result, asked
+        """What becomes of a result that is not complete as it stands, and the params of the request that had it."""
+        terms = self._terms
+        rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
+        while isinstance(step := rounds.receive(result), Ask):
             asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
             fields = self._fields(headers)  # a user may have thought about it for longer than a token holds
+            result = await self._keeper.ask(method, asked, on_progress, fields)
+        return step.result, asked
 
     def _with_meta(self, params: JsonObject, meta: Mapping[str, Json] | None) -> JsonObject:
         if meta is None and self._meta is None and "_meta" not in params:
@@ -322,7 +311,9 @@ class Client:
             return kept
         changes = cache.changes
         # Offered with the params that had it, by which the cache sees a retry (cache-03).
-        result, asked = await self._rounds(method, asked, fields, None, headers)
+        result = await self._keeper.ask(method, asked, headers=fields)
+        if not is_complete(result):
+            result, asked = await self._rounds(result, method, asked, None, headers)
         cache.store(method, asked, result, asked=changes, now=trio.current_time(), principal=principal)
         return result
 
@@ -435,7 +426,9 @@ class Client:
         meta, headers = along.get("meta"), along.get("headers")
         try:
             asked = self._with_meta(params, meta)
-            said, _ = await self._rounds("tools/call", asked, self._fields(headers), on_progress, headers)
+            said = await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers))
+            if not is_complete(said):
+                said, _ = await self._rounds(said, "tools/call", asked, on_progress, headers)
         except HeadersRefused as error:  # http-93
             said = await self._call_anew(params, error, on_progress, along)
         result = from_json(CallToolResult, said)

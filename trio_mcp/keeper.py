@@ -22,11 +22,12 @@ import trio
 from trio_mcp.answering import Answering
 from trio_mcp.asked import PageRequest
 from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, failure_of, repeated
+from trio_mcp.client_options import name_the_options
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.listen import Kind
@@ -265,19 +266,25 @@ class Keeper:
             done.set()
 
     async def ask(
-        self, method: str, params: JsonObject, *, on_progress: OnProgress | None = None, headers: Fields = ()
+        self, method: str, params: JsonObject, on_progress: OnProgress | None = None, headers: Fields = ()
     ) -> JsonObject:
         """One request, made a second time only where the first is known not to have been carried out."""
         self.check_run()
-        caller = self._ready() or await self._usable()
-        try:
-            return await caller.request(method, params, on_progress=on_progress, headers=headers)
-        except SessionLost as error:
-            if error.request_may_have_run:
+        if not (on_progress is None or callable(on_progress)):
+            raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
+        again = False
+        while True:
+            caller = self._ready() or await self._usable()
+            try:
+                return await caller.request(method, params, on_progress=on_progress, headers=headers)
+            except RequestError as error:
+                name_the_options(error)
                 raise
-        await caller.over.wait()  # until it is known what has become of all others that were sent
-        caller = await self._usable()
-        return await caller.request(method, params, on_progress=on_progress, headers=headers)
+            except SessionLost as error:
+                if again or error.request_may_have_run:
+                    raise
+            again = True
+            await caller.over.wait()  # until it is known what has become of all others that were sent
 
     # As its sessions have it.
 
