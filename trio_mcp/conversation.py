@@ -248,7 +248,10 @@ class Conversation:
         hand = self._crew.hire()
         ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, hand.scope)
         name = request.params.get("name", request.params.get("uri"))
-        name = repr(name[:80])[1:-1] if isinstance(name, str) else ""  # the client's words, on one line
+        if not isinstance(name, str):
+            name = ""
+        elif not name.isidentifier() or len(name) > 80:
+            name = repr(name[:80])[1:-1]  # the client's words, on one line
         work: Callable[[Context], Awaitable[object]] = self._work
         if request.method in _IN_TURN:
             before, self._turn = self._turn, trio.Event()

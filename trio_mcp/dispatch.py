@@ -135,7 +135,7 @@ class Dispatcher:
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
-        return self._served_by(self._features, self._METHODS[ctx.method], ctx, ctx.request)
+        return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
 
     async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
         """As this server, the running one or one that is mounted in it, serves a request."""

@@ -230,10 +230,8 @@ class Duplex:
                 self._tap("in", data)
             for number, message in enumerate(self._framing.feed(data), 1):
                 self._talk.hear(message, self._heard)
-                if self._queued() > most:
+                if not number % _TURN:
                     await self.wire.room(most)
-                elif not number % _TURN:
-                    await trio.lowlevel.checkpoint()
             self._control += self._framing.pending()
             if self._queued():
                 self.wire.wake()
