@@ -21,15 +21,19 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from trio_mcp import Server, open_client, serve_http_stream, serve_stream
+from trio_mcp import Context, Server, open_client, serve_http_stream, serve_stream
 
 ROOT = Path(__file__).parent.parent
 TOGETHER = 64
 IN_A_ROW = 4 * TOGETHER  # calls of a client: its tasks begin and end within what is counted
 
-# The most that one `tools/call` may take: what was counted and a twentieth more, for versions of Python and of Trio
-# differ.  Whoever makes the path leaner lowers the figure; `python -m tests.test_costs` prints what is counted.
+REPORTS = 1024  # of progress, by one call
+
+# The most that one `tools/call`, or one report of progress, may take: what was counted and a twentieth more, for
+# versions of Python and of Trio differ.  Whoever makes the path leaner lowers the figure; `python -m tests.test_costs`
+# prints what is counted.
 CALLS = {
     "stdio, session, one after the other": 462,
     "stdio, session, together": 165,
@@ -41,6 +45,7 @@ CALLS = {
     "client, session, together": 138,
     "client, modern, one after the other": 435,
     "client, modern, together": 142,
+    "reports, modern, in a row": 41,
 }
 # Likewise the most modules that are loaded, with all that comes along.
 MODULES = {
@@ -195,6 +200,12 @@ def echo_server() -> Server:
     async def echo(text: str) -> str:
         return text
 
+    @server.tool
+    async def report(*, ctx: Context) -> str:
+        for done in range(REPORTS):
+            await ctx.progress(done, REPORTS)
+        return "reported"
+
     return server
 
 
@@ -210,6 +221,23 @@ async def by_stdio(era: str, together: int, count: Counter) -> None:
         with count.counting():
             for each in asked:
                 await stream.asked(each, together)
+        nursery.cancel_scope.cancel()
+
+
+async def by_reports(era: str, count: Counter) -> None:
+    stream = Fed()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, echo_server(), stream)
+        if era == "session":
+            await stream.asked(line(INITIALIZE) + line(INITIALIZED))
+        asking = [call(id, era) for id in (1, 2)]
+        for each in asking:
+            meta = {**each["params"].get("_meta", {}), "progressToken": 7}
+            each["params"] = {"name": "report", "arguments": {}, "_meta": meta}
+        await stream.asked(line(asking[0]))
+        with count.counting():
+            said = await stream.asked(line(asking[1]))
+        assert said.count(b"notifications/progress") == REPORTS
         nursery.cancel_scope.cancel()
 
 
@@ -248,12 +276,15 @@ async def by_client(era: str, together: int, count: Counter) -> None:
 
 
 def counted(row: str) -> float:
-    """The calls of functions that one call of a tool takes."""
+    """The calls of functions that one call of a tool, or one of its reports, takes."""
     transport, era, how = row.split(", ")
     count = Counter()
     together = TOGETHER if how == "together" else 1
     # Trio runs what is ready in an order of its own choice: let it be the same one each time.
     trio._core._run._r.seed(0)  # type: ignore[attr-defined]
+    if transport == "reports":
+        trio.run(by_reports, era, count, clock=MockClock())  # by which all of them are in a row
+        return count.calls / REPORTS
     if transport == "client":
         trio.run(by_client, era, together, count)
         return count.calls / IN_A_ROW
