@@ -425,10 +425,8 @@ class Lane:
 
     def _events(self, done: bool) -> bytes:
         """What there is to be sent on a stream."""
-        parts, texts = (
-            [self._missed],
-            [encode(each) if type(each) is Notification else self._encoded(each) for each in self._queue],
-        )
+        parts = [self._missed]
+        texts = [encode(each) if type(each) is Notification else self._encoded(each) for each in self._queue]
         if not self._begun and self.name is None:  # else it is carried on
             parts.append(self._way.opening)
             if self._way.primes:
