@@ -143,7 +143,8 @@ class Lane:
 
     __slots__ = (
         "__weakref__", "_begun", "_cors", "_finished", "_ids", "_missed", "_outbox", "_over", "_owner", "_queue",
-        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "_whole", "name", "session_id",
+        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "_whole", "answers_only", "name",
+        "session_id",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, way: Way, traffic: Traffic, ids: Collection[Id] = ()) -> None:
@@ -151,6 +152,7 @@ class Lane:
         """Under which the log knows it, once its client has an id to come back with."""
         self.session_id: str | None = None
         """Of the session that `initialize` opened: its answer brings it to the client."""
+        self.answers_only = way.answer is Answer.JSON
         self._owner = owner
         self._way = way
         self._traffic = traffic
@@ -240,7 +242,7 @@ class Lane:
 
     def put(self, message: Spoken) -> None:
         if self._response is not None:
-            if self._way.answer is not Answer.JSON or isinstance(message, _ANSWERS):
+            if not self.answers_only or isinstance(message, _ANSWERS):
                 self._queue.append(message)
         elif self._owner is not _NOBODY:
             self._keep(message)
@@ -264,7 +266,7 @@ class Lane:
 
     def show_life(self) -> None:
         """It has been silent for so long that something between us and the client might think it dead."""
-        if self._way.answer is not Answer.JSON:
+        if not self.answers_only:
             self._silent = True
             self.wake()
 
@@ -353,10 +355,6 @@ class Lane:
             await self._outbox.room()
         else:
             await trio.lowlevel.checkpoint()
-
-    @property
-    def answers_only(self) -> bool:
-        return self._way.answer is Answer.JSON
 
     def hang_up(self, retry: float) -> bool:
         """End the response, and not the lane: the client is to come back after `retry` seconds (http-47, http-49)."""
