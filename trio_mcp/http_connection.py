@@ -99,7 +99,7 @@ class Shared:
         """Those that wait for their next request.  One that has got it stays there until its time is up: to forget and
         to note it with each request would cost more than to look once."""
         self._date = ""
-        self._dated = -1
+        self._dated = -math.inf
 
     async def run(self) -> None:
         """Close connections that have been idle for too long; until it is cancelled."""
@@ -107,10 +107,10 @@ class Shared:
             (await self.idle.next()).expire()
 
     def date(self) -> str:
-        """The time of day."""
-        now = int(time.time())
-        if now != self._dated:
-            self._date, self._dated = date(*time.gmtime(now)[:7]), now
+        """The time of day; a second old at most, which is all that it says."""
+        now = time.monotonic()
+        if now - self._dated >= 1:
+            self._date, self._dated = date(*time.gmtime()[:7]), now
         return self._date
 
 

@@ -127,6 +127,9 @@ def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix
 # Step one: the head.
 
 
+_ENDPOINT = Place.ENDPOINT  # in Python 3.11 a member of an enum is looked up eight times as slowly
+
+
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
     """Judge what needs no body.  A `Reply` is final.  `prefix` is where the policy's paths are mounted."""
     cors: Fields = ()
@@ -135,7 +138,7 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
             raise _Refusal(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
-        if request.method != "POST" or place is not Place.ENDPOINT:  # where that is always served
+        if request.method != "POST" or place is not _ENDPOINT:  # where that is always served
             allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
             if request.method == "OPTIONS":
                 asked = request.headers.get("Access-Control-Request-Headers", "")
@@ -231,6 +234,7 @@ def _check_content(policy: HttpPolicy, headers: Headers) -> None:
         raise _Refusal(415, f"a message is posted as {JSON} in UTF-8; {came} came")
 
 
+_WITHOUT_ANSWERS = frozenset({Place.MESSAGES, Place.WEBSOCKET})
 _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
 
 
@@ -238,7 +242,7 @@ def _acceptable(policy: HttpPolicy, place: Place, request: HttpRequest) -> Answe
     """How we may answer.  Lenient: a client need not list both types, only take one that we can give."""
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
-    if place in (Place.MESSAGES, Place.WEBSOCKET) or request.method == "DELETE":
+    if place in _WITHOUT_ANSWERS or request.method == "DELETE":
         return Answer.EITHER  # answered without a body, or by no HTTP at all
     json = posted and quality(accept, JSON) > 0
     stream = quality(accept, EVENT_STREAM) > 0 and not (posted and policy.json_only)

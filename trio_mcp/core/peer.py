@@ -48,7 +48,21 @@ from trio_mcp.core.jsonrpc import (
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, first_state, step
+from trio_mcp.core.state import (
+    ANSWER,
+    CALLING,
+    CANCELLED,
+    GONE,
+    NOTE,
+    NOTHING,
+    SERVING,
+    Deed,
+    Link,
+    Seen,
+    State,
+    first_state,
+    step,
+)
 from trio_mcp.core.terms import Terms
 
 __all__ = [
@@ -164,6 +178,7 @@ is the request's id (of a batch: the first one in it; of an error: its own).  No
 
 _CANCELLED = "notifications/cancelled"
 _SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
+_TEARS_DOWN = Deed.WRITE_AND_TEAR_DOWN
 _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
 _ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
 _NO_META: JsonObject = {}
@@ -377,7 +392,7 @@ class Peer:
         The result is written here and now: what becomes of the dict later does not matter.  Raises
         `LocalProtocolError` for one that cannot be written; the request then still waits for its answer.
         """
-        return self._finish(id, Result(id, result), Seen.ANSWER)
+        return self._finish(id, Result(id, result), ANSWER)
 
     def refuse(self, id: Id, error: RequestError) -> bool:
         """Answer a request that we serve with an error.  Returns and raises as `answer`."""
@@ -428,12 +443,12 @@ class Peer:
     def serves(self, id: Id) -> bool:
         """Whether a request of theirs still waits for its answer."""
         serving = self._serving.get(id)
-        return serving is not None and serving.state is not State.CANCELLED
+        return serving is not None and serving.state is not CANCELLED
 
     def label_of(self, id: Id | None) -> Hashable | None:
         """The label of a request of theirs that still waits for its answer; None for every other."""
         serving = None if id is None else self._serving.get(id)
-        return None if serving is None or serving.state is State.CANCELLED else serving.label
+        return None if serving is None or serving.state is CANCELLED else serving.label
 
     def method_of(self, id: Id) -> str | None:
         """What a request of theirs asks for, while it is served."""
@@ -544,7 +559,7 @@ class Peer:
 
     def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
         calling = self._calling.get(message.id) or self._find(message.id, events)
-        if calling is not None and self._call_step(calling, Seen.ANSWER):
+        if calling is not None and self._call_step(calling, ANSWER):
             events.append(Answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
@@ -613,7 +628,7 @@ class Peer:
             events.append(PeerMistake("notifications/progress without a token and a number"))
             return
         calling = self._find(token, events)
-        if calling is None or not self._call_step(calling, Seen.NOTE):
+        if calling is None or not self._call_step(calling, NOTE):
             return
         if calling.progress is None or progress <= calling.progress:
             why = "was not asked for" if calling.progress is None else f"did not rise above {shown(calling.progress)}"
@@ -662,7 +677,7 @@ class Peer:
             label = calling.label if calling.label == self.label_of(calling.about) else None
             self._send_cancelled(calling.id, reason, label)
         calling.state = state
-        if state is State.GONE:
+        if state is GONE:
             del self._calling[calling.id]
             if seen not in _ANSWERS:
                 self._doubtful = self._next_id
@@ -675,10 +690,10 @@ class Peer:
     ) -> Deed:
         """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
         state, deed = step(SERVING[self.link], serving.state, seen)
-        if message is not None and deed is not Deed.NOTHING and not is_prepared(message):
+        if message is not None and deed is not NOTHING and not is_prepared(message):
             prepare(message)  # before anything changes: it raises for what cannot be written
         serving.state = state
-        if state is State.GONE:
+        if state is GONE:
             del self._serving[id]
         return deed
 
@@ -700,7 +715,7 @@ class Peer:
 
     def _note(self, about: Id, serving: _Serving, note: Notification) -> bool:
         """Queue something that belongs to this request of theirs, if it may still be sent."""
-        if self._serve_step(about, serving, Seen.NOTE, note) is Deed.NOTHING:
+        if self._serve_step(about, serving, NOTE, note) is NOTHING:
             return False
         self._tell(note, serving.label, about)
         serving.queued = self._handed_out
@@ -711,7 +726,7 @@ class Peer:
         if serving is None:
             return False
         deed = self._serve_step(id, serving, seen, message)
-        if deed is Deed.NOTHING:
+        if deed is NOTHING:
             return False
         if serving.batch is not None:
             serving.batch.answers.append(message)
@@ -719,7 +734,7 @@ class Peer:
             self._settle(serving.batch)
         else:
             self._tell(message, serving.label)
-        if deed is Deed.WRITE_AND_TEAR_DOWN:
+        if deed is _TEARS_DOWN:
             self._send_cancelled(id, "", serving.label)
         return True
 

@@ -50,7 +50,7 @@ from trio_mcp.core.revisions import (
     declares,
     missing_capabilities,
 )
-from trio_mcp.core.state import Link, Seen, State
+from trio_mcp.core.state import ANSWER, CANCELLED, Link
 from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 
 __all__ = ["Agreed", "Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
@@ -490,9 +490,9 @@ class ServerSession(Session):
             return False
         method, revision = serving.method, terms.revision
         if type(result) is dict and _SAID_FOR_ALL.isdisjoint(result):
-            if not revision.result_type or serving.state is State.CANCELLED:
+            if not revision.result_type or serving.state is CANCELLED:
                 return super().answer(id, result)
-            return self._finish(id, prepared_result(id, result, self.offer.completed(revision, method)), Seen.ANSWER)
+            return self._finish(id, prepared_result(id, result, self.offer.completed(revision, method)), ANSWER)
         meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
