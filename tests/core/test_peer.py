@@ -10,6 +10,7 @@ import enum
 import json
 import math
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -155,6 +156,21 @@ SENDING: dict[str, Any] = {
     "refuse in a batch": lambda peer, wrong: peer.refuse(8, RequestError(1, "no", wrong)),
     "cancel": lambda peer, wrong: peer.cancel(1, wrong),
 }
+
+
+class Stream:
+    """What a transport may call the way by which something came."""
+
+
+@pytest.mark.parametrize("link", [SESSION, EXCHANGE])
+def test_where_a_request_came_from_is_forgotten_with_its_answer(link: Link) -> None:
+    peer, stream = Peer(SERVER, link=link), Stream()
+    gone = weakref.ref(stream)
+    peer.receive(Request(7, "tools/call"), 0, about=stream)
+    peer.answer(7, {})
+    assert [label for _, label in peer.outgoing()] == [stream]
+    del stream
+    assert gone() is None
 
 
 @pytest.mark.parametrize("wrong", UNWRITABLE.values(), ids=UNWRITABLE)

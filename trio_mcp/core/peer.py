@@ -518,9 +518,11 @@ class Peer:
         """
         events = self.tick(now) if self._deadlines and self._deadlines[0][0] <= now else []
         if not self.closed:
-            if about is not self._arrival.label:  # as a rule all on one link have the same
-                self._arrival = _Arrival(about)
             arrival = self._arrival
+            if about is not arrival.label:
+                arrival = _Arrival(about)
+                if self.link is Link.DUPLEX:  # where as a rule all have the same; an exchange is not to outlast its end
+                    self._arrival = arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
         return events
 
