@@ -40,6 +40,7 @@ import trio
 from trio_mcp.command import Command, Environment, arguments_of, name_of, variables_of, why_not
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
+from trio_mcp.duplex import write_now
 from trio_mcp.groups import open_nursery
 
 __all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
@@ -201,11 +202,7 @@ class _Wire(trio.abc.HalfCloseableStream):
         self._reading = trio.CancelScope()
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """How many bytes of it the system takes without anybody having to wait."""
-        try:
-            return os.write(self._stdin.fileno(), data)
-        except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
-            return 0
+        return write_now(self._stdin.fileno(), data)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         with self._blaming_the_process():

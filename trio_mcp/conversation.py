@@ -244,8 +244,7 @@ class Conversation:
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
-        wire: Any = self.session.label_of(request.id)
-        hand = self._crew.hire()
+        hand, wire = self._crew.hire(), self._wire_of(request.id)
         ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, hand.scope)
         name = request.params.get("name", request.params.get("uri"))
         if not isinstance(name, str):
@@ -269,7 +268,7 @@ class Conversation:
             done.set()
 
     async def _work(self, ctx: Context) -> None:
-        """One call, from its beginning to its end, which may be on another link; the scope is its own as long."""
+        """One call, from its beginning to its end, which may be on another link."""
         outcome: JsonObject | RequestError | None = None
         try:
             try:

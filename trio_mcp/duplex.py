@@ -10,6 +10,7 @@ not read any more either.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeAlias
@@ -21,7 +22,7 @@ from trio_mcp.core.session import Session
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import GONE, Outbox
 
-__all__ = ["Duplex", "Framing", "Lines", "Talk", "Tap", "close"]
+__all__ = ["Duplex", "Framing", "Lines", "Talk", "Tap", "close", "write_now"]
 
 Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
@@ -121,6 +122,14 @@ async def close(stream: trio.abc.Stream, deadline: float) -> None:
     # Streams do close when they are cancelled at it, only less politely.
     with suppress(*GONE), trio.CancelScope(shield=True, deadline=deadline):
         await stream.aclose()
+
+
+def write_now(fd: int, data: bytes | memoryview) -> int:
+    """How many bytes of it the system takes without anybody having to wait: what a stream's `send_now` is."""
+    try:
+        return os.write(fd, data)
+    except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
+        return 0
 
 
 class StreamWire(Outbox[Sequence[bytes | memoryview]]):

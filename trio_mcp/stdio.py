@@ -28,7 +28,7 @@ import trio
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.driver import serve_stream
-from trio_mcp.duplex import Tap
+from trio_mcp.duplex import Tap, write_now
 from trio_mcp.process import live
 
 if sys.platform != "win32":
@@ -251,11 +251,7 @@ class _Output(trio.abc.SendStream):
         await self._stream.send_all(data)
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """How many bytes of it the system takes without anybody having to wait."""
-        try:
-            return os.write(self._stream.fileno(), data)
-        except OSError:  # there is no room, or nobody reads: `send_all` waits for the one, and can tell the other
-            return 0
+        return write_now(self._stream.fileno(), data)
 
     async def wait_send_all_might_not_block(self) -> None:
         if self._waits or self._stream.fileno() < 0:
