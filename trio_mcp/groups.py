@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import trio
 
-__all__ = ["Block", "open_nursery", "sole"]
+__all__ = ["Block", "is_but", "open_nursery", "sole"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -23,6 +23,11 @@ def sole(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def is_but(group: BaseException, error: BaseException | None) -> bool:
+    """Whether nothing is in this group but `error`, which somebody's nursery has put there."""
+    return error is not None and _same(sole(group), sole(error))
 
 
 def _same(one: BaseException, other: BaseException | None) -> bool:

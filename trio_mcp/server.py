@@ -33,7 +33,7 @@ from trio_mcp.description import (
     text_of,
 )
 from trio_mcp.dispatch import Filter, Middleware
-from trio_mcp.groups import open_nursery
+from trio_mcp.groups import is_but, open_nursery
 from trio_mcp.process import check_trio, live, place
 from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
 
@@ -573,6 +573,10 @@ class _Running:
             self._server._shared = None
         try:
             return await self._stack.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as group:
+            if not is_but(group, error):
+                raise
+            return False  # the nursery of a lifespan gives back what has passed through it in a group
         finally:
             self._run.ended.set()
 

@@ -729,6 +729,46 @@ async def test_what_the_block_of_a_run_raises_leaves_unchanged(error: BaseExcept
         pass
 
 
+@contextlib.asynccontextmanager
+async def with_a_nursery(server: Server) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "error", [Boom(), BaseExceptionGroup("", [Boom(), KeyError()]), KeyboardInterrupt(), SystemExit()]
+)
+async def test_the_nurseries_of_lifespans_leave_it_unchanged_too(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
+    server, inner = (Server(name, lifespan=with_a_nursery) for name in ("outer", "inner"))
+    server.mount(inner)
+    with pytest.raises(type(error)) as caught:
+        async with server.running():
+            raise error
+    assert caught.value is error
+
+
+async def test_what_else_fails_in_the_nursery_of_a_lifespan_makes_a_group(autojump_clock: MockClock) -> None:
+    async def fail() -> None:
+        raise Boom
+
+    @contextlib.asynccontextmanager
+    async def failing_meanwhile(server: Server) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            yield
+
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+        async with Server("failing", lifespan=failing_meanwhile).running():
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise KeyError
+    assert {type(each) for each in caught.value.exceptions} == {Boom, KeyError}
+
+
 async def test_a_server_runs_once_at_a_time(autojump_clock: MockClock) -> None:
     server = Server("once", lifespan=counted([]))
     async with trio.open_nursery() as nursery:
