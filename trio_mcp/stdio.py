@@ -29,7 +29,7 @@ import trio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.driver import serve_stream
 from trio_mcp.duplex import Tap, write_now
-from trio_mcp.process import live
+from trio_mcp.process import check_trio, live
 
 if sys.platform != "win32":
     import fcntl
@@ -67,6 +67,7 @@ async def serve_stdio(server: Server, *, tap: Tap | None = None) -> None:
     To be cancelled like anything else.  No signal handler is installed, and what is printed afterwards is on standard
     output again: a process that does nothing but serve calls `run`.
     """
+    check_trio()
     async with own_stdio() as stream:
         await serve_stream(server, stream, tap=tap)
 

@@ -56,6 +56,7 @@ from trio_mcp.core.jsonrpc import Json
 from trio_mcp.driver import serve_stream
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
+from trio_mcp.process import check_trio
 
 if TYPE_CHECKING:
     import os
@@ -288,6 +289,7 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
         self._failure: Exception | None = None  # of the server
 
     async def __aenter__(self) -> MemoryPair:
+        check_trio()
         ours, theirs = memory_stream_pair()
         transcript, served = Transcript(), trio.Event()
         options = _tapped(self._options, transcript)

@@ -19,10 +19,11 @@ from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from trio_mcp import CacheHints, LocalProtocolError, RequestError, Server, open_relay
+from trio_mcp import CacheHints, LocalProtocolError, RequestError, Server, open_relay, serve_http, serve_stdio
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.models import PromptReference
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.testing import open_memory_pair
 
 FOUND = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
 
@@ -421,12 +422,23 @@ async def test_the_end_of_a_block_is_bounded_whatever_the_connection_does(
     assert 30 < trio.current_time() - begun < 60
 
 
-def test_another_event_loop_is_told_apart_from_a_fault() -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda server: open_client(server).__aenter__(),
+        lambda server: open_memory_pair(server).__aenter__(),
+        lambda server: open_relay(server).__aenter__(),
+        lambda server: server.running().__aenter__(),
+        serve_stdio,
+        serve_http,
+    ],
+    ids=["client", "pair", "relay", "run", "stdio", "HTTP"],
+)
+def test_another_event_loop_is_told_apart_from_a_fault(begin: Callable[[Server], Awaitable[object]]) -> None:
     async def use() -> None:
-        async with open_client(Server("here")):
-            raise AssertionError("it was opened")
+        await begin(Server("here"))
 
-    with pytest.raises(LocalProtocolError, match="Trio"):
+    with pytest.raises(LocalProtocolError, match="trio_mcp runs on Trio"):
         asyncio.run(use())
 
 
