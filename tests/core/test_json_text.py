@@ -169,6 +169,28 @@ def test_any_value_is_written_and_read_alike(value: object) -> None:
         assert repr(parse(to_text(value))[0]) == repr(value)
 
 
+LONG = json_text._LONG
+LONG_TEXTS = [
+    "x" * (LONG + 1), "\n" * 2 * LONG, "\U0001f600é\x00" * LONG, "x" * (LONG - 1) + "\U0001f600" * 2,
+    "x" * (LONG - 1) + "\ud83d\ude00", "x" * LONG + "\udc00",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: ascii(text[LONG - 1 : LONG + 1]))
+def test_a_long_text_is_written_to_the_same_byte_wherever_it_stands(text: str) -> None:
+    for value in (
+        text, [text], (text,), {"a": text}, {"a": [{}, {"b": text, "c": 2.5}, text, "\n"], "d": ["x" * LONG, text]},
+        [[]] * 200 + [text], {text: text}, {"\n": text}, {1: text}, [text, 2**70], [text, math.nan], [Text(text)],
+    ):  # fmt: skip
+        both(to_text, value)
+
+
+def test_a_long_text_is_found_in_what_has_no_end() -> None:
+    endless: list[Any] = ["x" * 2 * LONG]
+    endless.append(endless)
+    assert both(to_text, endless) == ("error", "RecursionError")
+
+
 @given(st.text('[]{}":,0123456789.eE+-\\ud8tfn \n\ufeff', max_size=30) | st.text(max_size=10))
 def test_any_text_is_read_alike(text: str) -> None:
     both(read, text.encode("utf-8", "surrogatepass"))

@@ -121,36 +121,42 @@ def _short_numbers(data: bytes) -> bool:
     return b"0" * 6 not in data[::3].translate(_AS_DIGITS) or b"0" * 19 not in data.translate(_AS_DIGITS)
 
 
-_SCALARS = frozenset({str, int, bool, type(None)})
 _BEYOND = 2.0**63
 
 
 def _is_ordinary(value: Json, most: float = inf) -> bool:
     """Whether a value means to orjson what it means to json, as far as that knows the types of all that is in it, and
-    it does not hold more than so many others.
+    it does not hold more than so many others."""
+    return _longest_text(value, most) is not None
 
-    orjson has been through all of it, so it has an end.
+
+def _longest_text(value: Json, most: float = inf) -> int | None:
+    """Of an ordinary value, how long the longest text in it is, keys aside; None of any other.
+
+    It has an end for what orjson has been through, and where there is a `most`.
     """
-    todo = [value]
+    todo, longest = [value], 0
     for value in todo:
         kind = type(value)
         if kind is dict:
             value = value.values()
         elif kind is not list and kind is not tuple:
-            if kind in _SCALARS or (kind is float and -_BEYOND < value < _BEYOND):
-                continue
-            return False
+            value = (value,)
         for each in value:
             kind = type(each)
-            if kind in _SCALARS:
-                continue
-            if kind is not float:
+            if kind is str:
+                if len(each) > longest:
+                    longest = len(each)
+            elif kind is dict or kind is list or kind is tuple:
                 todo.append(each)
-            elif not -_BEYOND < each < _BEYOND:
-                return False
-        if len(todo) > most:
-            return False
-    return True
+                if len(todo) > most:
+                    return None
+            elif kind is float:
+                if not -_BEYOND < each < _BEYOND:
+                    return None
+            elif kind is not int and kind is not bool and each is not None:
+                return None
+    return longest
 
 
 # To text.
@@ -163,14 +169,48 @@ def to_text(value: Json) -> bytes:
     other ValueErrors for NaN and for an integer of thousands of digits, and RecursionError.
     """
     if _orjson is not None:
+        longest = _longest_text(value, _FEW)
         try:
-            data = _orjson.dumps(value, None, _NO_OBJECTS)
+            long = longest is not None and longest > _LONG
+            data: bytes = _with_long_texts(value) if long else _orjson.dumps(value, None, _NO_OBJECTS)
         except TypeError:
             pass  # which `json` may know better: a long integer, a subclass, a key that is no text
         else:
-            if _is_ordinary(value):
-                return bytes(data)
+            if longest is not None or _is_ordinary(value):
+                return data
     return "".join(_pieces(value, 0)).encode()
+
+
+# Characters of a text that are written at once.  orjson sets a dozen bytes aside for each.  Beyond 32 MiB the C library
+# asks the system for them each time, and that hands out empty pages, which takes longer than to write the text.
+_LONG = 256 * 1024
+
+
+def _with_long_texts(value: Json) -> bytes:
+    """What orjson makes of a value in which there are some."""
+    texts: list[str] = []
+    there = _orjson.Fragment(b"\n")  # where no newline is else
+    start, *others = _orjson.dumps(_without_long_texts(value, texts, there), None, _NO_OBJECTS).split(b"\n")
+    data = bytearray(start)
+    for text, rest in zip(texts, others, strict=True):
+        data += b'"'
+        for at in range(0, len(text), _LONG):
+            data += memoryview(_orjson.dumps(text[at : at + _LONG]))[1:-1]
+        data += b'"'
+        data += rest
+    return bytes(data)
+
+
+def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
+    """A copy that has something else where they were; `texts` gets them."""
+    if type(value) is dict:
+        return {key: _without_long_texts(each, texts, instead) for key, each in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return [_without_long_texts(each, texts, instead) for each in value]
+    if type(value) is not str or len(value) <= _LONG:
+        return value
+    texts.append(value)
+    return instead
 
 
 # But UUIDs, enums and fragments, for which there is no such option, are objects too.
