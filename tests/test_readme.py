@@ -280,7 +280,7 @@ async def test_the_opening_is_bounded_as_shown(said: dict[str, Any], autojump_cl
 
 
 def test_the_times_of_an_opening_are_those_said() -> None:
-    assert f"{connecting.PROBE:g} seconds for the question whether it is a modern\none" in CLIENTS
+    assert f"{connecting.PROBE:g} seconds for the answer (`probe`)" in CLIENTS
     assert f"{connecting.OPENING:g} seconds, because" in CLIENTS
 
 

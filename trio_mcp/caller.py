@@ -70,6 +70,7 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 Failure: TypeAlias = Callable[[], McpError]
 """Makes the error for one call that has no answer; each has its own, with its own traceback."""
 
+_LOOK = 0.5  # seconds from one look whether a server has begun to read to the next
 _SILENCE = 10.0  # seconds after which it is told that a server is still waited for
 
 _REPORTS = 1000  # of progress that wait for a slow callback; then the oldest are left out, for the last says it all
@@ -349,8 +350,16 @@ class Caller:
 
     # Opening.
 
-    async def open(self, *, probe: float | None = None, within: float | None = None) -> None:
+    async def open(
+        self,
+        *,
+        probe: float | None = None,
+        within: float | None = None,
+        unread: Callable[[], bool] | None = None,
+    ) -> None:
         """Find out what the server speaks.  One that does not answer for `probe` seconds is taken for a legacy one.
+
+        Where `unread` can tell that nobody has read the question yet, these begin when somebody has.
 
         Raises `OpeningError` if that is nothing we speak, or it took longer than `within` seconds; if the link was
         lost, what its carrier says of it.
@@ -363,8 +372,14 @@ class Caller:
         silence = now + _SILENCE
         while not self._settled.is_set():
             deadline = self.session.next_deadline()
-            with trio.move_on_at(min(silence, trio.current_time() + 3600 if deadline is None else deadline)):
+            look = trio.current_time() + (3600 if unread is None else _LOOK)
+            with trio.move_on_at(min(silence, look if deadline is None else min(look, deadline))):
                 await self._settled.wait()
+            if unread is not None and probe is not None:
+                if unread():
+                    self.session.put_off(trio.current_time() + probe)
+                else:
+                    unread = None
             if trio.current_time() >= silence:
                 silence = math.inf
                 _log.warning("the server has not answered for %g seconds, and is still waited for", _SILENCE)

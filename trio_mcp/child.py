@@ -26,12 +26,15 @@ into a shell: with less, servers fail in ways that are hard to see.  Who does no
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -185,6 +188,13 @@ class _Output:
         self._pipe.close()
 
 
+def _bytes_in(pipe: int) -> int:
+    """How many bytes are in a pipe that is open for writing; 0 where only its other end would tell, as on macOS."""
+    count = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
 class _Wire(trio.abc.HalfCloseableStream):
     """stdin and stdout of the process as one stream.
 
@@ -197,14 +207,18 @@ class _Wire(trio.abc.HalfCloseableStream):
         self._stdout = stdout
         self._ended = ended
         self._closed = trio.Event()
+        self._sent = self._left = 0  # bytes that went into the pipe, and how many of them were last seen in it
         self._finished = False  # from our side: nothing more is to be sent
         self._reader = trio.Lock()
         self._reading = trio.CancelScope()
 
     def send_now(self, data: bytes | memoryview) -> int:
-        return write_now(self._stdin.fileno(), data)
+        sent = write_now(self._stdin.fileno(), data)
+        self._sent += sent
+        return sent
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._sent += len(data)  # if less of it gets there, that counts as read
         with self._blaming_the_process():
             await self._stdin.send_all(data)
 
@@ -243,8 +257,14 @@ class _Wire(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
         raise trio.ClosedResourceError("the stream was closed")
 
+    def is_unread(self) -> bool:
+        if (pipe := self._stdin.fileno()) >= 0:  # or it is closed, and this was asked before
+            self._left = _bytes_in(pipe)
+        return self._left == self._sent
+
     def hang_up(self) -> None:
         """The process has ended: it hears nothing any more, nor does a grandchild with the same stdin."""
+        self.is_unread()
         self._stdin.close()
 
     def close(self) -> None:
@@ -350,6 +370,14 @@ class Child(trio.abc.AsyncResource):
     def stream(self) -> trio.abc.HalfCloseableStream:
         """Its stdin and stdout.  It ends with the process, whoever else holds its stdout, or when that is closed."""
         return self._wire
+
+    @property
+    def has_read_nothing(self) -> bool:
+        """Whether all that was sent to it is, or was when it ended, still in the pipe: so far it has only started.
+
+        Known on Linux.  Elsewhere what was sent counts as read.
+        """
+        return self._wire.is_unread()
 
     @property
     def stderr_tail(self) -> str:

@@ -11,7 +11,8 @@
 Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
 era is not probed again by this program for a while (ver-10); should that prove wrong, it is.  A child process that ends
 over the probe, as some of the legacy era do, is started once more and not probed then; a WebSocket that is closed over
-it is opened once more.
+it is opened once more.  Of a probe that nobody has read no process has ended, and no time has passed for one that is
+still starting.
 
 A connection is held by one task, from before the first byte until after the last, so that whatever happens to whoever
 opened it, somebody is there to close it.
@@ -204,6 +205,7 @@ async def _hold_stream(
     heartbeat: float | None = None,
     received: bytes = b"",
     explain: Callable[[], McpError | None] | None = None,
+    unread: Callable[[], bool] | None = None,
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
@@ -216,7 +218,7 @@ async def _hold_stream(
             carried.set()
 
         nursery.start_soon(carry, name="the connection to the server")
-        await _use(manner, caller, status, probe=probe, attempts=attempts)
+        await _use(manner, caller, status, probe=probe, unread=unread, attempts=attempts)
         with trio.move_on_after(CLOSING):
             await link.end()
             await carried.wait()
@@ -228,6 +230,7 @@ async def _use(
     status: trio.TaskStatus[Connection],
     *,
     probe: float | None = None,
+    unread: Callable[[], bool] | None = None,
     attempts: tuple[Attempt, ...] = (),
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
@@ -236,7 +239,7 @@ async def _use(
     `attempts` are those that were made before; `begin` is called before anybody uses the session.
     """
     try:
-        await caller.open(probe=probe, within=OPENING + manner.patience)
+        await caller.open(probe=probe, within=OPENING + manner.patience, unread=unread)
     except McpError as error:
         opening = error if isinstance(error, OpeningError) else error.__cause__
         if isinstance(opening, OpeningError):
@@ -281,9 +284,12 @@ async def _hold_server(server: Server, manner: Manner, probe: float, status: tri
 async def _hold_child(
     command: Any, options: Mapping[str, Any], manner: Manner, probe: float, status: trio.TaskStatus[Connection]
 ) -> None:
-    from trio_mcp.child import ServerExited, start_child
+    from trio_mcp.child import Child, ServerExited, start_child
+
+    child: Child
 
     async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
+        nonlocal child
         async with open_nursery() as nursery:
             child = await start_child(nursery, command, **options)
             async with child:
@@ -294,26 +300,34 @@ async def _hold_child(
                     status,
                     probe=probe,
                     explain=lambda: child.exit,
+                    unread=lambda: child.has_read_nothing,
                     attempts=attempts,
                 )
 
-    await _perhaps_again(hold, manner, ServerExited, lambda error: f"the process {error.how}")
+    def how(error: ServerExited) -> str | None:
+        return None if child.has_read_nothing else f"the process {error.how}"
+
+    await _perhaps_again(hold, manner, ServerExited, how)
 
 
 async def _perhaps_again(
     hold: Callable[[Manner, tuple[Attempt, ...]], Awaitable[None]],
     manner: Manner,
     over: type[E],
-    what: Callable[[E], str],
+    what: Callable[[E], str | None],
 ) -> None:
-    """Hold a connection, and if it was over already with the probe, one more without it; `what` says how it ended."""
+    """Hold a connection, and if it was over already with the probe, one more without it.
+
+    `what` says how it ended, or None where the probe cannot have been the reason.
+    """
     try:
         await hold(manner, ())
     except over as error:
         legacy, attempts = _legacy_only(manner), _attempts(error)
-        if manner.offer.modern is None or legacy is None or not attempts:
+        answered = what(error)
+        if manner.offer.modern is None or legacy is None or not attempts or answered is None:
             raise  # it was not the probe that it died of, or nothing else can be tried
-        died = attrs.evolve(attempts[-1], answered=what(error))
+        died = attrs.evolve(attempts[-1], answered=answered)
     else:
         return
     await hold(legacy, (*attempts[:-1], died))

@@ -641,6 +641,25 @@ async def test_the_tail_begins_with_a_line_where_there_is_one(written: bytes, ta
 
 
 @req("stdio-06")
+@pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
+async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> None:
+    async with running("say('up'); stay()", until=b"up", grace=SHORT) as child:
+        pass
+    assert child.has_read_nothing  # nor was anything sent
+    async with running("say('up'); os.read(0, 1); say('read'); stay()", until=b"up", grace=SHORT) as child:
+        assert child.has_read_nothing
+        await child.stream.send_all(b"ab")
+        assert await heard(child, 5) == b"read\n"
+        assert not child.has_read_nothing
+    assert not child.has_read_nothing
+    async with running("say('up'); stay()", until=b"up") as child:
+        await child.stream.send_all(b"ab")
+        os.kill(child.pid, signal.SIGKILL)
+        assert await child.stream.receive_some() == b""
+        assert child.has_read_nothing
+    assert child.has_read_nothing
+
+
 async def test_stderr_can_be_forwarded_as_it_comes() -> None:
     pieces: list[bytes] = []
     async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=pieces.append) as child:

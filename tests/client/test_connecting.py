@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection, events
 
 from tests.client.everywhere import nothing_left, reachable
@@ -23,7 +24,7 @@ from trio_mcp.caller import OpeningError, SessionLost
 from trio_mcp.child import ServerExited
 from trio_mcp.client import open_client
 from trio_mcp.client_options import ClientOptions
-from trio_mcp.connecting import OPENING, STANDING, how_to_reach
+from trio_mcp.connecting import OPENING, PROBE, STANDING, how_to_reach
 from trio_mcp.core.errors import LocalProtocolError, SessionClosed
 from trio_mcp.http_posts import NotAnswered
 
@@ -86,6 +87,107 @@ async def test_a_child_is_not_started_again_to_be_asked_the_same(tmp_path: Path,
         async with open_client(strict(tmp_path, "never"), revision=revision):
             raise AssertionError("it was opened")
     assert starts(tmp_path) == 1
+
+
+# A child that waits to be let go before it reads anything, and says on stderr how far it has come.  The rest of its
+# program is what it does then.
+STARTING = """
+import json, sys
+with open(sys.argv[1], "a") as starts: starts.write("started\\n")
+print("starting", file=sys.stderr, flush=True)
+open(sys.argv[2]).read()
+"""
+BROKEN = 'raise ImportError("no module named weather")'
+SILENT = """
+print(json.loads(sys.stdin.readline())["method"], file=sys.stderr, flush=True)
+request = json.loads(sys.stdin.readline())
+result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "silent", "version": "1"}}
+print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+sys.stdin.read()
+"""
+MODERN = """
+from trio_mcp import Server
+Server("slow").run()
+"""
+tells_what_is_read = pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
+
+
+class Starting:
+    """A child that takes its time, which is the test's to tell."""
+
+    def __init__(self, folder: Path, then: str) -> None:
+        self._gate = folder / "gate"
+        os.mkfifo(self._gate)
+        self.command = [sys.executable, "-c", STARTING + then, str(folder / "starts"), str(self._gate)]
+        self._said = b""
+        self._more = trio.Event()
+
+    def hear(self, data: bytes) -> None:
+        self._said += data
+        self._more.set()
+
+    async def has_said(self, line: bytes) -> None:
+        while line not in self._said.splitlines():
+            await self._more.wait()
+            self._more = trio.Event()
+
+    async def go(self) -> None:
+        await trio.to_thread.run_sync(self._gate.write_text, "go")
+
+
+@tells_what_is_read
+async def test_a_child_that_ends_before_it_reads_anything_is_not_started_again(tmp_path: Path) -> None:
+    child = Starting(tmp_path, BROKEN)
+    async with nothing_left(), trio.open_nursery() as nursery:
+        nursery.start_soon(child.go)
+        with pytest.raises(ServerExited, match="no module named weather") as exited:
+            async with open_client(child.command, stderr=child.hear):
+                raise AssertionError("it was opened")
+    assert starts(tmp_path) == 1
+    opening = exited.value.__cause__
+    assert isinstance(opening, OpeningError)
+    assert [each.tried for each in opening.negotiation.attempts] == [PROBED]
+
+
+@tells_what_is_read
+async def test_a_child_that_takes_long_to_start_is_not_taken_for_a_legacy_one(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    child = Starting(tmp_path, MODERN)
+
+    async def wait_and_go() -> None:
+        await child.has_said(b"starting")
+        for _ in range(3):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(PROBE)
+        await wait_all_tasks_blocked()
+        await child.go()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_and_go)
+        async with open_client(child.command, stderr=child.hear) as client:
+            assert client.revision == E
+            assert [each.tried for each in client.negotiation.attempts] == [PROBED]
+
+
+async def test_a_child_that_has_read_the_probe_and_says_nothing_is_a_legacy_one(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    child = Starting(tmp_path, SILENT)
+
+    async def go_and_wait() -> None:
+        await child.go()
+        await child.has_said(b"server/discover")
+        await wait_all_tasks_blocked()
+        mock_clock.jump(PROBE)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_and_wait)
+        async with open_client(child.command, stderr=child.hear) as client:
+            assert [(each.tried, each.answered) for each in client.negotiation.attempts] == [
+                (PROBED, "no answer in time"),
+                (BEGUN, "the server chose 2025-06-18"),
+            ]
 
 
 async def _strict_socket(opened: list[str], mood: str, stream: trio.SocketStream) -> None:

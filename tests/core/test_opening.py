@@ -477,6 +477,45 @@ def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: A
     assert client.closed is (deadline is not None)
 
 
+def test_a_probe_that_nobody_has_read_yet_is_waited_for_anew() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open(probe_until=5.0, deadline=60.0)
+    (probe,) = drain(client)
+    assert isinstance(probe, Request)
+    for now in (4.0, 8.0):
+        client.put_off(now + 5.0)
+        assert client.next_deadline() == now + 5.0
+        assert not client.tick(now + 4.0)
+        assert client.phase is Phase.PROBING
+    assert isinstance(client.receive(Result(probe.id, discovered(E.name)), 12.5)[0], Opened)
+    client.put_off(99.0)  # it has ended
+    assert client.next_deadline() is None
+
+
+def test_a_server_that_reads_the_probe_and_says_nothing_is_a_legacy_one_after_all() -> None:
+    client = ClientSession(Offer(CLIENT_INFO))
+    client.open(probe_until=5.0)
+    client.put_off(9.0)
+    assert not client.tick(9.0)
+    _, initialize = drain(client)
+    assert isinstance(initialize, Request)
+    assert initialize.method == "initialize"
+    client.put_off(99.0)
+    assert client.next_deadline() is None
+
+
+@pytest.mark.parametrize("offer", [ALL, (E,)], ids=str)
+def test_nobody_is_waited_for_beyond_the_deadline(offer: Any) -> None:
+    client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
+    client.open(probe_until=5.0, deadline=10.0)
+    for until in (99.0, 5.0):
+        client.put_off(until)
+        assert client.next_deadline() == 10.0
+    (failed,) = client.tick(10.0)
+    assert isinstance(failed, OpeningFailed)
+    assert failed.negotiation.attempts == (Attempt("server/discover in 2026-07-28", "no answer in time"),)
+
+
 def test_nothing_is_said_to_be_tried_that_was_not() -> None:
     client = ClientSession(Offer(CLIENT_INFO))
     client.open(deadline=60.0)

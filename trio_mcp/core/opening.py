@@ -194,6 +194,18 @@ class ClientSession(Session):
             self._initialize(self.offer.legacy)
             self.phase = Phase.INITIALIZING
 
+    def put_off(self, probe_until: float) -> None:
+        """The transport has seen that nobody has read the probe yet, so that a legacy server is none by its silence.
+
+        It has until then to answer, as `open` has it.  Nothing changes unless it is being probed.
+        """
+        if self.phase is Phase.PROBING and not self._last:
+            assert self._opening_id is not None
+            until = probe_until if self._deadline is None else min(probe_until, self._deadline)
+            self._deadlines.clear()  # while a server is probed, it is asked nothing else
+            self._schedule(until, self._opening_id)
+            self._last = until == self._deadline
+
     def fall_back(self, why: str) -> list[Event]:
         """The transport has seen that the probed server is not modern.  Raises unless it is being probed."""
         if self.phase is not Phase.PROBING:
