@@ -161,6 +161,8 @@ class BlockingClient:
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
     with BlockingClient(sys.argv[1:]) as client:
         print(client.session.negotiation)
         for tool in client.request("tools/list")["tools"]:

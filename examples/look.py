@@ -11,10 +11,24 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Iterable
 
 import trio
 
-from trio_mcp import CallToolResult, Client, FormRequest, LocalProtocolError, McpError, TextContent, open_client
+from trio_mcp import (
+    CallToolResult,
+    Client,
+    FormRequest,
+    LocalProtocolError,
+    McpError,
+    Prompt,
+    PromptArgument,
+    Resource,
+    ResourceTemplate,
+    TextContent,
+    Tool,
+    open_client,
+)
 from trio_mcp.core.forms import BooleanSchema, MultiSelectSchema, NumberSchema
 
 
@@ -40,10 +54,30 @@ def read(said: str) -> object:
 
 async def look(client: Client) -> None:
     print(f"{client.server.get('name')} {client.server.get('version')}, in {client.revision}: {client.negotiation.why}")
-    for kind, listed in (("tools", client.tools), ("resources", client.resources), ("prompts", client.prompts)):
-        if kind in client.capabilities:
-            async for each in listed():
-                print(f"  {kind[:-1]} {each.name}: {each.description or each.title or ''}")
+    if "tools" in client.capabilities:
+        async for tool in client.tools():
+            schema = tool.input_schema
+            arguments = taking(schema.get("properties") or (), schema.get("required") or ())
+            print(f"  tool {tool.name}{arguments}{about(tool)}")
+    if "resources" in client.capabilities:
+        async for resource in client.resources():
+            print(f"  resource {resource.uri}{about(resource)}")
+        async for template in client.templates():
+            print(f"  template {template.uri_template}{about(template)}")
+    if "prompts" in client.capabilities:
+        async for prompt in client.prompts():
+            given = [each for each in prompt.arguments or () if isinstance(each, PromptArgument)]
+            needed = [each.name for each in given if each.required]
+            print(f"  prompt {prompt.name}{taking([each.name for each in given], needed)}{about(prompt)}")
+
+
+def taking(names: Iterable[str], needed: Collection[str]) -> str:
+    return f"({', '.join(name if name in needed else f'{name}?' for name in names)})"
+
+
+def about(each: Tool | Resource | ResourceTemplate | Prompt) -> str:
+    text = each.description or each.title
+    return f": {text}" if text else ""
 
 
 async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
@@ -58,6 +92,8 @@ async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
 
 async def main(words: list[str]) -> None:
     name, arguments = "", {}
+    if not words or words[0] in ("-h", "--help"):
+        sys.exit(__doc__)
     if words[:1] == ["--call"] and len(words) > 3:
         try:
             name, arguments, words = words[1], json.loads(words[2]), words[3:]

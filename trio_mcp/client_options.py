@@ -56,7 +56,7 @@ class ClientOptions(TypedDict, total=False):
     name: str
     version: str
     """How the client introduces itself."""
-    revision: str
+    revision: str | None
     """The only revision to speak, such as "2025-11-25"; without it, the newest that both sides have."""
     sampling: OnSampling
     """Asked for an answer of a model; `answering` tells what these callbacks are given and return."""
@@ -142,6 +142,8 @@ def check_along(along: Mapping[str, object], method: str = "", name: str = "") -
     if along and (unknown := along.keys() - Along.__annotations__):
         keyword, known = min(unknown), ", ".join(Along.__annotations__)
         instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
+        if "timeout" in keyword:
+            instead = "; a call has the time of its cancel scope: with trio.move_on_after(5)"
         raise TypeError(f"nothing goes along with a request as {keyword!r}, but {known}{instead}")
 
 

@@ -217,6 +217,8 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
             await getattr(client, method)("forecast", **wrong)
+        with pytest.raises(TypeError, match=r"as 'timeout'.* cancel scope: with trio\.move_on_after\(5\)$"):
+            await getattr(client, method)("forecast", timeout=5)
 
 
 @pytest.mark.parametrize(

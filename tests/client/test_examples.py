@@ -12,13 +12,21 @@ import pytest
 from trio_mcp import Client
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRESS = [sys.executable, str(ROOT / "examples" / "progress.py")]
+PROGRESS, KITCHEN = ([sys.executable, str(ROOT / "examples" / f"{name}.py")] for name in ("progress", "kitchen"))
 
 
 @pytest.mark.parametrize(
     ("words", "said", "status"),
     [
-        (PROGRESS, ["progress 1.0, in 2026-07-28", "tool export: Write a table"], 0),
+        (PROGRESS, ["progress 1.0, in 2026-07-28", "tool export(rows): Write a table"], 0),
+        (KITCHEN, ["tool cook(name): Cook a dish", "resource menu://today: What there is today."], 0),
+        (
+            KITCHEN,
+            ["template recipes://{dish}: How a dish is made.", "prompt shopping_list(dish, guests?): What to buy."],
+            0,
+        ),
+        ([], ["python examples/look.py http://"], 1),
+        (["--help"], ["python examples/look.py http://"], 1),
         (["--call", "export", '{"rows": 5}', *PROGRESS], ["  5 of 5", "it gave:"], 0),
         (["--call", "export", "{}", *PROGRESS], ["it has failed:", "rows"], 0),
         (["--call", "export", "rows=5", *PROGRESS], ["the arguments of a tool are a JSON object"], 1),
