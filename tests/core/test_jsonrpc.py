@@ -488,6 +488,16 @@ def test_depth_is_judged_alike_beside_much_text(opening: str, levels: int) -> No
     assert isinstance(read(data), Request) == (levels <= LIMITS.depth)
 
 
+@pytest.mark.parametrize("limit", range(1, 8))
+def test_the_shortest_objects_inside_each_other_are_counted(limit: int) -> None:
+    def levels(number: int) -> str:
+        return '{"":' * (number - 1) + "{}" + "}" * (number - 1)
+
+    for number in range(1, 12):
+        why = refused(levels(number), Limits(depth=limit)).why
+        assert ("levels" in why) == (number > limit)
+
+
 def test_brackets_side_by_side_or_in_strings_are_not_depth() -> None:
     for times in (200, 5000):
         wide = {"a": [{"b": []}] * times, "c": "[{" * times}

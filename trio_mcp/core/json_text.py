@@ -57,7 +57,7 @@ def plain_text(data: bytes) -> str:
 
     Not as json.loads has it, which lets surrogates through and guesses at UTF-16.
     """
-    return str(data, "utf-8").removeprefix("\ufeff").strip(_BLANK)
+    return data.decode().removeprefix("\ufeff").strip(_BLANK)
 
 
 def _no_constant(name: str) -> NoReturn:

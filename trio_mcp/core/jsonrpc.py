@@ -117,18 +117,18 @@ class Result(_Sendable):
 class Kept(dict[str, Any]):
     """A result that is the answer to many requests, so that it is written once.  It must not be changed."""
 
-    __slots__ = ("_more", "_text")
-
     def __init__(self, result: JsonObject) -> None:
         super().__init__(result)
-        self._text: bytes | None = None
         self._more: dict[Hashable, tuple[object, Kept]] = {}
 
-    @property
+    @functools.cached_property
     def text(self) -> bytes:
-        if self._text is None:
-            self._text = to_text({**self})
-        return self._text
+        return to_text({**self})
+
+    @functools.cached_property
+    def continued(self) -> bytes:
+        """Its text where that goes on with an object that has members already."""
+        return b"," + self.text[1:]
 
     def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> Kept:
         """What `make` makes of it, kept too: under this key, for as long as the same object is `given`."""
@@ -479,6 +479,8 @@ _CONTAINERS = frozenset({dict, list})
 
 def _opens_more_than(limit: int, data: bytes) -> bool:
     """Whether more objects and arrays begin in `data`, or what looks so inside of text."""
+    if len(data) <= 5 * limit and b"[" not in data:  # an object in another takes five bytes, with its key
+        return False
     if len(data) <= _FEW:
         return data.count(b"{") + data.count(b"[") > limit
     for bracket in (b"{", b"["):  # `find` leaps from one to the next, and `count` looks at every byte
@@ -641,7 +643,7 @@ def _joined(own: JsonObject, more: Kept | None) -> tuple[bytes | memoryview, ...
         return (text,)
     if not own:
         return (more.text,)
-    return (text if len(text) <= _FEW else memoryview(text))[:-1], b",", more.text[1:]
+    return (text if len(text) <= _FEW else memoryview(text))[:-1], more.continued
 
 
 def _envelope(message: Message | _Sendable) -> JsonObject:
@@ -711,9 +713,11 @@ class LineFramer:
             if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
                 lines.append(piece)
                 continue
-            self._extend(piece, lines)
+            if piece:
+                self._extend(piece, lines)
             self._end(lines)
-        self._extend(rest, lines)
+        if rest:
+            self._extend(rest, lines)
         return lines
 
     def close(self) -> list[bytes | Invalid]:
@@ -726,8 +730,6 @@ class LineFramer:
         return lines
 
     def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
-        if not piece:
-            return
         if self._skipping:
             if self._nameless is not None:
                 self._line += piece[-_KEPT:]
