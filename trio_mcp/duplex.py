@@ -28,7 +28,7 @@ Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
 
 _CONTROL = 127  # bytes that count as one message when a framing has something to say: a pong has no more
-_TURN = 500  # messages that are heard before others have their turn: some are three bytes, and each is owed an answer
+_TURN = 1000  # messages that are heard before others have their turn: some are three bytes, and each is owed an answer
 _PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`, where there is a heartbeat
 
 

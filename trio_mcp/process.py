@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
@@ -89,10 +89,13 @@ def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float
 
 # A call that waits is some dozens of objects to the cyclic collector, which by default looks at new ones after 700, and
 # at all again and again while thousands of calls begin: that was a third of what 5,000 at once cost.  Calls make no
-# cycles, so what is found later is only what handlers leave behind.  Nor is it looked at again after each tenth look,
-# which is the default too: what has been looked at is what waits, and that was another tenth.
+# cycles, so what is found is only what handlers leave behind.  As long as that is nothing, looks become rarer still, up
+# to where 5,000 calls can begin without one: another tenth.  Nor is all looked at again after each tenth look, which is
+# the default too, for what has been looked at is what waits; so that is after a million new objects in any case.
 _NEW_OBJECTS = 20_000
 _LOOKS = 50
+_RARER = 16  # times, at most
+_NOTHING = 0.01  # of what was new
 _DEFAULTS = {700, 2000}  # of Python 3.11 to 3.14
 
 
@@ -103,11 +106,39 @@ def _collecting_rarely() -> Iterator[None]:
     if told[0] not in _DEFAULTS:
         yield
         return
-    gc.set_threshold(_NEW_OBJECTS, _LOOKS, *told[2:])
+    looks = _Looks(told[2])
+    gc.callbacks.append(looks)
     try:
         yield
     finally:
+        gc.callbacks.remove(looks)
         gc.set_threshold(*told)
+
+
+class _Looks:
+    """When the collector looks: half as often after each time that it found next to nothing, until it finds something.
+
+    No more once the program says when.
+    """
+
+    __slots__ = ("_all", "_rarer")
+
+    def __init__(self, all: int) -> None:
+        self._all = all
+        self._rarer = 1
+        gc.set_threshold(*self._thresholds)
+
+    @property
+    def _thresholds(self) -> tuple[int, int, int]:
+        return _NEW_OBJECTS * self._rarer, _LOOKS // self._rarer, self._all
+
+    @trio.lowlevel.enable_ki_protection  # the collector drops what is raised here, and a Ctrl-C is not to be lost
+    def __call__(self, phase: str, looked: Mapping[str, int]) -> None:
+        if phase != "stop" or looked["generation"] != 0 or gc.get_threshold() != self._thresholds:
+            return
+        found = looked["collected"] > _NEW_OBJECTS * self._rarer * _NOTHING
+        self._rarer = 1 if found else min(2 * self._rarer, _RARER)
+        gc.set_threshold(*self._thresholds)
 
 
 def place(text: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -324,3 +324,62 @@ def test_the_collector_looks_at_objects_more_rarely_unless_the_program_has_told_
     finally:
         gc.set_threshold(*before)
     assert seen[0][:2] == meanwhile
+
+
+async def look_rarely() -> None:
+    for _ in range(5):
+        gc.collect(0)  # and finds nothing
+
+
+async def leave_a_lot() -> None:
+    await look_rarely()
+    for _ in range(4000):
+        cycle: list[object] = []
+        cycle.append(cycle)
+    gc.collect(0)
+
+
+async def leave_a_little() -> None:
+    await look_rarely()
+    for _ in range(1000):
+        cycle: list[object] = []
+        cycle.append(cycle)
+    gc.collect(0)
+
+
+async def say_when() -> None:
+    await look_rarely()
+    gc.set_threshold(1234, 5, 6)
+    await look_rarely()
+
+
+@pytest.mark.parametrize(
+    ("serve", "then"),
+    [
+        (look_rarely, (320_000, 3, 10)),
+        (leave_a_lot, (20_000, 50, 10)),
+        (leave_a_little, (320_000, 3, 10)),
+        (say_when, (1234, 5, 6)),
+    ],
+)
+def test_the_collector_looks_the_more_rarely_the_less_it_finds(
+    serve: Callable[[], Awaitable[None]], then: tuple[int, int, int]
+) -> None:
+    async def looked() -> None:
+        gc.collect()
+        gc.disable()  # but for when it is told to look
+        try:
+            await serve()
+            seen.append(gc.get_threshold())
+        finally:
+            gc.enable()
+
+    seen: list[tuple[int, int, int]] = []
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    gc.set_threshold(700, 10, 10)
+    try:
+        live(Server("collecting"), looked, grace=1)
+        assert (gc.get_threshold(), gc.callbacks) == ((700, 10, 10), callbacks)
+    finally:
+        gc.set_threshold(*before)
+    assert seen == [then]
