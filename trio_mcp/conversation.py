@@ -63,7 +63,7 @@ _NO_SESSION = (
     "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
 )
 _TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
-_SPARE = 64  # tasks that wait for the next call: as many as a lively client has in flight
+_SPARE = 64  # tasks that may wait for the next call in any case: as many as a lively client has in flight
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 # What a handler does not end with by itself: it is for whoever runs the server.
 _UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -122,7 +122,7 @@ class Conversation:
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
         # Who has many calls in flight has them on one stream; and what a task waits for ends with the stream.
-        self._crew = Crew(run.nursery, _SPARE if link is Link.DUPLEX else 0)
+        self._crew = Crew(run.nursery, _SPARE if link is Link.DUPLEX else 0, run.idle)
         self._turn: trio.Event | None = None
         self._reported = -math.inf  # when who reported something last let others have their turn
 

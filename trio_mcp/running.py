@@ -18,6 +18,7 @@ from trio_mcp.admission import Admission
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
+from trio_mcp.crew import Idle
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
@@ -107,6 +108,7 @@ class Run:
         """Nothing new is taken; this is never undone."""
         self.dismissed = False
         """Nothing at all is taken any more, not even what goes on with what ran."""
+        self.idle = Idle()
         self.admission: Admission[tuple[Any, Call]] = Admission(limits)  # each call with its conversation
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trio_mcp.crew import Crew, Hand
+from trio_mcp.crew import Crew, Hand, Idle
 
 variable: ContextVar[Any] = ContextVar("variable", default="unset")
 
@@ -20,15 +20,25 @@ variable: ContextVar[Any] = ContextVar("variable", default="unset")
 class Bench:
     """A crew, and what was seen of it."""
 
-    def __init__(self, nursery: trio.Nursery, spare: int = 64) -> None:
+    def __init__(self, nursery: trio.Nursery, spare: int = 64, in_all: Idle | None = None) -> None:
         self.nursery = nursery
-        self.crew = Crew(nursery, spare)
+        self.in_all = Idle() if in_all is None else in_all
+        self.crew = Crew(nursery, spare, self.in_all)
         self.seen: list[Any] = []
 
     def start(self, work: Callable[[Any], Awaitable[object]], argument: Any = None, name: str = "work") -> Hand:
         hand = self.crew.hire()
         self.crew.start(hand, work, argument, name)
         return hand
+
+    async def at_once(self, number: int) -> None:
+        """Have so many at work at the same time."""
+        gate = trio.Event()
+        for _ in range(number):
+            self.start(lambda _: gate.wait())
+        await wait_all_tasks_blocked()
+        gate.set()
+        await wait_all_tasks_blocked()
 
     async def do(
         self, work: Callable[[Any], Awaitable[object]] | None = None, argument: Any = None, name: str = "work"
@@ -194,17 +204,35 @@ async def test_what_leaves_something_open_fails_by_itself_and_at_once(work: Call
     assert corrupted is not None
 
 
-async def test_few_wait() -> None:
+@pytest.mark.parametrize(
+    ("spare", "others", "waiting"),
+    [(2, 0, 5), (2, 4_997, 3), (2, 4_998, 2), (2, 9_000, 2), (5, 9_000, 5), (0, 0, 0)],
+)
+async def test_who_has_worked_waits_unless_too_many_do(spare: int, others: int, waiting: int) -> None:
+    async with trio.open_nursery() as nursery:
+        bench = Bench(nursery, spare)
+        bench.in_all.hands = others  # of other crews
+        await bench.at_once(5)
+        assert len(nursery.child_tasks) == waiting
+        assert bench.in_all.hands == others + waiting
+        nursery.cancel_scope.cancel()
+    assert bench.in_all.hands == others
+
+
+async def test_who_was_not_wanted_for_long_waits_no_more() -> None:
+    async def at_once(wanted: int, calls: int) -> None:
+        for _ in range(calls // wanted):
+            await bench.at_once(wanted)
+
     async with trio.open_nursery() as nursery:
         bench = Bench(nursery, spare=2)
-        gate = trio.Event()
-        for _ in range(5):
-            bench.start(lambda _: gate.wait())
-        await wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 5
-        gate.set()
-        await wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 2
+        await at_once(50, 20_000)
+        await at_once(50, 19_950)
+        assert len(nursery.child_tasks) == 50  # all of them are wanted
+        await at_once(5, 40_000)
+        assert len(nursery.child_tasks) == 2 + 5
+        await at_once(1, 40_000)
+        assert len(nursery.child_tasks) == bench.in_all.hands == 2 + 1
         nursery.cancel_scope.cancel()
 
 
