@@ -146,7 +146,7 @@ class Conversation:
         about = self._wire if wire is None else wire
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             if type(event) is Call:
-                self._call(event)
+                self._call(event, about)
             else:
                 self._act(event)
 
@@ -189,9 +189,7 @@ class Conversation:
             self._act(event)
 
     def _act(self, event: Event) -> None:
-        if isinstance(event, Call):
-            self._call(event)
-        elif isinstance(event, RequestCancelled):
+        if isinstance(event, RequestCancelled):
             self._cancel(event)
         elif isinstance(event, Outcome):
             asked = self._asked.pop(event.id)
@@ -205,21 +203,16 @@ class Conversation:
         else:
             _log.debug("%s", event)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: Call, wire: Wire) -> None:
         id = call.request.id
         if self._run.dismissed or (self._run.draining and not _goes_on(call.request, call.terms)):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
         elif call.request.method == _LISTEN:
-            self._listen(call)
-        elif (why := self._share.enter(id, (self, call))) is not None:
+            self._listen(call, wire)
+        elif (why := self._share.enter(id, (self, call, wire))) is not None:
             self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif id not in self._contexts:
-            self._waiting[id] = self._wire_of(id)
-
-    def _wire_of(self, id: Id) -> Wire:
-        """Where a request came in, as long as it waits for its answer."""
-        wire: Any = self.session.label_of(id)
-        return wire  # type: ignore[no-any-return]
+            self._waiting[id] = wire
 
     def _cancel(self, event: RequestCancelled) -> None:
         id = event.id
@@ -239,12 +232,12 @@ class Conversation:
     # Requests.
 
     @staticmethod  # bound to nobody: a request by HTTP is freed at its end
-    def _begin(admitted: tuple[Conversation, Call]) -> None:
-        self, call = admitted
+    def _begin(admitted: tuple[Conversation, Call, Wire]) -> None:
+        self, call, wire = admitted
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
-        hand, wire = self._crew.hire(), self._wire_of(request.id)
+        hand = self._crew.hire()
         ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, hand.scope)
         name = request.params.get("name", request.params.get("uri"))
         if not isinstance(name, str):
@@ -488,10 +481,10 @@ class Conversation:
 
     # Changes.
 
-    def _listen(self, call: Call) -> None:
+    def _listen(self, call: Call, wire: Wire) -> None:
         request, id = call.request, call.request.id
         declared = self.session.declared(call.terms.revision)
-        ctx = Context(self, request, call.terms, self._wire_of(id))
+        ctx = Context(self, request, call.terms, wire)
         try:
             acknowledged = self._run.publisher.listeners.listen(Key(self, id), self._visible(ctx), declared)
         except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
@@ -534,8 +527,7 @@ class Conversation:
     async def drain(self) -> None:
         """End the subscriptions in good order, and wait for what is running; the run takes nothing new any more."""
         self._waiting.clear()
-        for _, call in self._share.clear():
-            wire = self._wire_of(call.request.id)
+        for _, call, wire in self._share.clear():
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
             wire.wake()
         listening, self._listening = self._listening, {}

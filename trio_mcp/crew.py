@@ -64,7 +64,8 @@ class Crew:
             return Hand(self)
         self._in_all.hands -= 1
         hand = self._idle.pop()
-        self._unwanted = min(self._unwanted, len(self._idle))
+        if len(self._idle) < self._unwanted:
+            self._unwanted = len(self._idle)
         return hand
 
     def _let_go(self) -> None:

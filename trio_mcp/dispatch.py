@@ -135,7 +135,12 @@ class Dispatcher:
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
-        return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
+        at, request = self._features, ctx.request
+        serve = self._METHODS[request.method]
+        if at.middleware:
+            return self._served_by(at, serve, ctx, request)
+        ctx.lifespan = self._lifespans.get(at.catalog)
+        return serve(self, at, ctx, request)
 
     async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
         """As this server, the running one or one that is mounted in it, serves a request."""
@@ -283,7 +288,7 @@ class Dispatcher:
             if revision.invalid_arguments_are_results:  # tool-33: so that the model can mend them
                 return tool_failure(str(bad), revision)
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
-        return await self._handled(ctx, entry, call, lambda value: tool_result(value, entry.output, name, revision))
+        return await self._handled(ctx, entry, call, tool_result, entry.output, name, revision)
 
     async def _get_prompt(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
@@ -296,7 +301,7 @@ class Dispatcher:
             call = entry.prepare(ctx, arguments)
         except BadArguments as bad:  # prm-08, prm-09, prm-17
             raise RequestError(INVALID_PARAMS, str(bad)) from None
-        return await self._handled(ctx, entry, call, lambda value: prompt_result(value, entry.description, revision))
+        return await self._handled(ctx, entry, call, prompt_result, entry.description, revision)
 
     async def _read_resource(self, at: Features, ctx: Context, request: Request) -> JsonObject:
         uri, revision = request.params.get("uri"), ctx.terms.revision
@@ -309,9 +314,7 @@ class Dispatcher:
         if entry.owners:
             return await self._under(entry, Dispatcher._read_resource, ctx, request)
         call = entry.prepare(ctx, uri, variables)  # res-10: what was found in the URI has been checked
-        result = await self._handled(
-            ctx, entry, call, lambda value: resource_result(value, uri, entry.mime_type, revision)
-        )
+        result = await self._handled(ctx, entry, call, resource_result, uri, entry.mime_type, revision)
         complete = result.get("resultType", "complete") == "complete"
         if entry.cache is not None and complete and request.method in revision.cacheable:
             return {**entry.cache.members(), **result}
@@ -322,9 +325,9 @@ class Dispatcher:
         return await self._served_by(self._parts[entry.owners[0]], serve, ctx, request)
 
     async def _handled(
-        self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[[Any], JsonObject]
+        self, ctx: Context, entry: Entry, call: Callable[[], Any], finish: Callable[..., JsonObject], *options: Any
     ) -> JsonObject:
-        """Run a handler until it returns something else than questions."""
+        """Run a handler until it returns something else than questions; of that, `finish` makes the result."""
         ctx.replay = entry.replay
         if ctx.elsewhere is not None and not entry.replay:
             raise ctx.elsewhere
@@ -336,7 +339,7 @@ class Dispatcher:
                 if value is None:
                     raise
             if not isinstance(value, InputRequired):
-                return finish(value)
+                return finish(value, *options)
             if not ctx.terms.revision.handshake:
                 return self._parking.ask_again(ctx, value.questions, value.state)
             ctx.rounds = next_round(ctx)

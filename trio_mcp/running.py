@@ -21,7 +21,7 @@ from trio_mcp.core.rounds import StateSealer
 from trio_mcp.crew import Idle
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
+from trio_mcp.outbox import CLOSING, Wire
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
 
@@ -109,7 +109,7 @@ class Run:
         self.dismissed = False
         """Nothing at all is taken any more, not even what goes on with what ran."""
         self.idle = Idle()
-        self.admission: Admission[tuple[Any, Call]] = Admission(limits)  # each call with its conversation
+        self.admission: Admission[tuple[Any, Call, Wire]] = Admission(limits)  # each call with its conversation
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
