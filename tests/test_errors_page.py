@@ -200,6 +200,7 @@ def with_client(begin: str, **options: Any) -> Callable[[Callable[[Client], Awai
 with_client("there is no tool")(lambda client: client.call_tool("nothing"))
 with_client("…: must be of type integer")(lambda client: client.call_tool("add", {"a": "1"}))
 with_client("tools/call … failed")(lambda client: client.call_tool("broken"))
+said_by("no running event loop")(lambda: asyncio.sleep(1))
 with_client("elicitation/create needs")(lambda client: client.call_tool("ask"))
 with_client("… needs the server capability")(lambda client: client.list_prompts())
 with_client("ping does not exist")(lambda client: client.ping())
