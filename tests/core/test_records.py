@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from trio_mcp.core.jsonrpc import Request, Result
-from trio_mcp.core.records import record
+from trio_mcp.core.records import record, thawed
 
 
 @record
@@ -85,6 +85,18 @@ def test_a_record_is_frozen_and_slotted() -> None:
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             setattr(point, name, 2)
     assert not hasattr(point, "__dict__")
+
+
+def test_what_was_made_thawed_is_a_record_like_any_other() -> None:
+    made = thawed(Place)()
+    made.x, made.y, made.seen, made.name = 1, 2.0, 0, "here"
+    made.__class__ = Place
+    assert made == Place(1, 2.0, name="here")
+    assert type(made) is Place
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        made.x = 2
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        del made.x
 
 
 def test_attrs_knows_records() -> None:

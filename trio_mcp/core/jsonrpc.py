@@ -33,7 +33,7 @@ import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
 from trio_mcp.core.json_text import Json, parse, plain_text, quoted, to_text, writable
-from trio_mcp.core.records import record
+from trio_mcp.core.records import record, thawed
 
 __all__ = [
     "ABSENT",
@@ -324,9 +324,9 @@ def _message(
         if len(value) == 4:
             method, params = value.get("method"), value.get("params")
             if type(method) is str and type(params) is dict:
-                return Request(id, method, params)
+                return _request(id, method, params)
         elif len(value) == 3 and type(result := value.get("result")) is dict:
-            return Result(id, result)
+            return _result(id, result)
     if type(id := value.get("id")) is str and len(id) > limits.id_length:
         why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
         return _refused({**value, "id": None}, why)
@@ -344,6 +344,23 @@ def _message(
     if "result" in value or "error" in value:
         return _response(value)
     return _refused(value, "a message needs a method, a result or an error")
+
+
+_thawed_request, _thawed_result = thawed(Request), thawed(Result)
+
+
+def _request(id: Id, method: str, params: JsonObject) -> Request:
+    made = _thawed_request()
+    made.id, made.method, made.params = id, method, params
+    made.__class__ = Request
+    return made  # type: ignore[no-any-return]
+
+
+def _result(id: Id, result: JsonObject) -> Result:
+    made = _thawed_result()
+    made.id, made.result = id, result
+    made.__class__ = Result
+    return made  # type: ignore[no-any-return]
 
 
 def _call(value: JsonObject) -> Request | Notification | Invalid:
@@ -511,6 +528,7 @@ def _deeper_than(limit: int, value: Json) -> bool:
 # To bytes.
 
 _Single = TypeVar("_Single", bound=_Sendable)
+_keep: Callable[[_Sendable, bytes], object] = vars(_Sendable)["_bytes"].__set__
 _WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
 _WITHOUT_ID = b'{"jsonrpc":"2.0",'
 
@@ -520,14 +538,14 @@ def prepare(message: _Single) -> _Single:
 
     Raises LocalProtocolError for what no peer could read.
     """
-    object.__setattr__(message, "_bytes", _write(message))
+    _keep(message, _write(message))
     return message
 
 
 def prepared_result(id: Id, result: JsonObject, more: Kept) -> Result:
     """The answer with `result` and the members of `more`, which it has not, prepared.  Raises as `prepare`."""
-    message = Result(id, {**more, **result})
-    object.__setattr__(message, "_bytes", _write(message, result, more))
+    message = _result(id, {**more, **result})
+    _keep(message, _write(message, result, more))
     return message
 
 
@@ -552,7 +570,7 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
         of = "" if total is None else f',"total":{total!r}'
         said = "" if message is None else f',"message":{quoted(message)}'
         text = f'{_TO_PROGRESS}"progressToken":{name},"progress":{progress!r}{of}{said}}}}}'
-        object.__setattr__(note, "_bytes", text.encode())
+        _keep(note, text.encode())
     except ValueError:
         pass  # half a surrogate pair, or an integer of thousands of digits
     return note
@@ -560,8 +578,8 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
 
 def prepared_request(id: int, method: str, params: JsonObject, more: Kept | None) -> Request:
     """The request with `params` and the members of `more`, which they lack, prepared.  Raises as `prepare`."""
-    message = Request(id, method, params if more is None else {**params, **more})
-    object.__setattr__(message, "_bytes", _write(message, params if message.params else None, more))
+    message = _request(id, method, params if more is None else {**params, **more})
+    _keep(message, _write(message, params if message.params else None, more))
     return message
 
 

@@ -46,7 +46,7 @@ from trio_mcp.core.jsonrpc import (
     prepared_request,
 )
 from trio_mcp.core.meta import meta_of
-from trio_mcp.core.records import record
+from trio_mcp.core.records import record, thawed
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import (
     ANSWER,
@@ -183,6 +183,16 @@ _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
 _ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
 _NO_META: JsonObject = {}
 _LIMITS = Limits()
+
+
+_thawed_answered = thawed(Answered)
+
+
+def _answered(id: Id, method: str, result: JsonObject) -> Answered:
+    made = _thawed_answered()
+    made.id, made.method, made.result = id, method, result
+    made.__class__ = Answered
+    return made  # type: ignore[no-any-return]
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -562,7 +572,7 @@ class Peer:
     def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
         calling = self._calling.get(message.id) or self._find(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
-            events.append(Answered(calling.id, calling.method, message.result))
+            events.append(_answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
         id = self._meant() if message.id is None else message.id
