@@ -343,8 +343,11 @@ class Session(Peer):
 
         `principal` and `headers` are those of this message; they end up in its terms.
         """
+        heard = super().receive(message, now, about=about)
+        if len(heard) == 1 and type(heard[0]) is Request:  # as nearly always for a server
+            return self._judge_request(heard[0], principal, headers)
         events: list[Event] = []
-        for event in super().receive(message, now, about=about):
+        for event in heard:
             if isinstance(event, Request):
                 events += self._judge_request(event, principal, headers)
             elif isinstance(event, Notification):
@@ -430,6 +433,10 @@ _SAID_FOR_ALL = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
 _TERMS = (META_VERSION, META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL)
 
 
+def _of_terms(meta: Mapping[str, Any]) -> JsonObject:
+    return {name: meta[name] for name in _TERMS if name in meta}
+
+
 class ServerSession(Session):
     """The server's end of a link, in both eras at once.
 
@@ -441,7 +448,7 @@ class ServerSession(Session):
 
     def _set_up(self) -> None:
         # What the latest modern request said of its terms, and those: as a rule all on one link say the same.
-        self._said: tuple[Any, ...] = ()
+        self._said: tuple[JsonObject, Terms | None] = {}, None
 
     # What we send.
 
@@ -538,9 +545,8 @@ class ServerSession(Session):
             # batch-03: no revision that speaks by `_meta` has batches; and what waits there would wait for a listener.
             why = f"a request of {shown(meta[META_VERSION])} cannot be part of a batch; send it by itself"
             return self._refuse_call(request, errors.INVALID_REQUEST, why)
-        said = tuple(map(meta.get, _TERMS))
-        if said == self._said[:-1] and principal is None and not headers:
-            terms = self._said[-1]
+        said, terms = self._said
+        if terms is not None and principal is None and not headers and (meta == said or _of_terms(meta) == said):
             serving.terms = terms
             return self._serve(request, terms)
         revision = self.offer.find(meta[META_VERSION], handshake=False)
@@ -554,7 +560,7 @@ class ServerSession(Session):
         # meta-14: the identity is for display, so one that cannot be displayed is no reason to refuse.
         terms = Terms(revision, capabilities, info if _is_info(info) else None, level, principal, headers)
         if principal is None and not headers:
-            self._said = (*said, terms)
+            self._said = _of_terms(meta), terms
         serving.terms = terms
         return self._serve(request, terms)
 
