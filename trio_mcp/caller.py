@@ -253,7 +253,8 @@ class Caller:
         self._serving: dict[Id, trio.CancelScope] = {}
         self._settled = trio.Event()  # the opening has ended, well or not
         self._failed: OpeningFailed | None = None
-        self._failure: Failure | None = None  # why the link was lost
+        self.failure: Failure | None = None
+        """Why the link is gone, once it is."""
         self.deaf = False
         """Whether nothing can be heard that the server says outside of requests."""
         self.over = trio.Event()
@@ -280,16 +281,11 @@ class Caller:
 
     def lost(self, failure: Failure) -> None:
         """The link is gone: every call that waits ends with such an error, and so does every later one."""
-        if self._failure is None:
-            self._failure = failure
+        if self.failure is None:
+            self.failure = failure
             self.over.set()
             self.act(self.session.lost(why=str(failure())), failure)
             self._talk.lost(failure)
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why the link is gone, once it is."""
-        return self._failure
 
     def fail(self, id: Id, failure: Failure) -> None:
         """This request can never be answered; the link goes on."""
@@ -387,8 +383,8 @@ class Caller:
         if self._failed is None:
             return
         negotiation, refused = self._failed.negotiation, self._failed.error
-        if self._failure is not None:
-            error = self._failure()
+        if self.failure is not None:
+            error = self.failure()
             error.__cause__ = error.__cause__ or OpeningError(negotiation, refused, told=True)
             raise error
         if within is not None and trio.current_time() >= now + within:
@@ -439,8 +435,8 @@ class Caller:
 
     def begin(self, method: str, params: JsonObject | None = None, *, progress: bool = False) -> int:
         """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`."""
-        if self._failure is not None:
-            raise self._failure()
+        if self.failure is not None:
+            raise self.failure()
         return self.session.request(method, params, progress=progress)
 
     def give_up(self, id: Id) -> None:

@@ -200,8 +200,10 @@ class Keeper:
 
     def _ready(self) -> Caller | None:
         """Whom to ask now, if there is somebody without further ado."""
-        caller = self.connection.caller
-        return caller if caller.failure is None and not self._closing.is_set() else None
+        connection = self._connection
+        if connection is None or connection.caller.failure is not None or self._closing.is_set():
+            return None
+        return connection.caller
 
     async def _usable(self) -> Caller:
         anew = False

@@ -42,6 +42,7 @@ class StreamLink:
         self._why = framing.why
         self.session: Session = caller.session
         self.hear = caller.take  # its stream looks what is to be sent when it has read
+        self.wake = self._duplex.wire.wake
         caller.carry(self)
 
     async def run(self, heartbeat: float | None = None) -> None:
@@ -54,11 +55,8 @@ class StreamLink:
 
     # As a carrier.
 
-    def wake(self) -> None:
-        self._duplex.wire.wake()
-
     def bring(self, id: Id) -> None:
-        self._duplex.wire.wake()
+        self.wake()
 
     def settled(self, id: Id) -> None:
         """Nothing of it is kept here."""
