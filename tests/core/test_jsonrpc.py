@@ -35,6 +35,7 @@ from trio_mcp.core.jsonrpc import (
     prepare,
     prepared_progress,
     prepared_request,
+    prepared_result,
 )
 from trio_mcp.core.peer import Peer, PeerMistake
 from trio_mcp.core.revisions import REVISIONS, Role
@@ -647,6 +648,7 @@ CIRCULAR["secret"] = CIRCULAR
         (Result(1, {"secret": [float("-inf")]}), "JSON"),
         (Result(1, {"secret": "secret\ud800"}), "surrogate"),
         (Result(1, {"secret\udfff": 1}), "surrogate"),
+        (Result(1, {"content": [{"type": "text", "text": "secret\ud800"}]}), "surrogate"),
         (Request("secret\ud800", "m"), "surrogate"),
         (Result(1, {"secret": {1, 2}}), "set"),
         (Result(1, {"secret": b"secret"}), "bytes"),
@@ -729,6 +731,45 @@ def test_a_prepared_message_is_not_written_again() -> None:
     assert encode(Batch((message,))) == b'[{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}]'
     with pytest.raises(LocalProtocolError, match="JSON"):
         prepare(message)
+
+
+class OfOurs(dict[str, Any]):
+    """An object that says of itself what it likes."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return [{"type": "text", "text": "something else"}]
+
+
+_LONE_TEXT = {"type": "text", "text": "t"}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        *[{"content": [{"type": "text", "text": text}]} for text in ("", 'é"\\\n\0\u2028\U0001f600', "t" * 5000)],
+        {"content": [{"text": "the other way round", "type": "text"}]},
+        OfOurs(content=[{"type": "text", "text": "t"}]),
+        {"content": []},
+        {"content": [_LONE_TEXT, _LONE_TEXT]},
+        {"content": (_LONE_TEXT,)},
+        {"content": _LONE_TEXT},
+        {"content": ["type"]},
+        {"content": [OfOurs(_LONE_TEXT)]},
+        {"contents": [_LONE_TEXT]},
+        {"content": [_LONE_TEXT], "isError": True},
+        {"content": [{**_LONE_TEXT, "_meta": {}}]},
+        {"content": [{"type": "text", "text": 1}]},
+        {"content": [{"type": "text", "tex": "t"}]},
+        {"content": [{"type": "image", "text": "t"}]},
+    ],
+)
+def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any]) -> None:
+    more = Kept({"_meta": {"m": 1}})
+    assert json.loads(encode(Result(1, result)))["result"] == json.loads(json.dumps(result))
+    if type(result) is dict:
+        assert json.loads(encode(prepared_result(1, result, more)))["result"] == json.loads(
+            json.dumps({**result, **more})
+        )
 
 
 @pytest.mark.parametrize("token", [7, -(10**30), "a", 'é"\\\n\u2028\U0001f600', ""])

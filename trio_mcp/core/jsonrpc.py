@@ -651,12 +651,31 @@ def _result_text(message: Result) -> bytes:
         return result.text
     if type(result) is not dict:
         _check(message)
-    return to_text(result)
+    return _lone_text(result) or to_text(result)
+
+
+def _lone_text(result: JsonObject) -> bytes | None:
+    """A result that is one text and nothing else, as those of most tools are: that needs no encoder, and no proof that
+    there is nothing else in it.  None of what it is not, and of a text that is long or has half a surrogate pair.
+    """
+    if type(result) is not dict or len(result) != 1:
+        return None
+    content = result.get("content")
+    if type(content) is not list or len(content) != 1:
+        return None
+    block = content[0]
+    if type(block) is not dict or len(block) != 2 or block.get("type") != "text" or type(block.get("text")) is not str:
+        return None
+    text = block["text"]
+    try:
+        return b'{"content":[{"type":"text","text":%b}]}' % quoted(text).encode() if len(text) <= _FEW else None
+    except UnicodeEncodeError:
+        return None
 
 
 def _joined(own: JsonObject, more: Kept | None) -> tuple[bytes | memoryview, ...]:
     """The pieces of one object made of two, of which the first may be empty."""
-    text = to_text(own)
+    text = _lone_text(own) or to_text(own)
     if more is None:
         return (text,)
     if not own:

@@ -34,7 +34,7 @@ from trio_mcp.core.jsonrpc import (
 )
 from trio_mcp.core.meta import check_extension, meta_of
 from trio_mcp.core.peer import Peer, PeerMistake
-from trio_mcp.core.records import record
+from trio_mcp.core.records import record, thawed
 from trio_mcp.core.revisions import (
     LATEST,
     META_CLIENT_CAPABILITIES,
@@ -62,6 +62,16 @@ class Call(Event):
 
     request: Request
     terms: Terms
+
+
+_thawed_call = thawed(Call)
+
+
+def _call(request: Request, terms: Terms) -> Call:
+    made = _thawed_call()
+    made.request, made.terms = request, terms
+    made.__class__ = Call
+    return made  # type: ignore[no-any-return]
 
 
 @record
@@ -407,7 +417,7 @@ class Session(Peer):
 
     def _admit(self, request: Request, terms: Terms) -> list[Event]:
         own = self._OWN.get(request.method)
-        return [Call(request, terms)] if own is None else own(self, request, terms)
+        return [_call(request, terms)] if own is None else own(self, request, terms)
 
     def _refuse_call(self, request: Request, code: int, why: str, data: Any = None) -> list[Event]:
         super().refuse(request.id, RequestError(code, why, data))
