@@ -111,7 +111,8 @@ def _collecting_rarely() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.callbacks.remove(looks)
+        with contextlib.suppress(ValueError):  # the program may have cleared them
+            gc.callbacks.remove(looks)
         gc.set_threshold(*told)
 
 

@@ -353,6 +353,21 @@ async def say_when() -> None:
     await look_rarely()
 
 
+async def clear_callbacks() -> None:
+    gc.callbacks.clear()
+
+
+def test_a_program_may_clear_what_the_collector_calls() -> None:
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
+    gc.set_threshold(700, 10, 10)
+    try:
+        live(Server("collecting"), clear_callbacks, grace=1)
+        assert (gc.get_threshold(), gc.callbacks) == ((700, 10, 10), [])
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.set_threshold(*before)
+
+
 @pytest.mark.parametrize(
     ("serve", "then"),
     [
