@@ -640,7 +640,6 @@ async def test_the_tail_begins_with_a_line_where_there_is_one(written: bytes, ta
     assert child.stderr_tail == tail
 
 
-@req("stdio-06")
 @pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
 async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> None:
     async with running("say('up'); stay()", until=b"up", grace=SHORT) as child:
@@ -660,6 +659,7 @@ async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> Non
     assert child.has_read_nothing
 
 
+@req("stdio-06")
 async def test_stderr_can_be_forwarded_as_it_comes() -> None:
     pieces: list[bytes] = []
     async with running("os.write(2, b'one'); say('1'); read(); os.write(2, b'two')", stderr=pieces.append) as child:
