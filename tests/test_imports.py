@@ -26,9 +26,9 @@ SERVER_MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem 
 # From the top down; each may import what stands above it.  What shares a line knows nothing of its neighbours.
 ORDER = """
 errors records
-principals json_text
+principals json_text glimpse
 jsonrpc
-revisions
+lines revisions
 terms meta content
 forms
 models

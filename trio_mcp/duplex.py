@@ -17,7 +17,8 @@ from typing import Protocol, TypeAlias
 
 import trio
 
-from trio_mcp.core.jsonrpc import Limits, LineFramer, Message, decode, encode
+from trio_mcp.core.jsonrpc import Limits, Message, decode, encode
+from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.session import Session
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import GONE, Outbox

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 from tests.bench.measures import Figure, Measure
 from tests.bench.messages import INITIALIZE, TEXT, call, encoded
-from trio_mcp.core.jsonrpc import Limits, LineFramer, decode, encode
+from trio_mcp.core.jsonrpc import Limits, decode, encode
+from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.session import Call, Offer, ServerSession
 from trio_mcp.core.state import Link
 

@@ -23,7 +23,8 @@ from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestE
 from trio_mcp.core.headers import Headers
 from trio_mcp.core.http import judge
 from trio_mcp.core.http_client import Exchange, request_headers
-from trio_mcp.core.jsonrpc import Batch, Event, Invalid, LineFramer, Notification, Request, Result, decode, encode
+from trio_mcp.core.jsonrpc import Batch, Event, Invalid, Notification, Request, Result, decode, encode
+from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.listen import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,

@@ -1,4 +1,4 @@
-"""One message to and from bytes, the line framer, and the limits.
+"""One message to and from bytes, and the limits.
 
 Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `Invalid`, which
 carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one message is
@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import json
-import re
 from collections.abc import Callable, Hashable, Mapping
 from json import JSONDecodeError
 from math import inf
@@ -32,6 +30,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
+from trio_mcp.core.glimpse import Shape, beginning, ending
 from trio_mcp.core.json_text import Json, parse, plain_text, quoted, to_text, writable
 from trio_mcp.core.records import record, thawed
 
@@ -49,7 +48,6 @@ __all__ = [
     "JsonObject",
     "Kept",
     "Limits",
-    "LineFramer",
     "Message",
     "Notification",
     "Request",
@@ -61,6 +59,7 @@ __all__ = [
     "prepared_progress",
     "prepared_request",
     "prepared_result",
+    "too_long",
 ]
 
 Id: TypeAlias = int | str
@@ -292,8 +291,8 @@ _FEW = 4096  # bytes that are copied, and looked through, sooner than anything t
 def decode(data: bytes, limits: Limits) -> Message:
     """The message in `data`.  Never raises: what is no message is `Invalid`."""
     if len(data) > limits.message_bytes:
-        shape, id = _beginning(data, limits.message_bytes)
-        return _too_long(limits.message_bytes, shape, _ending(data) if id is None else id)
+        shape, id = beginning(data, limits.message_bytes)
+        return too_long(limits.message_bytes, shape, ending(data) if id is None else id)
     try:
         value, doubtful = parse(data)
     except UnicodeDecodeError as error:
@@ -426,11 +425,12 @@ def _no_json(text: str, error: JSONDecodeError) -> Invalid:
     return Invalid(why + seen, reply=Error(None, PARSE_ERROR, why))
 
 
-def _too_long(limit: int, shape: _Shape, id: Id | None) -> Invalid:
-    if shape is _Shape.RESPONSE:
+def too_long(limit: int, shape: Shape, id: Id | None) -> Invalid:
+    """For a message of which only that much is known."""
+    if shape is Shape.RESPONSE:
         return Invalid(f"the answer is longer than {limit} bytes (Limits.message_bytes)", answers=id, response=True)
     # An id in what is neither is no id: it may stand in an array, or in no JSON at all.
-    id = id if shape is _Shape.REQUEST else None
+    id = id if shape is Shape.REQUEST else None
     return _owed(f"the message is longer than {limit} bytes (Limits.message_bytes)", id=id)
 
 
@@ -441,52 +441,6 @@ def _too_deep(value: JsonObject, limit: int) -> Invalid:
 def _readable_id(value: JsonObject) -> Id | None:
     id = value.get("id")
     return id if type(id) is int or type(id) is str else None
-
-
-# What is too long to be read, without reading it.
-
-_KEPT = 4096  # bytes at either end of it in which its id is looked for: what stands beside the id is short
-
-
-class _Shape(enum.Enum):
-    RESPONSE = enum.auto()
-    REQUEST = enum.auto()
-    UNKNOWN = enum.auto()
-
-
-_SHAPE: Mapping[bytes, _Shape] = {
-    **dict.fromkeys((b"result", b"error"), _Shape.RESPONSE),
-    **dict.fromkeys((b"method", b"params"), _Shape.REQUEST),
-}
-# Ids that are written plainly; others are as good as none.
-_AN_ID = rb'(-?(?:0|[1-9][0-9]{0,18})|"[ !#-\[\]-~]{0,128}")'
-_readable = re.compile(_AN_ID).fullmatch
-# One member, and its value if that is no container and has ended.
-_member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[\]]+)\s*(?=[,}]))?').match
-# The quote before `id` opens a string, or `id` would stand outside of one; so this is a member, and as the last brace
-# is that of the message, it is one of the message itself.
-_last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
-
-
-def _beginning(data: bytes, limit: int) -> tuple[_Shape, Id | None]:
-    """What a message that begins so is, as far as its members up to the first object or array tell, and its id."""
-    head = data[: min(_KEPT, limit)].removeprefix(b"\xef\xbb\xbf")
-    shape, id, at = _Shape.UNKNOWN, None, 0
-    while (member := _member(head, at)) is not None:
-        name, value = member.groups()
-        shape = _SHAPE.get(name, shape)
-        if name == b"id" and value is not None and _readable(value):
-            id = json.loads(value)
-        if value is None:
-            break
-        at = member.end()
-    return shape, id
-
-
-def _ending(data: bytes) -> Id | None:
-    """The id of a message that ends so, if it is its last member, as many implementations write it."""
-    last = _last_member(data[-_KEPT:])
-    return None if last is None else json.loads(last[1])
 
 
 # How deep a message is.
@@ -710,101 +664,3 @@ def _check(message: Message | _Sendable) -> None:
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = " or ".join(KINDS[each] for each in kinds)
             raise LocalProtocolError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
-
-
-# Lines.
-
-
-class LineFramer:
-    """Bytes into lines, for stdio and every other stream whose messages end with a newline.
-
-    Any chunking gives the same lines, in time linear in the bytes.  What is held is never more than one line, and never
-    more than `limit` bytes of it, or the few KiB at the end of a longer one in which its id may stand.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        # Of the line: what came in long pieces, which are copied once, at its end; and what came in short ones since.
-        self._pieces: list[bytes] = []
-        self._line = bytearray()
-        self._length = 0
-        self._skipping = False  # the line is too long, and the rest is dropped
-        self._nameless: _Shape | None = None  # of a line that is skipped and not reported: its id may be at its end
-
-    def feed(self, data: bytes) -> list[bytes | Invalid]:
-        """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
-
-        A line longer than the limit is one `Invalid`: as soon as it is too long, or, if it begins as a message whose id
-        may follow, at its end.
-        """
-        lines: list[bytes | Invalid] = []
-        end = data.find(b"\n")  # leaps, where `split` looks at every byte
-        if end < 0:
-            ended, rest = [], data
-        elif end == len(data) - 1:
-            ended, rest = [data[:end]], b""
-        else:
-            *ended, rest = data.split(b"\n")
-        for piece in ended:
-            # Nearly all are whole, and end as an object does.
-            if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
-                lines.append(piece)
-                continue
-            if piece:
-                self._extend(piece, lines)
-            self._end(lines)
-        if rest:
-            self._extend(rest, lines)
-        return lines
-
-    def close(self) -> list[bytes | Invalid]:
-        """The stream has ended: a last line without a newline is handed over as if it had one.
-
-        That is safe, since an object or array that was cut is never JSON, and kind to ``echo -n``.
-        """
-        lines: list[bytes | Invalid] = []
-        self._end(lines)
-        return lines
-
-    def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
-        if self._skipping:
-            if self._nameless is not None:
-                self._line += piece[-_KEPT:]
-                if len(self._line) > 2 * _KEPT:  # and not at once, or single bytes would take quadratic time
-                    del self._line[:-_KEPT]
-            return
-        self._length += len(piece)
-        if len(piece) <= _FEW:
-            self._line += piece
-        else:
-            self._pieces += (bytes(self._line), piece) if self._line else (piece,)
-            self._line.clear()
-        # A CR at the end may turn out to be half of the terminator, so it does not count yet.
-        if self._length > self._limit and self._length - (self._line or piece).endswith(b"\r") > self._limit:
-            self._skip(lines)
-
-    def _skip(self, lines: list[bytes | Invalid]) -> None:
-        line = self._gathered()
-        self._skipping = True
-        shape, id = _beginning(line, self._limit)
-        if shape is _Shape.UNKNOWN or id is not None:
-            lines.append(_too_long(self._limit, shape, id))
-        else:
-            self._nameless = shape
-            self._line += line[-_KEPT:]
-
-    def _end(self, lines: list[bytes | Invalid]) -> None:
-        line = self._gathered()
-        if self._nameless is not None:
-            lines.append(_too_long(self._limit, self._nameless, _ending(line)))
-        elif line and not line.isspace():
-            lines.append(line.removesuffix(b"\r"))
-        self._skipping, self._nameless = False, None
-
-    def _gathered(self) -> bytes:
-        """What is held of the line; nothing is any more."""
-        line = b"".join((*self._pieces, self._line))
-        self._pieces.clear()
-        self._line.clear()
-        self._length = 0
-        return line
