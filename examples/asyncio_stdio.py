@@ -20,7 +20,7 @@ from typing import Any
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
 from trio_mcp.core.jsonrpc import Event, Id, Invalid, Limits, decode, encode
 from trio_mcp.core.lines import LineFramer
-from trio_mcp.core.peer import RequestCancelled
+from trio_mcp.core.outcomes import RequestCancelled
 from trio_mcp.core.session import Call, Offer, ServerSession
 
 OFFER = Offer({"name": "asyncio-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, count slowly.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trio_mcp.core.jsonrpc import Event, Limits, decode, encode
 from trio_mcp.core.opening import ClientSession
-from trio_mcp.core.peer import Answered
+from trio_mcp.core.outcomes import Answered
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Revision
 from trio_mcp.core.session import Call, Offer, ServerSession, Session
 

@@ -28,7 +28,7 @@ ORDER = """
 errors records
 principals json_text glimpse
 jsonrpc
-lines revisions
+lines outcomes revisions
 terms meta content
 forms
 models

@@ -44,7 +44,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message
 from trio_mcp.core.opening import ClientSession, Negotiation, OpeningFailed
-from trio_mcp.core.peer import (
+from trio_mcp.core.outcomes import (
     Answered,
     Complained,
     Garbled,

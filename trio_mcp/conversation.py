@@ -29,7 +29,7 @@ from trio_mcp.context import ClientError, ClientGone, Context
 from trio_mcp.core.errors import INTERNAL_ERROR, NotDeclared, RemoteProtocolError, RequestError
 from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
 from trio_mcp.core.listen import Kind
-from trio_mcp.core.peer import Answered, Garbled, Outcome, Refused, RequestCancelled
+from trio_mcp.core.outcomes import Answered, Garbled, Outcome, Refused, RequestCancelled
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.state import Link

@@ -39,7 +39,7 @@ from trio_mcp.core.http_client import (
     read_endpoint,
 )
 from trio_mcp.core.jsonrpc import Error, Id, Request, decode
-from trio_mcp.core.peer import PeerMistake
+from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken

@@ -72,7 +72,7 @@ from trio_mcp.core.http_client import (
 )
 from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Id, Invalid, Message, Notification, Request, Result, encode
 from trio_mcp.core.opening import Phase
-from trio_mcp.core.peer import PeerMistake
+from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.http_pool import HttpPool, HttpReply, ReplyBroken
 

@@ -32,7 +32,7 @@ from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.listen import Kind
 from trio_mcp.core.models import LoggingMessageParams
-from trio_mcp.core.peer import Answered, Outcome
+from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.terms import Terms
 from trio_mcp.duplex import Tap

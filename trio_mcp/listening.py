@@ -55,7 +55,7 @@ from trio_mcp.core.listen import (
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.peer import Answered, Outcome, Refused
+from trio_mcp.core.outcomes import Answered, Outcome, Refused
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Notice
 

@@ -29,7 +29,7 @@ from trio_mcp.caller import Caller, Failure
 from trio_mcp.core.errors import RequestError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.opening import ClientSession
-from trio_mcp.core.peer import Outcome
+from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID, REVISIONS
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.duplex import Lines

@@ -34,7 +34,8 @@ from trio_mcp.core.errors import (
     RequestError,
 )
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.peer import Peer, Refused
+from trio_mcp.core.outcomes import Refused
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, REVISIONS, Revision
 from trio_mcp.core.rounds import Ask, Question, Rounds
 from trio_mcp.core.session import Call

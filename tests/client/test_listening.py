@@ -26,7 +26,7 @@ from trio_mcp.core.listen import (
     Kind,
     resource_updated,
 )
-from trio_mcp.core.peer import Outcome
+from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.session import Notice
 from trio_mcp.listening import Changes, Listening, NothingToHear
 

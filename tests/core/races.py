@@ -26,17 +26,17 @@ import attrs
 
 from trio_mcp.core.errors import RequestError
 from trio_mcp.core.jsonrpc import Error, Event, Id, Invalid, Message, Notification, Request, Result
-from trio_mcp.core.peer import (
+from trio_mcp.core.outcomes import (
     Answered,
     Garbled,
     Lost,
-    Peer,
     ProgressReported,
     Refused,
     RequestCancelled,
     TimedOut,
     TornDown,
 )
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import Link
 

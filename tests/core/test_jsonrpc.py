@@ -37,7 +37,8 @@ from trio_mcp.core.jsonrpc import (
     prepared_request,
     prepared_result,
 )
-from trio_mcp.core.peer import Peer, PeerMistake
+from trio_mcp.core.outcomes import PeerMistake
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import REVISIONS, Role
 
 LIMITS = Limits()

@@ -37,7 +37,7 @@ from trio_mcp.core.listen import (
     resource_updated,
 )
 from trio_mcp.core.opening import ClientSession
-from trio_mcp.core.peer import Answered, RequestCancelled
+from trio_mcp.core.outcomes import Answered, RequestCancelled
 from trio_mcp.core.revisions import (
     LATEST,
     LATEST_LEGACY,

@@ -28,7 +28,7 @@ from trio_mcp.core.listen import (
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
 
 A, B, C = resource_updated("notes://a"), resource_updated("notes://b"), resource_updated("notes://ab")

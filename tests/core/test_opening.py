@@ -22,7 +22,7 @@ from trio_mcp.core.opening import (
     OpeningHeard,
     Phase,
 )
-from trio_mcp.core.peer import Lost, PeerMistake, TimedOut
+from trio_mcp.core.outcomes import Lost, PeerMistake, TimedOut
 from trio_mcp.core.revisions import LATEST, LEGACY, META_VERSION, REVISIONS, Revision
 from trio_mcp.core.session import Call, Offer, Opened, ServerSession
 from trio_mcp.core.state import Link

@@ -42,13 +42,12 @@ from trio_mcp.core.jsonrpc import (
     decode,
     encode,
 )
-from trio_mcp.core.peer import (
+from trio_mcp.core.outcomes import (
     Answered,
     Complained,
     Garbled,
     Lost,
     Outcome,
-    Peer,
     PeerMistake,
     ProgressReported,
     Refused,
@@ -56,6 +55,7 @@ from trio_mcp.core.peer import (
     TimedOut,
     TornDown,
 )
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import REVISIONS, Revision, Role
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import LOG_LEVELS, Terms

@@ -31,7 +31,8 @@ from trio_mcp.core.errors import (
     RequestError,
 )
 from trio_mcp.core.jsonrpc import Request
-from trio_mcp.core.peer import Answered, Peer
+from trio_mcp.core.outcomes import Answered
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import LATEST, LEGACY, MODERN, REVISIONS, Role
 from trio_mcp.core.rounds import (
     MAX_PARKED,

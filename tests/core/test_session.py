@@ -28,7 +28,7 @@ from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
 from trio_mcp.core.jsonrpc import Batch, Error, Kept, Notification, Request, Result, encode
 from trio_mcp.core.opening import ClientSession, OpeningFailed
-from trio_mcp.core.peer import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
+from trio_mcp.core.outcomes import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
 from trio_mcp.core.revisions import (
     LATEST,
     LATEST_LEGACY,

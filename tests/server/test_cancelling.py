@@ -17,7 +17,7 @@ from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, eve
 from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
 from trio_mcp.context import ClientGone
 from trio_mcp.conversation import _Asked
-from trio_mcp.core.peer import Lost
+from trio_mcp.core.outcomes import Lost
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}

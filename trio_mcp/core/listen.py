@@ -29,7 +29,7 @@ import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, LocalProtocolError, RequestError, shown
 from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Result
-from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 

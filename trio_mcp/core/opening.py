@@ -30,7 +30,8 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Kept, Message, Request, Result
 from trio_mcp.core.meta import meta_of
-from trio_mcp.core.peer import Answered, Garbled, Lost, Outcome, Peer, PeerMistake, Refused, TimedOut
+from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, PeerMistake, Refused, TimedOut
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import (
     META_CLIENT_CAPABILITIES,

@@ -46,7 +46,18 @@ from trio_mcp.core.jsonrpc import (
     prepared_request,
 )
 from trio_mcp.core.meta import meta_of
-from trio_mcp.core.records import record, thawed
+from trio_mcp.core.outcomes import (
+    Complained,
+    Garbled,
+    Lost,
+    PeerMistake,
+    ProgressReported,
+    Refused,
+    RequestCancelled,
+    TimedOut,
+    TornDown,
+    answered,
+)
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.state import (
     ANSWER,
@@ -66,105 +77,9 @@ from trio_mcp.core.state import (
 from trio_mcp.core.terms import Terms
 
 __all__ = [
-    "Answered",
-    "Complained",
-    "Garbled",
-    "Lost",
-    "Outcome",
     "Outgoing",
     "Peer",
-    "PeerMistake",
-    "ProgressReported",
-    "Refused",
-    "RequestCancelled",
-    "TimedOut",
-    "TornDown",
 ]
-
-
-@record
-class Outcome(Event):
-    """What became of a request of ours: every one has exactly one, unless it was we who cancelled it."""
-
-    id: Id
-    method: str
-
-
-@record
-class Answered(Outcome):
-    """The answer is a result."""
-
-    result: JsonObject
-
-
-@record
-class Refused(Outcome):
-    """The answer is an error."""
-
-    error: Error
-
-
-@record
-class Garbled(Outcome):
-    """The answer is no valid answer."""
-
-    why: str
-
-
-@record
-class TimedOut(Outcome):
-    """The deadline has passed; the peer was told, where it may be."""
-
-
-@record
-class Lost(Outcome):
-    """The stream or link is gone, or the request failed on it; it may or may not have been carried out."""
-
-    why: str
-
-
-@record
-class TornDown(Outcome):
-    """The server ended a subscription without a result."""
-
-    reason: str
-
-
-@record
-class ProgressReported(Event):
-    """Progress of a request of ours."""
-
-    id: Id
-    progress: float
-    total: float | None
-    message: str | None
-
-
-@record
-class RequestCancelled(Event):
-    """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere.
-
-    Once the handler has ended, call `answer` or `refuse` all the same.  It sends nothing, and frees the request: until
-    then it counts against `Limits.requests`, and its id is refused to a new one.
-    """
-
-    id: Id
-    method: str
-    reason: str
-
-
-@record
-class Complained(Event):
-    """The peer sent an error without an id: it could not read something that we sent."""
-
-    error: Error
-
-
-@record
-class PeerMistake(Event):
-    """Something off the protocol that cost nothing: it was refused, ignored or put right."""
-
-    why: str
 
 
 Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Hashable | None]
@@ -183,16 +98,6 @@ _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
 _ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
 _NO_META: JsonObject = {}
 _LIMITS = Limits()
-
-
-_thawed_answered = thawed(Answered)
-
-
-def _answered(id: Id, method: str, result: JsonObject) -> Answered:
-    made = _thawed_answered()
-    made.id, made.method, made.result = id, method, result
-    made.__class__ = Answered
-    return made  # type: ignore[no-any-return]
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -572,7 +477,7 @@ class Peer:
     def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
         calling = self._calling.get(message.id) or self._find(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
-            events.append(_answered(calling.id, calling.method, message.result))
+            events.append(answered(calling.id, calling.method, message.result))
 
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
         id = self._meant() if message.id is None else message.id

@@ -33,7 +33,8 @@ from trio_mcp.core.jsonrpc import (
     prepared_result,
 )
 from trio_mcp.core.meta import check_extension, meta_of
-from trio_mcp.core.peer import Peer, PeerMistake
+from trio_mcp.core.outcomes import PeerMistake
+from trio_mcp.core.peer import Peer
 from trio_mcp.core.records import record, thawed
 from trio_mcp.core.revisions import (
     LATEST,
