@@ -552,7 +552,7 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
             answered += bytes(await ours.receive_some()).count(b"\n")
         nursery.cancel_scope.cancel()
     assert heard.total() == 5000
-    assert max(heard.values()) <= 2 * 500  # within one pass of the loop nobody is first
+    assert max(heard.values()) <= 2 * 1000  # within one pass of the loop nobody is first
 
 
 # Streams that fail.
