@@ -135,12 +135,7 @@ class Dispatcher:
 
     def __call__(self, ctx: Context) -> Awaitable[JsonObject]:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
-        at, request = self._features, ctx.request
-        serve = self._METHODS[request.method]
-        if at.middleware:
-            return self._served_by(at, serve, ctx, request)
-        ctx.lifespan = self._lifespans.get(at.catalog)
-        return serve(self, at, ctx, request)
+        return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
 
     async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
         """As this server, the running one or one that is mounted in it, serves a request."""
