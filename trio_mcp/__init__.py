@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
     from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
-    from trio_mcp.caller import OnProgress, OpeningError, SessionLost
+    from trio_mcp.caller import NotAnswered, OnProgress, OpeningError, SessionLost, Unauthorized
     from trio_mcp.child import ServerExited
     from trio_mcp.client import Client, connect_client, open_client
     from trio_mcp.client_options import Along, ClientOptions
@@ -88,7 +88,6 @@ if TYPE_CHECKING:
     from trio_mcp.following import FollowedCall, Progress
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_pool import ReplyBroken, ReplyTooLong
-    from trio_mcp.http_posts import NotAnswered, Unauthorized
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.oauth import (
@@ -154,7 +153,7 @@ __all__ = [
 _HOMES = {
     "trio_mcp.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
     "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
-    "trio_mcp.caller": "OnProgress OpeningError SessionLost",
+    "trio_mcp.caller": "NotAnswered OnProgress OpeningError SessionLost Unauthorized",
     "trio_mcp.child": "ServerExited",
     "trio_mcp.client": "Client connect_client open_client",
     "trio_mcp.client_options": "Along ClientOptions",
@@ -185,7 +184,6 @@ _HOMES = {
     "trio_mcp.following": "FollowedCall Progress",
     "trio_mcp.http_options": "HttpOptions",
     "trio_mcp.http_pool": "ReplyBroken ReplyTooLong",
-    "trio_mcp.http_posts": "NotAnswered Unauthorized",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
@@ -210,6 +208,10 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name not in _HOME_OF:
+        from trio_mcp.other_names import MODULE, import_error
+
+        if name in MODULE:  # no AttributeError, which `from trio_mcp import` would replace by one of its own
+            raise import_error(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
     return value

@@ -11,8 +11,10 @@ input-required result in the modern one (`answer_all`).  What was not offered is
 | elicitation_url | `PageRequest` | True or `Accepted`, False or `Declined`, None or `Dismissed` |
 | roots | nothing | the roots |
 
-Each may be `async def`, or a plain `def`, which runs in the loop as it is and must not block.  Several may be at work
-at once.  A callback is cancelled when its question is taken back.
+Each may be `async def`, or a plain `def`, which runs in the loop as it is and must not block.  Up to `Limits.questions`
+may be at work at once; further questions wait their turn, up to `Limits.questions_waiting`, and beyond are refused.  A
+callback that calls the server, which asks again, keeps its place meanwhile.  A callback is cancelled when its question
+is taken back.
 
 Who is to blame: what the server asks wrongly is answered with -32602, by a `RequestError`.  What a callback answers
 wrongly is never sent: `LocalProtocolError` says what does not fit, and where, but not what stood there.  What a
@@ -40,6 +42,7 @@ import attrs
 import trio
 
 from trio_mcp.asked import Form, FormRequest, PageRequest, SamplingRequest, host_of
+from trio_mcp.caller import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import Model, TextContent, ToolUseContent, well_formed
 from trio_mcp.core.errors import (
@@ -51,11 +54,14 @@ from trio_mcp.core.errors import (
     RequestError,
     shown,
 )
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.revisions import Revision, Role, missing_capabilities
 from trio_mcp.core.rounds import Question
 from trio_mcp.core.self_described import describes_itself
 from trio_mcp.core.terms import Terms
+from trio_mcp.crew import contained
+from trio_mcp.groups import open_nursery
+from trio_mcp.handlers import name_of
 from trio_mcp.paths import PathRefused, file_path
 from trio_mcp.questions import Accepted, Declined, Dismissed, Sample
 from trio_mcp.writing import to_json_value
@@ -122,7 +128,9 @@ class Answering:
         elicitation: OnElicitation | None = None,
         elicitation_url: OnElicitationUrl | None = None,
         roots: GivenRoots | None = None,
+        limits: Limits | None = None,
     ) -> None:
+        self._turns = _Turns(limits or Limits())
         given = {"sampling": sampling, "elicitation": elicitation, "elicitation_url": elicitation_url}
         for name, callback in given.items():
             if callback is not None and not callable(callback):
@@ -163,7 +171,8 @@ class Answering:
             code = METHOD_NOT_FOUND if missing[0] == row.needs else INVALID_PARAMS
             why = f"{method} needs the client capability {'.'.join(missing[0])}, which was not declared"
             raise RequestError(code, why)
-        return codec.to_json(await ask(self, params, terms), revision)
+        async with self._turns:
+            return codec.to_json(await ask(self, params, terms), revision)
 
     async def answer_all(
         self, questions: Sequence[Question], terms: Terms, abandon: Callable[[str, str], McpError]
@@ -187,7 +196,7 @@ class Answering:
                 failures.append((question, error))
                 nursery.cancel_scope.cancel(reason="another question of this round has no answer")
 
-        async with trio.open_nursery() as nursery:
+        async with open_nursery(wait=True) as nursery:
             for each in questions:
                 nursery.start_soon(answer, each, name=f"the server asks: {each.method}")
         if not failures:
@@ -287,9 +296,39 @@ class Answering:
     }
 
 
+class _Turns:
+    """As many at work as may be; the others wait in order of arrival.
+
+    Entering raises `RequestError` if too many wait already.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._working = 0
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        limits = self._limits
+        if self._working < limits.questions:
+            self._working += 1
+        elif self._working and len(self._waiting) < limits.questions_waiting:
+            await self._waiting.park()  # until somebody leaves, and hands over
+        else:
+            raise too_many_questions(limits)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._working -= 1
+
+
 async def _called(callback: Callable[..., T | Awaitable[T]], *args: Any) -> T:
-    said = callback(*args)
-    return await said if inspect.isawaitable(said) else said
+    async def call() -> T:
+        said = callback(*args)
+        return await said if inspect.isawaitable(said) else said
+
+    return await contained(call, name_of(callback))
 
 
 def _kind_of(said: object) -> str:

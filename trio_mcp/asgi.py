@@ -33,13 +33,14 @@ import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
 from trio_mcp.core.headers import Fields
-from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
+from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
+from trio_mcp.core.pace import Pace
+from trio_mcp.core.shares import Account, Charge, weight
 from trio_mcp.core.verdicts import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.gate import seconds_left
 from trio_mcp.groups import open_nursery, sole
-from trio_mcp.intake import Intake, Share
 from trio_mcp.outbox import CLOSING
 from trio_mcp.process import check_trio
 from trio_mcp.running import Run, check_seconds
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["AsgiApp"]
 
 _log = logging.getLogger("trio_mcp")
-_PIECE = 64 * 1024  # bytes of a write that must have gone within `Limits.write_seconds`
+_PIECE = 64 * 1024  # bytes of a body in one event: how much of it the server has sent is not told
 _SUBPROTOCOL = "mcp"  # as in `websocket`, which is not loaded here: it reads frames
 _GOING_AWAY, _UNSUPPORTED, _TOO_BIG = 1001, 1003, 1009  # RFC 6455, 7.4.1
 
@@ -65,7 +66,8 @@ class AsgiApp:
     """An ASGI 3 application that serves `server`; see the head of this file.
 
     `options` are those of `serve_http` that are about requests.  When the application is shut down, running calls have
-    `grace` seconds.  Options that cannot be end the start of the application.
+    `grace` seconds, unless the server has closed all connections before, as ASGI has it.  Options that cannot be end
+    the start of the application.
     """
 
     def __init__(self, server: Server, *, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
@@ -76,6 +78,7 @@ class AsgiApp:
         self._begun = False  # by a lifespan, or by `running`: then no request begins it
         self._taken = False  # by one that runs, or is about to
         self._served: _Served | None = None
+        self._open = 0  # requests and WebSockets
         self._first: trio.Event | None = None  # while the first request, and all that come with it, wait
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -84,8 +87,11 @@ class AsgiApp:
         At the end of the block calls have `grace` seconds to finish; afterwards requests are refused.  What the block
         raises leaves it unchanged.
         """
+        return self._running(closed=False)
+
+    def _running(self, *, closed: bool) -> _Running:
         self._begun = True
-        return _Running(self)
+        return _Running(self, closed=closed)
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -97,14 +103,17 @@ class AsgiApp:
             await receive()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
-        if kind == "http":
-            await self._http(scope, receive, send)
-        elif kind == "websocket":
-            await self._websocket(scope, receive, send)
-        elif kind == "lifespan":
+        if kind == "lifespan":
             await self._lifespan(receive, send)
-        else:
+            return
+        serve = {"http": self._http, "websocket": self._websocket}.get(kind)
+        if serve is None:
             raise LocalProtocolError(f"an ASGI scope {kind!r} is not served here")
+        self._open += 1
+        try:
+            await serve(scope, receive, send)
+        finally:
+            self._open -= 1
 
     # The run.
 
@@ -112,7 +121,7 @@ class AsgiApp:
         await receive()  # that it starts up
         begun = False
         try:
-            async with self.running():
+            async with self._running(closed=True):
                 begun = True
                 await send({"type": "lifespan.startup.complete"})
                 await receive()  # that it shuts down
@@ -137,7 +146,7 @@ class AsgiApp:
     async def _hold(self, first: trio.Event) -> None:
         """Run for as long as the event loop does.  Should that fail, the next request begins anew."""
         try:
-            async with _Running(self):
+            async with _Running(self, closed=False):
                 first.set()
                 await trio.sleep_forever()
         except BaseException as error:  # noqa: BLE001  # what leaves a system task is Trio's end
@@ -161,7 +170,7 @@ class AsgiApp:
                 await _reply(response, admitted)
                 return
             cors = admitted.head.cors
-            body = await _body(receive, served.limits, cors, served.endpoint.intake)
+            body = await _body(receive, served.limits, cors, served.endpoint.account(admitted.holder))
             if isinstance(body, Reply):
                 tell_refusal(body, request, admitted.peer)
                 await _reply(response, body)
@@ -191,7 +200,10 @@ class AsgiApp:
         # Every message of a WebSocket is one in the name of its token.
         with suppress(trio.BrokenResourceError), trio.move_on_after(seconds_left(verdict.caller)):
             await stream.accept(scope)
-            await converse(served.run, stream, frames, headers=verdict.headers, principal=verdict.caller)
+            account = served.endpoint.account(verdict.holder)
+            await converse(
+                served.run, stream, frames, headers=verdict.headers, principal=verdict.caller, account=account
+            )
 
 
 @attrs.frozen(eq=False)
@@ -218,10 +230,12 @@ class _Served:
 class _Running:
     """The block of `AsgiApp.running`; a class, as `groups.open_nursery` is one."""
 
-    __slots__ = ("_app", "_shared", "_stack")
+    __slots__ = ("_app", "_closed", "_shared", "_stack")
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: AsgiApp, *, closed: bool) -> None:
+        """`closed`: no request comes after it."""
         self._app = app
+        self._closed = closed
 
     async def __aenter__(self) -> None:
         app = self._app
@@ -252,7 +266,10 @@ class _Running:
         if error is None and served is not None:
             # A run that is shared goes on without this application.
             ending: Endpoint | Run = served.endpoint if self._shared else served.run
-            with trio.move_on_after(self._app._grace):
+            # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.
+            # It has given them time of its own; calls of older revisions go on without one, and nobody can come back.
+            grace = 0 if self._closed and not self._app._open else self._app._grace
+            with trio.move_on_after(grace):
                 await ending.drain()
                 return
             ending.dismiss()
@@ -299,26 +316,28 @@ def _target(scope: Event, places: Container[str]) -> str:
     return quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
 
 
-async def _body(receive: Receive, limits: Limits, cors: Fields, intake: Intake) -> bytes | Reply | None:
+async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account) -> bytes | Reply | None:
     """The body; None if the client has gone.  One that is too long is given as far as it came: that is refused."""
-    parts: list[bytes] = []
-    size, began = 0, trio.current_time()
-    with Share(intake) as share:
-        while size <= limits.message_bytes:
-            with trio.move_on_at(began + limits.body_seconds + size / limits.body_rate) as scope:
+    body = bytearray()  # and no list: a piece of two bytes would take 43 in it
+    pace = Pace(limits.body_seconds, limits.body_rate)
+    pace.begin(trio.current_time())
+    with Charge(account) as charge:
+        while len(body) <= limits.message_bytes:
+            with trio.move_on_at(pace.deadline) as scope:
                 event = await receive()
             if scope.cancelled_caught:
-                why = f"the body took too long; {size} bytes came (Limits.body_seconds, Limits.body_rate)"
+                why = f"the body took too long; {len(body)} bytes came (Limits.body_seconds, Limits.body_rate)"
                 return refusal(408, Error(None, INVALID_REQUEST, why), cors)
             if event["type"] == "http.disconnect":
                 return None
-            parts.append(event.get("body", b""))
-            size += len(parts[-1])
+            piece: bytes = event.get("body", b"")
             if not event.get("more_body", False):
-                break
-            if not share.fits(size):
-                return too_much(cors)
-    return b"".join(parts)
+                return bytes(body) + piece if body else piece
+            body += piece
+            pace.move(len(piece), trio.current_time())
+            if (limit := charge.set(len(body))) is not None:
+                return too_much(limit, cors)
+    return bytes(body)
 
 
 # What goes back.
@@ -329,23 +348,27 @@ class _Outgoing:
 
     def __init__(self, send: Send, limits: Limits) -> None:
         self._send = send
-        self._patience = limits.write_seconds
+        self._pace = Pace(limits.write_seconds, limits.write_rate)  # of the client, as a reader
         self._scope = trio.CancelScope()  # of the event at hand
         self._deadline = math.inf  # of all events, once everything ends
         self.shielded = False  # no cancellation cuts an event short: somebody will `hurry`
         self.closed = False
 
-    async def put(self, event: Event) -> None:
+    async def put(self, event: Event, size: int = 0) -> None:
+        """Send an event with so many bytes of content."""
         if self.closed:
             raise trio.BrokenResourceError("the client has gone")
+        self._pace.begin(trio.current_time())
         try:
-            until = min(trio.current_time() + self._patience, self._deadline)
+            until = min(self._pace.deadline, self._deadline)
             with trio.CancelScope(deadline=until, shield=self.shielded) as self._scope:
                 await self._send(event)
+            self._pace.move(size, trio.current_time())
+            self._pace.end(trio.current_time())
         except OSError as error:  # so ASGI has it since 2.4; before that, nothing was raised
             raise trio.BrokenResourceError("the client has gone") from error
         if self._scope.cancelled_caught:
-            raise trio.BrokenResourceError("the client has gone, or takes nothing any more (Limits.write_seconds)")
+            raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
 
     async def hurry(self) -> None:
         """When this is cancelled, what is being sent may go on for a moment.  Who sends it cannot see that."""
@@ -385,13 +408,14 @@ class _Response:
         for start in range(0, len(data) or 1, _PIECE):
             last = not more and start + _PIECE >= len(data)
             self._ending = last
-            await self._put({"type": "http.response.body", "body": data[start : start + _PIECE], "more_body": not last})
+            piece = data[start : start + _PIECE]
+            await self._put({"type": "http.response.body", "body": piece, "more_body": not last}, len(piece))
         if not more:
             self._over.set()
 
-    async def _put(self, event: Event) -> None:
+    async def _put(self, event: Event, size: int = 0) -> None:
         try:
-            await self._outgoing.put(event)
+            await self._outgoing.put(event, size)
         except BaseException:
             self.drop()
             raise
@@ -498,7 +522,7 @@ class _WebSocket(trio.abc.Stream):
             return
         *messages, self._unended = self._unended.split(b"\n")
         for message in messages:
-            await self._outgoing.put({"type": "websocket.send", "text": message.decode()})
+            await self._outgoing.put({"type": "websocket.send", "text": message.decode()}, len(message))
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -516,12 +540,19 @@ class _Messages:
     ended = False
     why = "the WebSocket has ended"
     stretch = None
+    held = 0
 
     def __init__(self, limits: Limits) -> None:
+        self.size = 0
         self._limits = limits
 
     def feed(self, data: bytes) -> Iterable[Message]:
-        return (decode(data, self._limits),)
+        message = decode(data, self._limits)
+        self.size = 0 if type(message) is Invalid else weight(data, self._limits.values)
+        return (message,)
+
+    def give_up(self, why: str, *, late: bool) -> None:
+        """Messages come whole: the ASGI server puts them together."""
 
     def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
         return (b"\n".join((*texts, b"")),)

@@ -141,7 +141,10 @@ class Form:
 def _defaults(properties: Mapping[str, Json], alone: CompiledSchema) -> dict[str, forms.ElicitValue]:
     """The defaults that would be answers: one that does not fit its own field is nobody's."""
     said = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
-    return {name: value for name, value in said.items() if _is_plain(value) and not alone.errors({name: value})}
+    plain = {name: value for name, value in said.items() if _is_plain(value)}
+    if not alone.judges(plain):  # each by itself may be little work, and all of them more than anybody has time for
+        return {}
+    return {name: value for name, value in plain.items() if not alone.errors({name: value})}
 
 
 def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:

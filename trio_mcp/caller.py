@@ -25,24 +25,25 @@ How a call ends that has no answer:
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
 
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
-    LocalProtocolError,
     McpError,
     RemoteProtocolError,
     RequestError,
     SessionClosed,
 )
 from trio_mcp.core.headers import Fields
-from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message
+from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Result
 from trio_mcp.core.opening import ClientSession, Negotiation, OpeningFailed
 from trio_mcp.core.outcomes import (
     Answered,
@@ -55,12 +56,27 @@ from trio_mcp.core.outcomes import (
     RequestCancelled,
     TornDown,
 )
+from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Call, Notice, Opened
+from trio_mcp.core.state import Link
 
 __all__ = [
-    "Caller", "Carrier", "Failure", "HeadersRefused", "OnProgress", "OpeningError", "SessionLost", "Talk",
-    "Unauthorized", "failure_of", "repeated", "worn_out",
+    "Caller", "Carrier", "Failure", "HeadersRefused", "NotAnswered", "OnProgress", "OpeningError", "Reports",
+    "SessionLost", "Talk", "Timer", "Unauthorized", "failure_of", "repeated", "too_many_questions", "worn_out",
 ]  # fmt: skip
+
+T = TypeVar("T")
+
+
+class _Report(Protocol):
+    """A report of progress."""
+
+    @property
+    def message(self) -> str | None:
+        """What the server says about it."""
+
+
+R = TypeVar("R", bound=_Report)
 
 _log = logging.getLogger("trio_mcp")
 
@@ -70,10 +86,15 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], object]
 Failure: TypeAlias = Callable[[], McpError]
 """Makes the error for one call that has no answer; each has its own, with its own traceback."""
 
+_PING = "ping"
 _LOOK = 0.5  # seconds from one look whether a server has begun to read to the next
 _SILENCE = 10.0  # seconds after which it is told that a server is still waited for
 
-_REPORTS = 1000  # of progress that wait for a slow callback; then the oldest are left out, for the last says it all
+# Seconds for which a server may work on a request after its cancellation, which it may ignore.
+_IGNORED = 300.0
+
+_REPORTS = 1000  # of progress that wait for a slow callback, or to be iterated over
+_CHARACTERS = 1024 * 1024  # of their messages
 
 
 class OpeningError(McpError):
@@ -103,6 +124,19 @@ class SessionLost(SessionClosed):
     def __init__(self, request_may_have_run: bool, why: str = "the server does not know the session any more") -> None:
         has = "may have been carried out" if request_may_have_run else "has not been carried out"
         super().__init__(f"{why}; the request {has}")
+        self.request_may_have_run = request_may_have_run
+
+
+class NotAnswered(SessionClosed):
+    """One request has no answer, and will have none; the session goes on.
+
+    `status` is that of the reply, where it was one that says so.  `request_may_have_run` is False if nothing of the
+    call has run: neither this request nor an earlier round of the same call.
+    """
+
+    def __init__(self, why: str, *, status: int | None = None, request_may_have_run: bool = True) -> None:
+        super().__init__(why)
+        self.status = status
         self.request_may_have_run = request_may_have_run
 
 
@@ -179,6 +213,13 @@ class Carrier(Protocol):
     def forget(self, id: Id) -> None:
         """Nobody waits for the answer to this request of ours any more; what is to be told the server is queued."""
 
+    def give_up(self, why: str) -> None:
+        """The server is not there any more: lose the link."""
+
+    @property
+    def size(self) -> int:
+        """What the message that is being heard takes while it is held, in bytes."""
+
 
 class Talk(Protocol):
     """What the owner of a caller does with what the server says of itself."""
@@ -202,21 +243,95 @@ class Talk(Protocol):
         """The link is gone; called once, after everybody who waited has been told."""
 
 
+class Timer:
+    """The time that one call may take, over all of its requests.
+
+    Each request may take `seconds`, which begin anew with each report of progress, and do not pass while this side
+    answers the server; the whole call, with all answers, may take `at_most`.  `progress`: reports are asked for.
+    """
+
+    __slots__ = ("_at_most", "_end", "_paused", "_scope", "_seconds", "progress", "running")
+
+    def __init__(self, seconds: float, at_most: float, *, progress: bool) -> None:
+        self._seconds = seconds
+        self._at_most = at_most
+        self._end = trio.current_time() + at_most
+        self._scope = trio.CancelScope()
+        self.progress = progress and seconds < at_most
+        self.running = self._paused = False
+
+    async def run(self, what: str, work: Callable[[], Awaitable[T]], *, request: bool = True) -> T:
+        """The result of `work`.  Raises `trio.TooSlowError` when its time is over, which for a request is shorter."""
+        self.running = True
+        try:
+            with trio.CancelScope() as self._scope:
+                self.pause(not request)
+                return await work()
+        finally:
+            self.running = False
+        if trio.current_time() >= self._end:
+            raise trio.TooSlowError(f"{what} was not complete within {self._at_most:g} seconds (max_timeout)")
+        raise trio.TooSlowError(f"{what} had neither answer nor progress for {self._seconds:g} seconds (timeout)")
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+        self.progressed()
+
+    def progressed(self) -> None:
+        self._scope.deadline = self._end if self._paused else min(trio.current_time() + self._seconds, self._end)
+
+    def answered(self) -> None:
+        """What is left to do with the answer, such as to tell of progress before it, is for the caller to bound."""
+        self._scope.deadline = math.inf
+
+
+class Reports(Generic[R]):
+    """Reports of progress that wait to be taken.  Beyond a bound the oldest are left out: the last says it all."""
+
+    __slots__ = ("_characters", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[R] = deque()
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, report: R) -> None:
+        self._waiting.append(report)
+        self._characters += len(report.message or "")
+        while len(self._waiting) > _REPORTS or (self._characters > _CHARACTERS and len(self._waiting) > 1):
+            self.take()
+
+    def take(self) -> R:
+        """The oldest of them."""
+        report = self._waiting.popleft()
+        self._characters -= len(report.message or "")
+        return report
+
+
 class _Asked:
     """A request of ours, as whoever made it waits for it."""
 
-    __slots__ = ("failure", "headers", "outcome", "reports", "waiting")
+    __slots__ = ("failure", "headers", "on_progress", "outcome", "reports", "timer", "waiting")
 
-    def __init__(self, headers: Fields) -> None:
+    def __init__(self, headers: Fields, on_progress: OnProgress | None, timer: Timer | None) -> None:
         self.headers = headers
-        self.reports: list[ProgressReported] = []
+        self.on_progress = on_progress
+        self.timer = timer
+        self.reports: Reports[ProgressReported] | None = None
         self.outcome: Outcome | None = None
         self.failure: Failure | None = None
         self.waiting: trio.lowlevel.Task | None = None  # an event for each call would cost more than all else here
 
     def reported(self, report: ProgressReported) -> None:
-        self.reports.append(report)
-        del self.reports[:-_REPORTS]
+        if self.timer is not None:
+            self.timer.progressed()
+            if self.on_progress is None:
+                return
+        if self.reports is None:
+            self.reports = Reports()
+        self.reports.add(report)
         self.wake()
 
     def wake(self) -> None:
@@ -228,12 +343,12 @@ class _Asked:
         self.waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def tell(self, on_progress: OnProgress | None) -> None:
+    async def tell(self) -> None:
         """Tell what was reported meanwhile."""
-        reports, self.reports = self.reports, []
-        for each in reports:
-            assert on_progress is not None  # or none would have been asked for
-            said = on_progress(each.progress, each.total, each.message)
+        while self.reports:
+            each = self.reports.take()
+            assert self.on_progress is not None  # or none would be kept
+            said = self.on_progress(each.progress, each.total, each.message)
             if inspect.isawaitable(said):
                 await said
 
@@ -250,7 +365,11 @@ class Caller:
         self._nursery = nursery
         self._carrier: Carrier | None = None
         self._asked: dict[Id, _Asked] = {}
+        self._timers: set[Timer] = set()  # of requests that wait
+        self._given_up: dict[Id, float] = {}  # requests of ours without an answer, and when they were cancelled
+        self._overflowed_at = -math.inf  # when there were too many of them to keep one more
         self._serving: dict[Id, trio.CancelScope] = {}
+        self._serving_bytes = 0  # that their requests take
         self._settled = trio.Event()  # the opening has ended, well or not
         self._failed: OpeningFailed | None = None
         self.failure: Failure | None = None
@@ -259,6 +378,8 @@ class Caller:
         """Whether nothing can be heard that the server says outside of requests."""
         self.over = trio.Event()
         """Set when the link is gone."""
+        self.heard_at = -math.inf
+        """When the last message came."""
 
     # For the carrier.
 
@@ -273,6 +394,11 @@ class Caller:
 
     def take(self, message: Message, now: float, about: Id | None = None) -> None:
         """As `hear`, for a carrier that looks itself whether there is something to send."""
+        self.heard_at = now
+        if self._given_up:
+            for each in message.items if isinstance(message, Batch) else (message,):
+                if isinstance(each, Result | Error):
+                    self._given_up.pop(each.id, None)  # type: ignore[arg-type]  # None is no id of ours
         for event in self.session.receive(message, now, about=about):
             if type(event) is Answered:
                 self._over(event, None)
@@ -319,8 +445,7 @@ class Caller:
             if (asked := self._asked.get(event.id)) is not None:
                 asked.reported(event)
         elif isinstance(event, Call):
-            scope = self._serving[event.request.id] = trio.CancelScope()  # it may be cancelled before it begins
-            self._nursery.start_soon(self._serve, event, scope, name=f"the server asks: {event.request.method}")
+            self._answer(event)
         elif isinstance(event, RequestCancelled):
             if (serving := self._serving.get(event.id)) is not None:  # else it has just come to its end
                 serving.cancel(reason=event.reason or "the server cancelled its request")
@@ -340,6 +465,8 @@ class Caller:
             self._talk.ended(outcome, failure)
             return
         asked.outcome, asked.failure = outcome, failure
+        if asked.timer is not None:
+            asked.timer.answered()
         asked.wake()
         if self._carrier is not None:
             self._carrier.settled(outcome.id)
@@ -405,14 +532,20 @@ class Caller:
         *,
         on_progress: OnProgress | None = None,
         headers: Fields = (),
+        timer: Timer | None = None,
     ) -> JsonObject:
         """The result of a request.  Raises as the table at the head of this file has it, and as `Session.request`.
 
-        When it is cancelled the server is told, as link and revision want it, and a late answer is forgotten.
+        When it is cancelled the server is told, as link and revision want it, and a late answer is forgotten.  A
+        `timer` is running already, and hears of progress.
         """
         await trio.lowlevel.checkpoint_if_cancelled()  # or the end of a link would be told instead of the cancellation
-        id = self.begin(method, params, progress=on_progress is not None)
-        asked = self._asked[id] = _Asked(headers)
+        progress = on_progress is not None or (timer is not None and timer.progress)
+        id = self.begin(method, params, progress=progress)
+        asked = self._asked[id] = _Asked(headers, on_progress, timer)
+        if timer is not None:
+            self._timers.add(timer)
+            timer.pause(bool(self._serving))
         try:
             if on_progress is not None or self._carrier is None:
                 self._wake()  # this task may be busy with what is reported while there is more to be heard
@@ -420,24 +553,86 @@ class Caller:
                 await brought
             while asked.outcome is None or asked.reports:
                 if asked.reports:
-                    await asked.tell(on_progress)
+                    await asked.tell()
                 else:
                     asked.waiting = trio.lowlevel.current_task()
                     await trio.lowlevel.wait_task_rescheduled(asked.abort)
         finally:
+            if timer is not None:
+                self._timers.discard(timer)
             if asked.outcome is None:
                 del self._asked[id]
+                self._remember(id)
                 self.give_up(id)
         if type(asked.outcome) is Answered:
             return asked.outcome.result
         await trio.lowlevel.checkpoint_if_cancelled()  # the link may be gone because of that
         raise failure_of(asked.outcome, asked.failure)()
 
-    def begin(self, method: str, params: JsonObject | None = None, *, progress: bool = False) -> int:
-        """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`."""
+    def begin(
+        self, method: str, params: JsonObject | None = None, *, progress: bool = False, undeclared: bool = False
+    ) -> int:
+        """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`.
+
+        With `undeclared` the server need not have declared the capability for it.
+        """
         if self.failure is not None:
             raise self.failure()
-        return self.session.request(method, params, progress=progress)
+        return self.session.request(method, params, progress=progress, undeclared=undeclared)
+
+    async def watch(self, seconds: float) -> None:
+        """Ping the server every so many seconds; when nothing comes for as long after that, the link is lost.
+
+        Returns when the link is gone, and at once where there is no such request.
+        """
+        terms = self.session.terms
+        if terms is None or terms.revision.request(Role.CLIENT, _PING) is None:
+            return
+        while not self.over.is_set():
+            with trio.move_on_after(seconds):
+                await self.over.wait()
+            asked = trio.current_time()
+            if self.over.is_set() or await self._answers_ping(seconds) or self.heard_at > asked:
+                continue
+            why = f"the server did not answer a ping within {seconds:g} seconds (ping_seconds)"
+            _log.warning("%s: the connection is given up", why)
+            if self._carrier is not None:
+                self._carrier.give_up(why)
+
+    async def _answers_ping(self, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            try:
+                await self.request(_PING)
+            except (RequestError, RemoteProtocolError):
+                pass  # which is an answer
+            except McpError as error:
+                _log.warning("a ping has failed: %s", error)
+                await self.over.wait()  # or the server says something else meanwhile
+            return True
+        return False
+
+    def _remember(self, id: Id) -> None:
+        """The server may ignore that this request is cancelled, unless its response stream is closed with that."""
+        terms = self.session.terms
+        if terms is None or not (terms.revision.handshake or self.session.link is Link.DUPLEX):
+            return
+        now = trio.current_time()
+        self._forget_ignored(now)
+        if len(self._given_up) < self.session.limits.requests:
+            self._given_up[id] = now
+        else:
+            self._overflowed_at = now
+
+    def _forget_ignored(self, now: float) -> None:
+        for id in [*itertools.takewhile(lambda id: self._given_up[id] + _IGNORED <= now, self._given_up)]:
+            del self._given_up[id]
+
+    @property
+    def ignored(self) -> bool:
+        """Whether the server may still work on a cancelled request: it has not answered, and it is not long ago."""
+        now = trio.current_time()
+        self._forget_ignored(now)
+        return bool(self._given_up) or now < self._overflowed_at + _IGNORED
 
     def give_up(self, id: Id) -> None:
         """Nobody waits for this request any more."""
@@ -454,7 +649,23 @@ class Caller:
 
     # Requests of the server.
 
-    async def _serve(self, call: Call, scope: trio.CancelScope) -> None:
+    def _answer(self, call: Call) -> None:
+        limits = self.session.limits
+        # Whoever answers has the same bounds, for all sessions.  Here they keep a flood from being a task each.
+        size = 0 if self._carrier is None else self._carrier.size
+        if len(self._serving) >= limits.questions + limits.questions_waiting:
+            self.session.refuse(call.request.id, too_many_questions(limits))
+            return
+        if self._serving and self._serving_bytes + size > limits.bytes_each:
+            why = "the client holds as many bytes of questions as it may (Limits.bytes_each); ask again later"
+            self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, why))
+            return
+        self._pause(True)
+        self._serving_bytes += size
+        scope = self._serving[call.request.id] = trio.CancelScope()  # it may be cancelled before it begins
+        self._nursery.start_soon(self._serve, call, scope, size, name=f"the server asks: {call.request.method}")
+
+    async def _serve(self, call: Call, scope: trio.CancelScope, size: int) -> None:
         id = call.request.id
         outcome: JsonObject | RequestError = RequestError(INTERNAL_ERROR, "cancelled")  # to nobody
         try:
@@ -463,18 +674,35 @@ class Caller:
                 outcome = await _outcome(self._talk.answer, call)
         finally:
             del self._serving[id]
+            self._serving_bytes -= size
+            if not self._serving:
+                self._pause(False)
         try:
             self._say(id, outcome)
-        except LocalProtocolError as error:
+        except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
             _log.error("the answer to %s cannot be written: %s", call.request.method, error)
             self._say(id, RequestError(INTERNAL_ERROR, "the client's answer could not be written"))
         self._wake()
+
+    def _pause(self, paused: bool) -> None:
+        # Which request of ours a question belongs to is not told on a stream, so it may be any.
+        for timer in self._timers:
+            timer.pause(paused)
 
     def _say(self, id: Id, outcome: JsonObject | RequestError) -> None:
         if isinstance(outcome, RequestError):
             self.session.refuse(id, outcome)
         else:
             self.session.answer(id, outcome)
+
+
+def too_many_questions(limits: Limits) -> RequestError:
+    """What a question is refused with that finds no room to wait."""
+    return RequestError(
+        INTERNAL_ERROR,
+        f"the client answers {limits.questions} questions of its server at once (Limits.questions), and as many as may "
+        f"wait do so: {limits.questions_waiting} (Limits.questions_waiting); ask again later",
+    )
 
 
 async def _outcome(answer: Callable[[Call], Awaitable[JsonObject]], call: Call) -> Any:

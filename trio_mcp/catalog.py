@@ -335,6 +335,8 @@ def _fill(plan: Sequence[_Place]) -> None:
     for catalog, entry in plan:
         catalog._tables[entry.kind][entry.key] = entry
         catalog.kinds.add(_CAPABILITY[entry.kind])
+        if isinstance(entry, ToolEntry) and entry.embeds:
+            catalog.kinds.add("resources")
 
 
 def _announce(plan: Sequence[_Place]) -> None:

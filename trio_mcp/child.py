@@ -20,8 +20,9 @@ that it has written is in the pipes then; they are emptied into memory and close
 stdout once nobody else reads it: a server that cannot write cannot end in order.  What comes on stderr is passed on to
 ours, byte for byte, as if the process had inherited it; only its end is kept here as well.
 
-What it is given of the environment is a policy with overrides.  By default it is all of it, as for any command typed
-into a shell: with less, servers fail in ways that are hard to see.  Who does not trust a server says "minimal".
+Of the environment it gets a few variables by default (`MINIMAL`), as in the official SDKs: the rest of ours may hold
+keys and tokens that are not for every server that a user has configured.  `env` adds what a server needs, and
+"inherit" passes on all.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ import subprocess
 import sys
 import termios
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 import trio
 
 from trio_mcp.command import Command, Environment, arguments_of, name_of, variables_of, why_not
-from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, shown
+from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, printable, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.duplex import write_now
 from trio_mcp.groups import open_nursery
@@ -55,7 +56,7 @@ _READ = 65536  # bytes that are read at once, which is what a pipe holds as a ru
 _LINES = 20  # of them that an error repeats
 _PIPE = 2**20  # bytes that a pipe may hold: what Linux allows at most, unless asked by root; usually it is 64 KiB
 
-# Seconds from the end of stdout to the end of the process, if it was that which ended it.
+# Seconds from the end of stdout, or of stdin, to the end of the process, if it was that which ended it.
 _MOMENT = 0.5
 # Seconds that our stderr may need for what was read at once.  After a death that is done twice at most, within the
 # moment above: how it ended is known only when all that it wrote is.
@@ -75,7 +76,9 @@ class ServerExited(SessionClosed):
     which often says why.
     """
 
-    def __init__(self, name: str, returncode: int, stderr_tail: str) -> None:
+    def __init__(self, name: str, returncode: int, stderr_tail: str, when: str = "") -> None:
+        self._name = name
+        self._returncode = returncode
         self.status: int | None = returncode
         self.signal: signal.Signals | None = None
         if returncode < 0:
@@ -84,15 +87,26 @@ class ServerExited(SessionClosed):
                 self.signal, self.status = signal.Signals(-returncode), None
         self.stderr_tail = stderr_tail
         self.how = f"ended with status {self.status}" if self.signal is None else f"was ended by {self.signal.name}"
-        super().__init__(f"the server {name!r} {self.how}{_said(stderr_tail)}")
+        super().__init__(f"the server {name!r} {self.how}{when}{_last_words(stderr_tail, when)}")
+
+    def unstarted(self, said: str) -> ServerExited:
+        """The same of a server that has sent no message, and `said` this on stdout."""
+        forgot = " (did it forget server.run()?)" if self.status == 0 else ""
+        when = f" before its first message{forgot}{said}"
+        return ServerExited(self._name, self._returncode, self.stderr_tail, when)
 
 
-def _said(tail: str) -> str:
-    # Its words reach terminals and logs; what would move a cursor there is left out.
-    lines = ["".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in x) for x in tail.splitlines()]
+def _last_words(tail: str, said: str) -> str:
+    """The end of what it wrote to stderr, behind what it `said` on stdout."""
+    lines = [printable(line) for line in tail.splitlines()]
+    listed = "\n" in said
     if not any(lines):
-        return ", and wrote nothing to stderr"
-    return "; the last it wrote to stderr:\n  " + "\n  ".join(lines[-_LINES:])
+        return "\nand nothing to stderr" if listed else ", and wrote nothing to stderr"
+    return (
+        ("\nand at last to stderr" if listed else "; the last it wrote to stderr")
+        + ":\n  "
+        + "\n  ".join(lines[-_LINES:])
+    )
 
 
 async def start_child(
@@ -100,7 +114,7 @@ async def start_child(
     command: Command,
     *,
     env: Mapping[str, str | None] | None = None,
-    environment: Environment = "inherit",
+    environment: Environment = "minimal",
     cwd: str | os.PathLike[str] | None = None,
     grace: float = 2.0,
     stderr: Callable[[bytes], object] | Absent | None = ABSENT,
@@ -108,8 +122,8 @@ async def start_child(
     """Start a server process, which lives until it is closed or `nursery` is cancelled.
 
     `command` is a program and its arguments, or a program alone; there is no shell.  It is looked for in the PATH that
-    it gets, and if it has a slash, from `cwd` on.  `environment` is "inherit" (all of ours), "minimal" (`MINIMAL`) or
-    just these variables; `env` changes some on top, and None removes one.  `grace` is how long it may take to end by
+    it gets, and if it has a slash, from `cwd` on.  `environment` is "minimal" (`MINIMAL`), "inherit" (all of ours) or
+    just these variables; `env` adds some, and None removes one.  `grace` is how long it may take to end by
     itself, and then upon SIGTERM.  `stderr` is called with what the process writes there, as it comes; it must not
     block.  Without it that goes to our own `sys.stderr`, and with None to nobody.
 
@@ -198,8 +212,8 @@ def _bytes_in(pipe: int) -> int:
 class _Wire(trio.abc.HalfCloseableStream):
     """stdin and stdout of the process as one stream.
 
-    When stdout ends and the process does too, `Child.exit` is known before that end is told.  A write that cannot be
-    because it has ended raises `trio.BrokenResourceError`, like one to a peer that has gone.
+    When stdout or stdin is closed because the process ends, `Child.exit` is known before that is told.  A write that
+    cannot be because it has ended raises `trio.BrokenResourceError`, like one to a peer that has gone.
     """
 
     def __init__(self, stdin: trio.lowlevel.FdStream, stdout: _Output, ended: trio.Event) -> None:
@@ -219,21 +233,21 @@ class _Wire(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self._sent += len(data)  # if less of it gets there, that counts as read
-        with self._blaming_the_process():
-            await self._stdin.send_all(data)
+        await self._blaming_the_process(self._stdin.send_all, data)
 
     async def wait_send_all_might_not_block(self) -> None:
-        with self._blaming_the_process():
-            await self._stdin.wait_send_all_might_not_block()
+        await self._blaming_the_process(self._stdin.wait_send_all_might_not_block)
 
-    @contextmanager
-    def _blaming_the_process(self) -> Iterator[None]:
+    async def _blaming_the_process(self, write: Callable[..., Awaitable[None]], *data: object) -> None:
         try:
-            yield
-        except trio.ClosedResourceError:
+            await write(*data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             if self._finished:
                 raise
-            raise trio.BrokenResourceError("the process has ended") from None
+            # A process that does not read any more is about to end as a rule.
+            with trio.move_on_after(_MOMENT):
+                await self._ended.wait()
+            raise trio.BrokenResourceError("the process reads no more") from error
 
     async def send_eof(self) -> None:
         self._finished = True
@@ -348,7 +362,7 @@ class Child(trio.abc.AsyncResource):
         assert isinstance(stdout, trio.lowlevel.FdStream)
         assert isinstance(stderr, trio.lowlevel.FdStream)
         self._process = process
-        self._name = name
+        self.name = name
         self._grace = grace
         self._listener = listener
         self._pipes = (stdin, stdout, stderr)
@@ -387,12 +401,16 @@ class Child(trio.abc.AsyncResource):
             tail = tail.partition(b"\n")[2] or tail[1:]
         return tail.decode(errors="replace")
 
+    def last_words(self, said: str) -> str:
+        """The end of what it wrote to stderr, in words of an error, behind what it `said` on stdout."""
+        return _last_words(self.stderr_tail, said)
+
     @property
     def exit(self) -> ServerExited | None:
         """How it ended, once it has.  Each time a new error, to be raised: tracebacks grow with every raise."""
         if self._returncode is None or not self._ended.is_set():
             return None
-        return ServerExited(self._name, self._returncode, self.stderr_tail)
+        return ServerExited(self.name, self._returncode, self.stderr_tail)
 
     async def aclose(self) -> None:
         """End the process and its group; returns when that is done, within twice `grace` and two seconds.
@@ -407,7 +425,7 @@ class Child(trio.abc.AsyncResource):
 
     async def _keep(self, task_status: trio.TaskStatus[Child]) -> None:
         async with open_nursery() as nursery:
-            nursery.start_soon(self._live, name=f"the life of the server {self._name!r}")
+            nursery.start_soon(self._live, name=f"the life of the server {self.name!r}")
             task_status.started(self)
             try:
                 await self._over.wait()
@@ -446,7 +464,7 @@ class Child(trio.abc.AsyncResource):
         if self._returncode is not None:
             await self._ended.wait()  # it was just reaped, and what it has left is being read
         else:
-            _log.error("the server %r (process %d) cannot be ended: end it by hand", self._name, self.pid)
+            _log.error("the server %r (process %d) cannot be ended: end it by hand", self.name, self.pid)
 
     @trio.lowlevel.enable_ki_protection
     async def _be_patient(self, waiting: trio.CancelScope) -> None:
@@ -498,9 +516,7 @@ class Child(trio.abc.AsyncResource):
                 try:
                     self._listener(data)
                 except Exception:  # noqa: BLE001  # the user's, which must not end what drains the pipe
-                    _log.exception(
-                        "the callback for stderr of the server %r failed; it is not called again", self._name
-                    )
+                    _log.exception("the callback for stderr of the server %r failed; it is not called again", self.name)
                     self._listener = None
         self._heard.set()
 

@@ -12,16 +12,18 @@ caller's cancel scope is the timeout of a call: leaving it tells the server, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from hashlib import sha256
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
 import trio
 
 from trio_mcp.answering import Answering, GivenRoots
-from trio_mcp.caller import HeadersRefused, OnProgress
+from trio_mcp.caller import HeadersRefused, NotAnswered, OnProgress, Timer
 from trio_mcp.client_options import (
     ANSWERING,
     CHILD,
@@ -41,6 +43,7 @@ from trio_mcp.core.content import Malformed, Model, Resource
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     RESOURCE_NOT_FOUND,
+    ConnectionFailed,
     LocalProtocolError,
     RequestError,
     ResourceNotFound,
@@ -48,6 +51,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.headers import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
 from trio_mcp.core.listen import Change
+from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import (
     CallToolResult,
     CompleteParams,
@@ -88,6 +92,7 @@ __all__ = ["Client", "ClientOptions", "connect_client", "open_client"]
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
+_COMPLETE = "completion/complete"
 _LEAVING = 40.0  # seconds that the end of a block is shielded; a `Keeper` closes within 30
 
 
@@ -147,7 +152,8 @@ class Client:
     Every method that asks the server raises `RequestError` if that answers with an error, `RemoteProtocolError` if its
     answer breaks the rules, `SessionClosed` (or what it was closed by) if there is none, `NotInThisRevision` and
     `NotDeclared` for what this server cannot be asked, and `InputNotGiven` if it wanted something first that it was not
-    given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.
+    given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.  With a timeout
+    (see `ClientOptions` and `Along`) they raise `trio.TooSlowError` when that is over.
     """
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
@@ -160,19 +166,34 @@ class Client:
         auth = options.get("auth")
         self._authorization = auth.at(target) if auth is not None and isinstance(target, str) else None
         self._limits = options.get("limits") or Limits()
-        self._answering = Answering(**{name: given[name] for name in ANSWERING if name in given})
+        self._answering = Answering(limits=self._limits, **{name: given[name] for name in ANSWERING if name in given})
         self._headers = options.get("headers", {})
         self._meta = options.get("meta")
+        self._timeout = options.get("timeout") or math.inf
+        self._max_timeout = options.get("max_timeout") or math.inf
+        self._timed = min(self._timeout, self._max_timeout) < math.inf
         self._offer = offer_of(options, self._answering.capabilities)
         household = Household(
-            self._answering, options.get("on_log"), options.get("on_page_done"), log_level_of(options),
-            options.get("cache", True), lambda: self._book.forget(),
+            self._answering, options.get("on_log"), options.get("on_page_done"), options.get("on_notification"),
+            log_level_of(options), options.get("ping_seconds"), options.get("cache", True), lambda: self._book.forget(),
         )  # fmt: skip
         self._keeper = Keeper(
             hold, self._offer, self._limits, household,
             headers=self._own_headers, mirrors=self._mirrors, tap=options.get("tap"),
         )  # fmt: skip
         self._book = ToolBook(self._keeper.loss)
+
+    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+
+        def __new__(cls, target: object = None, options: object = None, **other: object) -> Client:
+            if options is None or other:  # as FastMCP has it
+                raise TypeError(f"a Client is made by open_client: write {_Block._usage}")
+            return super().__new__(cls)
+
+        def __getattr__(self, name: str) -> Never:
+            from trio_mcp.other_names import attribute_error
+
+            raise attribute_error(self, name)
 
     async def aclose(self) -> None:
         """Close the connection in good order: a session is ended, a child process is waited for.
@@ -228,33 +249,46 @@ class Client:
         params: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
+        **along: Unpack[Along],
     ) -> JsonObject:
         """The result of any request of the protocol, as it came, with the server's questions answered on the way.
 
-        `meta` goes along as `_meta`, and `headers` with the HTTP requests of this one.  `on_progress` is called in this
-        task; what it raises ends the request, and is raised.
+        `on_progress` is called in this task; what it raises ends the request, and is raised.
         """
+        check_along(along)
+        asked = self._with_meta(members("params", params), along.get("meta"))
+        timer, headers = self._timer(along, progress=True), along.get("headers")
         try:
-            return await self._request(method, members("params", params), on_progress, meta=meta, headers=headers)
+            result = await self._keeper.ask(method, asked, on_progress, self._fields(headers), timer)
         except HeadersRefused as error:
             raise error.error from error
-
-    async def _request(
-        self,
-        method: str,
-        params: JsonObject,
-        on_progress: OnProgress | None = None,
-        *,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> JsonObject:
-        asked = self._with_meta(params, meta)
-        result = await self._keeper.ask(method, asked, on_progress, self._fields(headers))
         if not is_complete(result):
-            result, _ = await self._rounds(result, method, asked, on_progress, headers)
+            result, _ = await self._rounds(result, method, asked, on_progress, headers, timer)
         return result
+
+    def _timer(self, along: Along, *, progress: bool = False) -> Timer | None:
+        """What bounds a call; None if nothing does.  `progress`: its server may be asked for reports."""
+        seconds, at_most = along.get("timeout"), along.get("max_timeout")
+        seconds = self._timeout if seconds is None else seconds
+        at_most = self._max_timeout if at_most is None else at_most
+        return None if seconds == at_most == math.inf else Timer(seconds, at_most, progress=progress)
+
+    async def _ask_anew(
+        self,
+        refused: HeadersRefused,
+        asked: JsonObject,
+        on_progress: OnProgress | None,
+        headers: Mapping[str, str] | None,
+        timer: Timer | None,
+    ) -> JsonObject:
+        """Call a tool once more, with the headers that it wants by now (http-93)."""
+        if self._keeper.cache is not None:
+            self._keeper.cache.forget("tools/list")
+        await self._walk_tools()
+        try:
+            return await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers), timer)
+        except HeadersRefused as error:
+            raise error.error from refused
 
     async def _rounds(
         self,
@@ -263,14 +297,32 @@ class Client:
         asked: JsonObject,
         on_progress: OnProgress | None,
         headers: Mapping[str, str] | None,
+        timer: Timer | None,
+        *,
+        anew: bool = False,
     ) -> tuple[JsonObject, JsonObject]:
-        """What becomes of a result that is not complete as it stands, and the params of the request that had it."""
+        """What becomes of a result that is not complete as it stands, and the params of the request that had it.
+
+        With `anew` a round whose headers do not fit the tool any more is sent again with others.
+        """
         terms = self._terms
         rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
         while isinstance(step := rounds.receive(result), Ask):
-            asked = rounds.retry(await self._answering.answer_all(step.questions, terms, rounds.abandon))
-            fields = self._fields(headers)  # a user may have thought about it for longer than a token holds
-            result = await self._keeper.ask(method, asked, on_progress, fields)
+            answer = partial(self._answering.answer_all, step.questions, terms, rounds.abandon)
+            asked = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
+            try:
+                try:
+                    # A user may have thought for longer than a token in the headers holds.
+                    result = await self._keeper.ask(method, asked, on_progress, self._fields(headers), timer)
+                except HeadersRefused as refused:
+                    if not anew:
+                        raise refused.error from refused
+                    result = await self._ask_anew(refused, asked, on_progress, headers, timer)
+            except ConnectionFailed as error:  # which says that nothing was asked of the server
+                raise NotAnswered(f"{method} has no answer after its first round: {error}") from error
+            except NotAnswered as error:
+                error.request_may_have_run = True  # an earlier round of it has
+                raise
         return step.result, asked
 
     def _with_meta(self, params: JsonObject, meta: Mapping[str, Json] | None) -> JsonObject:
@@ -280,6 +332,8 @@ class Client:
         if not isinstance(given, Mapping):
             raise LocalProtocolError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
         more = {**(self._meta() if self._meta is not None else {}), **members("meta", meta)}
+        if more:
+            check_meta(more, self._terms.revision)
         return {**params, "_meta": {**given, **more}} if more else params
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
@@ -290,43 +344,47 @@ class Client:
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
-    async def _cached(
-        self,
-        method: str,
-        params: JsonObject,
-        *,
-        meta: Mapping[str, Json] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> JsonObject:
+    async def _cached(self, method: str, params: JsonObject, along: Along) -> JsonObject:
         """As `request`, of what the server may have said how long it holds."""
         await self._keeper.caller()  # who has closed the client has no more use for it
+        timer, headers = self._timer(along), along.get("headers")
+        asked, fields = self._with_meta(params, along.get("meta")), self._fields(headers)
         cache = self._keeper.cache
-        if cache is None:
-            return await self._request(method, params, meta=meta, headers=headers)
-        asked, fields = self._with_meta(params, meta), self._fields(headers)
         principal = _principal(fields if self._authorization is None else (*fields, self._authorization.generation))
-        kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
-        if kept is not None:
-            await trio.lowlevel.checkpoint()
-            return kept
-        changes = cache.changes
-        # Offered with the params that had it, by which the cache sees a retry (cache-03).
-        result = await self._keeper.ask(method, asked, headers=fields)
-        if not is_complete(result):
-            result, asked = await self._rounds(result, method, asked, None, headers)
-        cache.store(method, asked, result, asked=changes, now=trio.current_time(), principal=principal)
-        return result
+        if cache is not None:
+            kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
+            if kept is not None:
+                await trio.lowlevel.checkpoint()
+                return kept
+
+        async def ask(timer: Timer | None = None) -> JsonObject:
+            changes = 0 if cache is None else cache.changes
+            result, complete = await self._keeper.ask(method, asked, None, fields, timer), asked
+            if not is_complete(result):
+                result, complete = await self._rounds(result, method, asked, None, headers, timer)
+            if cache is not None:
+                # Offered with the params that had it, by which the cache sees a retry (cache-03).
+                cache.store(method, complete, result, asked=changes, now=trio.current_time(), principal=principal)
+            return result
+
+        if cache is None or method != _COMPLETE:
+            return await ask(timer)
+        # cmpl-03: it is asked for with each key that a user presses.
+        key = cache.key(method, asked, principal=principal)
+        if timer is None:
+            return await self._keeper.share(key, ask)
+        return await timer.run(method, lambda: self._keeper.share(key, ask))
 
     async def _page(self, method: str, shape: type[M], cursor: str | None, along: Along) -> M:
         check_along(along)
-        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, **along))
+        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, along))
 
     async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
         pager = Pager(limits=self._limits)
         while not pager.done:
             params = pager.params
             try:
-                result = await self._cached(method, params)
+                result = await self._cached(method, params, {})
             except RequestError:
                 if self._keeper.cache is not None and "cursor" in params:
                     self._keeper.cache.forget(method)  # cache-22: no page of this walk is worth anything now
@@ -346,7 +404,7 @@ class Client:
 
     async def ping(self) -> None:
         """Ask whether the server is there.  2026-07-28 has no such request."""
-        await self._keeper.ask("ping", {})
+        await self._keeper.ask("ping", {}, timer=self._timer({}))
 
     # Tools.
 
@@ -423,14 +481,14 @@ class Client:
         if returns is not ABSENT:
             returned = Returned(returns)  # before anything is done
             await self._book.look_for(name, self._walk_tools)
-        meta, headers = along.get("meta"), along.get("headers")
+        asked, headers = self._with_meta(params, along.get("meta")), along.get("headers")
+        timer = self._timer(along, progress=True) if along or self._timed else None
         try:
-            asked = self._with_meta(params, meta)
-            said = await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers))
-            if not is_complete(said):
-                said, _ = await self._rounds(said, "tools/call", asked, on_progress, headers)
-        except HeadersRefused as error:  # http-93
-            said = await self._call_anew(params, error, on_progress, along)
+            said = await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers), timer)
+        except HeadersRefused as refused:
+            said = await self._ask_anew(refused, asked, on_progress, headers, timer)
+        if not is_complete(said):
+            said, _ = await self._rounds(said, "tools/call", asked, on_progress, headers, timer, anew=True)
         result = from_json(CallToolResult, said)
         self._book.judge(name, result)
         return result if returned is None else returned.value(name, result, boxed=self._book.boxes(name))
@@ -471,18 +529,6 @@ class Client:
 
         return Follow(call, f"tools/call {name[:80]!r}, followed")
 
-    async def _call_anew(
-        self, params: JsonObject, refused: HeadersRefused, on_progress: OnProgress | None, along: Along
-    ) -> JsonObject:
-        """Once more, with the headers that the tool wants by now."""
-        if self._keeper.cache is not None:
-            self._keeper.cache.forget("tools/list")
-        await self._walk_tools()
-        try:
-            return await self._request("tools/call", params, on_progress, **along)
-        except HeadersRefused as error:
-            raise error.error from refused
-
     async def _walk_tools(self) -> None:
         async for _ in self.tools():
             pass
@@ -513,7 +559,7 @@ class Client:
         """What is in a resource.  Raises `ResourceNotFound` where the server says that there is none."""
         check_along(along)
         try:
-            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, **along))
+            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, along))
         except RequestError as error:
             # res-08: either code is heard from servers in either era.
             if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
@@ -553,12 +599,14 @@ class Client:
     ) -> Completion:
         """What the server would complete `value` to, as this argument of a prompt or template.
 
-        `context` are the other arguments that have a value already; revisions before 2025-06-18 do without.
+        `context` are the other arguments that have a value already; revisions before 2025-06-18 do without.  Equal
+        questions at the same time are one request, and its answer is used again for ten seconds, unless a list of
+        prompts or resources changes before or the option `cache` is off.
         """
         check_along(along)
         others = None if context is None else CompletionContext(members("context", context))
         params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
-        return from_json(CompleteResult, await self.request("completion/complete", params, **along)).completion
+        return from_json(CompleteResult, await self._cached(_COMPLETE, params, along)).completion
 
     # What the server tells, and what it is told.
 
@@ -568,19 +616,28 @@ class Client:
         tools: bool = False,
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
+        undeclared: bool = False,
     ) -> AbstractAsyncContextManager[Changes]:
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: hear of changes for as long
         as the block; see `Changes`.  ``resources=True`` is the list of resources, URIs are what the resources hold.
+        With ``undeclared=True`` the block also waits for what the server does not declare: some, such as mcp up to
+        1.30, send it all the same.
         """
         self._keeper.check_run()
-        return self._keeper.listening.listen(*changes, tools=tools, prompts=prompts, resources=resources)
+        return self._keeper.listening.listen(
+            *changes, tools=tools, prompts=prompts, resources=resources, undeclared=undeclared
+        )
 
-    async def set_log_level(self, level: LogLevel) -> None:
-        """From which level on the server is to send log messages, which go to `on_log`."""
-        wanted = checked_level(level) or level
+    async def set_log_level(self, level: LogLevel | None) -> None:
+        """From which level on the server is to send log messages, which go to `on_log`.
+
+        None: none from now on.  Raises `NotInThisRevision` for that in revisions before 2026-07-28, whose servers
+        cannot be told to stop; "emergency" comes next to it there.
+        """
+        wanted = checked_level(level)
         self._keeper.check_run()
         await trio.lowlevel.checkpoint()  # in the modern era nothing is sent
-        await self._keeper.set_log_level(wanted)
+        await self._keeper.set_log_level(wanted, self._timer({}))
 
     async def set_roots(self, roots: GivenRoots) -> None:
         """Directories that the server may work in from now on; the option `roots` has to have been given."""

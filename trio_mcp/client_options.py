@@ -48,6 +48,10 @@ class Along(TypedDict, total=False):
     """As `_meta`."""
     headers: Mapping[str, str] | None
     """As headers of its HTTP requests; they go before those of the option `headers`."""
+    timeout: float | None
+    """Instead of the option `timeout`; `math.inf` for none."""
+    max_timeout: float | None
+    """Instead of the option `max_timeout`; `math.inf` for none."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -68,20 +72,35 @@ class ClientOptions(TypedDict, total=False):
     """Asked for the user's consent to visit a page."""
     roots: GivenRoots
     """Directories that the server may work in."""
+    experimental: Mapping[str, Mapping[str, Any]]
+    """Experimental capabilities of the client, as they are declared: objects by name."""
     on_page_done: Callable[[PageRequest], object]
     """Called when the server says that what the user was to do on a page is done."""
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
-    log_level: LogLevel
+    on_notification: Callable[[str, JsonObject], object]
+    """Called with the method and the params of each notification that nothing here waits for, such as a change without
+    a `listen` block, or a log message without `on_log`."""
+    log_level: LogLevel | None
     """From which level on the server is asked to send them; "info" where there is an `on_log`."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
     """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
     auth: OAuth
     """Gets the tokens that an HTTP server wants."""
     meta: Callable[[], Mapping[str, Json]]
-    """What goes along with each request as `_meta`, such as a trace context."""
+    """What goes along with each request as `_meta`, such as a trace context.  Raises `LocalProtocolError` for keys that
+    are reserved or malformed."""
     cache: bool
     """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
+    timeout: float | None
+    """Seconds for which a request may have neither an answer nor progress.  Beyond: `trio.TooSlowError`, and the server
+    is told.  None by default: the caller's cancel scope is the timeout."""
+    max_timeout: float | None
+    """Seconds for a whole call, whatever progress it makes, and with what callbacks answer in its course.  None by
+    default.  Beyond: as `timeout`."""
+    ping_seconds: float | None
+    """Seconds from one ping of the server to the next, in revisions that have `ping`.  If nothing comes from it for as
+    long after one, the connection counts as lost.  None by default: there are none."""
     limits: Limits
     ssl_context: ssl.SSLContext
     tap: Tap
@@ -89,10 +108,15 @@ class ClientOptions(TypedDict, total=False):
     probe: float
     """Seconds for which a server on a stream may think about whether it is a modern one."""
     env: Mapping[str, str | None]
-    """Changes to the environment of a child process; None removes a variable."""
+    """Variables that a child process gets beside those of `environment`; None removes one."""
     environment: Environment
-    """What they are changes to: "inherit" (the default), "minimal", or just these variables."""
+    """"minimal" (the default): HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER; "inherit": all of ours;
+    or just these variables."""
     cwd: str | os.PathLike[str]
+    start_timeout: float
+    """Seconds for the first message of a child process, or on a stream: 120; `math.inf` for no bound."""
+    garbage_timeout: float
+    """Seconds for it after the first line there that is no message: 30; `math.inf` for no bound."""
     grace: float
     """Seconds for which a child process may take its leave, and again after SIGTERM."""
     stderr: Callable[[bytes], object] | None
@@ -100,7 +124,7 @@ class ClientOptions(TypedDict, total=False):
     written to our own."""
 
 
-CHILD = ("env", "environment", "cwd", "grace", "stderr")
+CHILD = ("env", "environment", "cwd", "grace", "stderr", "start_timeout", "garbage_timeout")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 # By capability and its member; "" is that it is there at all.
 _DECLARED_BY = {
@@ -108,7 +132,8 @@ _DECLARED_BY = {
     "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
     "roots": {"": "roots"},
 }
-_PLAIN = ("on_page_done", "on_log", "headers", "meta", "tap", "stderr")
+_PLAIN = ("on_page_done", "on_log", "on_notification", "headers", "meta", "tap", "stderr")
+_TIMEOUTS = ("timeout", "max_timeout")
 
 
 def check_options(given: Mapping[str, Any]) -> None:
@@ -125,6 +150,14 @@ def check_options(given: Mapping[str, Any]) -> None:
             raise LocalProtocolError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")
     if not isinstance(limits := given.get("limits"), Limits | None):
         raise LocalProtocolError(f"limits are Limits(...), not {type(limits).__name__}")
+    _check_seconds(given, *_TIMEOUTS, "ping_seconds")
+
+
+def _check_seconds(given: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        seconds = given.get(name)
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # NaN is not
+            raise LocalProtocolError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
 
 
 def _check_plain(name: str, callback: Any) -> None:
@@ -138,12 +171,18 @@ def _check_plain(name: str, callback: Any) -> None:
 
 
 def check_along(along: Mapping[str, object], method: str = "", name: str = "") -> None:
-    """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name."""
+    """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name.
+
+    Raises LocalProtocolError for a timeout that is none.
+    """
+    _check_seconds(along, *_TIMEOUTS)
     if along and (unknown := along.keys() - Along.__annotations__):
         keyword, known = min(unknown), ", ".join(Along.__annotations__)
         instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
         if "timeout" in keyword:
-            instead = "; a call has the time of its cancel scope: with trio.move_on_after(5)"
+            instead = ": write timeout=5, or put a cancel scope around the call: with trio.move_on_after(5)"
+        elif method == "call_tool" and keyword in ("progress_callback", "progress_handler"):
+            instead = f": write call_tool({name!r}, {{...}}, on_progress=function)"
         raise TypeError(f"nothing goes along with a request as {keyword!r}, but {known}{instead}")
 
 
@@ -177,6 +216,9 @@ def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
         if name not in REVISIONS:
             raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
         revisions = (REVISIONS[name],)
+    experimental = options.get("experimental")
+    if experimental is not None:
+        capabilities = {**capabilities, "experimental": members("experimental", experimental)}
     return Offer(info, capabilities, revisions)
 
 

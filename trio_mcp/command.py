@@ -8,8 +8,10 @@ but known words and flags stands before it and it looks like one; anything after
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -18,10 +20,17 @@ from trio_mcp.core.errors import LocalProtocolError, shown
 __all__ = ["MINIMAL", "Command", "Environment", "arguments_of", "name_of", "variables_of", "why_not"]
 
 Command: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-Environment: TypeAlias = Literal["inherit", "minimal"] | Mapping[str, str]
+Environment: TypeAlias = Literal["minimal", "inherit"] | Mapping[str, str]
 
-MINIMAL = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-"""The variables that "minimal" is made of: what programs need to be found and to find their files, and no secrets."""
+if sys.platform == "win32":
+    MINIMAL: tuple[str, ...] = (
+        "APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATH", "PATHEXT", "PROCESSOR_ARCHITECTURE", "SYSTEMDRIVE",
+        "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE",
+    )  # fmt: skip
+else:
+    MINIMAL = ("HOME", "LANG", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+"""The variables that "minimal" is made of: what programs need to be found, to find their files and to know the user's
+language, and no secrets.  LC_* stands for all that begin so."""
 
 _PYTHON = frozenset({"-B", "-E", "-I", "-O", "-S", "-s", "-u", "-m"})
 _YES = frozenset({"-y", "--yes"})
@@ -85,14 +94,15 @@ def arguments_of(command: Command) -> list[str]:
 
 def variables_of(environment: Environment, env: Mapping[str, str | None] | None) -> dict[str, str]:
     """The environment by this policy, with these overrides.  Raises `LocalProtocolError` for what is none."""
+    variables: dict[str, str | None]
     if environment == "inherit":
-        variables: dict[str, str | None] = dict(os.environ)
+        variables = dict(os.environ)
     elif environment == "minimal":
-        variables = {name: os.environ[name] for name in MINIMAL if name in os.environ}
+        variables = {name: value for name, value in os.environ.items() if name in MINIMAL or name.startswith("LC_")}
     elif isinstance(environment, Mapping):
         variables = dict(environment)
     else:
-        raise LocalProtocolError('environment is "inherit", "minimal" or a mapping of just the variables to give')
+        raise LocalProtocolError('environment is "minimal", "inherit" or a mapping of just the variables to give')
     variables |= env or {}
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, (str, type(None))):  # whose value may be a secret
@@ -116,9 +126,26 @@ def why_not(
     else:
         folders = [os.fspath(cwd or os.curdir)]
         where = "" if os.path.isabs(program) else f" in {shown(folders[0], 400)}"
+    if os.path.dirname(program) and (wrong := _no_program(os.path.join(folders[0], program), error)):
+        return f"{name} cannot be started{where}: {wrong}"
     if not isinstance(error, FileNotFoundError):
         return f"{name} cannot be started{where}: {error.strerror}"
     if any(os.path.exists(os.path.join(folder, program)) for folder in folders):
         return f"{name} was found{where}, but not the interpreter that its first line names"
-    hint = "; a command with arguments is a list, one string for each" if more else ""
+    hint = ""
+    if more:
+        name, hint = shown(f"{word} ..."), "; a command with arguments is a list, one string for each"
+    elif word.endswith(".py"):
+        hint = '; write the program that runs it, such as ["python", "server.py"]'
     return f"there is no command {name}{where}{hint}"
+
+
+def _no_program(path: str, error: OSError) -> str | None:
+    """Why a path that is there is no program, if that can be seen."""
+    missing = error.errno == errno.ENOEXEC
+    if os.path.isdir(path):
+        return "it is a directory; write the program in it"
+    if os.path.isfile(path) and (missing or not os.access(path, os.X_OK)):
+        what = "has no first line that names an interpreter" if missing else "is not executable"
+        return f'it {what}; write the program that runs it, such as ["python", "server.py"]'
+    return None

@@ -8,6 +8,8 @@
 | a `Server` | memory, in this process | the same |
 | a stream | as it is, one message a line | the same |
 
+What a child or a stream may do before its first message is in `starting`.
+
 Which of these the server understood is in the session's `Negotiation`.  An origin that was found to be of the legacy
 era is not probed again by this program for a while (ver-10); should that prove wrong, it is.  A child process that ends
 over the probe, as some of the legacy era do, is started once more and not probed then; a WebSocket that is closed over
@@ -20,6 +22,7 @@ opened it, somebody is there to close it.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,7 +35,7 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, OpeningError, Talk
+from trio_mcp.caller import Caller, NotAnswered, OpeningError, Talk
 from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
 from trio_mcp.core.headers import Fields, Mirror
@@ -41,7 +44,7 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
-from trio_mcp.duplex import Framing, Lines, Tap
+from trio_mcp.duplex import Framing, Lines, Tap, keep_alive
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
 from trio_mcp.stream_link import StreamLink
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from trio_mcp.http_pool import HttpPool
     from trio_mcp.oauth import Authorization, OAuth
     from trio_mcp.server import Server
+    from trio_mcp.starting import Startup, Timeouts
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
 
@@ -71,6 +75,7 @@ STANDING = 1.0
 """Seconds for which a client that may be asked waits for the stream that questions come by.  Some servers discard a
 question while there is none; others do not say that there is one before they have something to say on it."""
 
+STARTING = ("start_timeout", "garbage_timeout")  # options of `starting.Timeouts`
 _REMEMBERED = 600.0  # seconds for which an origin is known to be a legacy one
 _MOST_REMEMBERED = 1000
 
@@ -110,7 +115,7 @@ def how_to_reach(
     probe: float = PROBE,
     **child: Any,
 ) -> Hold:
-    """What opens a session with `target`, and holds it; `child` are the options of `start_child`.
+    """What opens a session with `target`, and holds it; `child` are the options of `start_child` and `starting`.
 
     Raises LocalProtocolError for what is no target, and for options that it has no use for.
     """
@@ -118,30 +123,54 @@ def how_to_reach(
 
     of_the_web = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
     web = {name: value for name, value in of_the_web.items() if value is not None}
-    if isinstance(target, Server | trio.abc.Stream) and (child or web):
-        raise _useless(target, {**child, **web})
+    timeouts = {name: child[name] for name in STARTING if name in child}
+    of_process = {name: value for name, value in child.items() if name not in timeouts}
+    useless = {**web, **(child if isinstance(target, Server) else of_process)}
+    if isinstance(target, Server | trio.abc.Stream) and useless:
+        raise _useless(target, useless)
     if isinstance(target, Server):
         return lambda manner, status: _hold_server(target, manner, probe, status)
     if isinstance(target, trio.abc.Stream):
-        return lambda manner, status: _hold_given(target, manner, probe, status)
+        starting = _starting(timeouts)
+        return lambda manner, status: _hold_given(target, manner, probe, starting, status)
     if isinstance(target, str):
         return _by_url(target, ssl_context, auth, probe, child)
     if isinstance(target, Sequence) and target and all(isinstance(each, str | os.PathLike) for each in target):
         if web:
             raise _useless(target, web)
-        return lambda manner, status: _hold_child(target, child, manner, probe, status)
+        starting = _starting(timeouts)
+        return lambda manner, status: _hold_child(target, of_process, manner, probe, starting, status)
     # Not as it is, for arguments may be secrets.
     raise LocalProtocolError(
-        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; not {_kind_of(target)}'
+        f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got {_kind_of(target)}'
     )
 
 
+def _starting(timeouts: Mapping[str, Any]) -> Timeouts:
+    from trio_mcp.starting import Timeouts
+
+    return Timeouts(**timeouts)
+
+
 def _kind_of(target: Any) -> str:
+    """What was given instead of a target, and what to write."""
+    if isinstance(target, type):
+        return f"the class {target.__name__}; give an object of it"
+    if inspect.isroutine(target):
+        return f"the function {target.__name__}; call what makes the Server, and give that"
+    if inspect.iscoroutine(target):
+        return "a coroutine; await it first"
+    if inspect.ismodule(target):
+        return f"the module {target.__name__}; give the Server in it, such as {target.__name__}.server"
+    if isinstance(target, os.PathLike):
+        return 'a path; write ["python", path]'
+    if isinstance(target, Mapping):
+        return f"a {type(target).__name__}; of a configuration, write open_client([command, *args], env=env)"
     if not isinstance(target, Sequence) or isinstance(target, bytes | bytearray | memoryview):
         return type(target).__name__
     kind = f"a {type(target).__name__}"
     if not target:
-        return f"{kind} of nothing"
+        return f"an empty {type(target).__name__}"
     first = shown(target[0]) if isinstance(target[0], str | os.PathLike) else type(target[0]).__name__
     others = sorted({type(each).__name__ for each in target[1:]})
     return f"{kind} of {first}" + (f" and {', '.join(others)}" if others else "")
@@ -157,11 +186,15 @@ def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
 def _by_url(
     url: str, ssl_context: ssl.SSLContext | None, auth: OAuth | None, probe: float, child: Mapping[str, Any]
 ) -> Hold:
+    if not url:
+        raise LocalProtocolError(
+            'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got an empty string'
+        )
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("http", "https", "ws", "wss"):
         raise LocalProtocolError(
             "a URL begins with http://, https://, ws:// or wss://; "
-            'a command is a list of words, such as ["python", "server.py"]'
+            'a command is a list, one string for each word: ["python", "server.py"]'
         )
     if child:
         raise _useless(url, child)
@@ -204,21 +237,27 @@ async def _hold_stream(
     probe: float,
     heartbeat: float | None = None,
     received: bytes = b"",
-    explain: Callable[[], McpError | None] | None = None,
+    startup: Startup | None = None,
     unread: Callable[[], bool] | None = None,
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
         caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        explain = None if startup is None else startup.explain
         link = StreamLink(caller, stream, framing, nursery=nursery, tap=manner.tap, explain=explain, received=received)
         carried = trio.Event()
+        within, begin = OPENING, None
+        if startup is not None:
+            nursery.start_soon(startup.guard, caller, name="waits for the first message of the server")
+            begin, longest = startup.opened, startup.timeouts.longest
+            within = OPENING if longest < OPENING else longest + OPENING  # or there would be no time for the answer
 
         async def carry() -> None:
             await link.run(heartbeat)
             carried.set()
 
         nursery.start_soon(carry, name="the connection to the server")
-        await _use(manner, caller, status, probe=probe, unread=unread, attempts=attempts)
+        await _use(manner, caller, status, probe=probe, within=within, unread=unread, attempts=attempts, begin=begin)
         with trio.move_on_after(CLOSING):
             await link.end()
             await carried.wait()
@@ -230,6 +269,7 @@ async def _use(
     status: trio.TaskStatus[Connection],
     *,
     probe: float | None = None,
+    within: float = OPENING,
     unread: Callable[[], bool] | None = None,
     attempts: tuple[Attempt, ...] = (),
     begin: Callable[[], Awaitable[None]] | None = None,
@@ -239,7 +279,7 @@ async def _use(
     `attempts` are those that were made before; `begin` is called before anybody uses the session.
     """
     try:
-        await caller.open(probe=probe, within=OPENING + manner.patience, unread=unread)
+        await caller.open(probe=probe, within=within + manner.patience, unread=unread)
     except McpError as error:
         opening = error if isinstance(error, OpeningError) else error.__cause__
         if isinstance(opening, OpeningError):
@@ -257,9 +297,13 @@ def _after(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiati
 
 
 async def _hold_given(
-    stream: trio.abc.Stream, manner: Manner, probe: float, status: trio.TaskStatus[Connection]
+    stream: trio.abc.Stream, manner: Manner, probe: float, timeouts: Timeouts, status: trio.TaskStatus[Connection]
 ) -> None:
-    await _hold_stream(manner, stream, Lines(manner.limits), status, probe=probe)
+    from trio_mcp.starting import Startup
+
+    keep_alive(stream)
+    lines = Lines(manner.limits)
+    await _hold_stream(manner, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
 
 
 async def _hold_server(server: Server, manner: Manner, probe: float, status: trio.TaskStatus[Connection]) -> None:
@@ -272,7 +316,7 @@ async def _hold_server(server: Server, manner: Manner, probe: float, status: tri
         served = trio.Event()
 
         async def serve() -> None:
-            await serve_stream(server, theirs)
+            await serve_stream(server, theirs, grace=0)  # a client that closes its end reads nothing more
             served.set()
 
         nursery.start_soon(serve, name="the server of this client")
@@ -282,9 +326,15 @@ async def _hold_server(server: Server, manner: Manner, probe: float, status: tri
 
 
 async def _hold_child(
-    command: Any, options: Mapping[str, Any], manner: Manner, probe: float, status: trio.TaskStatus[Connection]
+    command: Any,
+    options: Mapping[str, Any],
+    manner: Manner,
+    probe: float,
+    timeouts: Timeouts,
+    status: trio.TaskStatus[Connection],
 ) -> None:
     from trio_mcp.child import Child, ServerExited, start_child
+    from trio_mcp.starting import Startup
 
     child: Child
 
@@ -293,13 +343,14 @@ async def _hold_child(
         async with open_nursery() as nursery:
             child = await start_child(nursery, command, **options)
             async with child:
+                lines = Lines(manner.limits)
                 await _hold_stream(
                     manner,
                     child.stream,
-                    Lines(manner.limits),
+                    lines,
                     status,
                     probe=probe,
-                    explain=lambda: child.exit,
+                    startup=Startup(lines, timeouts, child),
                     unread=lambda: child.has_read_nothing,
                     attempts=attempts,
                 )
@@ -506,7 +557,6 @@ async def _hold_sse(
     found: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.http_link import SseLink
-    from trio_mcp.http_posts import NotAnswered
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:

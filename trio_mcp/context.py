@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
 
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
-from trio_mcp.core.jsonrpc import Id, Json, JsonObject, Request
+from trio_mcp.core.jsonrpc import PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.principals import Principal
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import ServerSession
+from trio_mcp.core.shares import Account
 from trio_mcp.core.terms import NOTHING, Terms
 
 if TYPE_CHECKING:
@@ -33,18 +34,26 @@ if TYPE_CHECKING:
     from trio_mcp.paths import Roots
     from trio_mcp.questions import Accepted, Declined, Dismissed, ElicitUrl, Inquiry
 
-__all__ = ["ClientError", "ClientGone", "Context", "Link"]
+__all__ = ["LOG", "ClientError", "ClientGone", "Context", "Link"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
 _NUMBERS = (int, float)
 _COMPLETED = "notifications/elicitation/complete"
+LOG = "notifications/message"
 
 
 class Link(Protocol):
     """The connection of a context's request, as far as a context needs to know it."""
 
     session: ServerSession
+    account: Account
+
+    def keeps(self, ctx: Context) -> bool:
+        """Whether a report of `ctx` may have to be kept for later: the client has too much to read."""
+
+    async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
+        """Keep a report for later, as `keeps` says; False if it can be sent now after all."""
 
     async def tell(self, ctx: Context) -> None:
         """What `ctx` has queued is on its way.  Waits while too much is queued already."""
@@ -95,7 +104,7 @@ class Context:
 
     __slots__ = (
         "_keys", "_over", "_progress", "_scope", "_waits", "answers", "elsewhere", "kept_roots", "lifespan", "link",
-        "pages", "place", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
+        "pages", "place", "received", "recorded", "replay", "request", "rounds", "state", "terms", "told", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +130,7 @@ class Context:
         self.told = 0  # the last write there that has something of it, for the machinery
         self.link: Link | None = link  # the connection of the request at hand, or, between two of one call,
         self.place: Place | None = None  # where the next is awaited
+        self.received: Any = None  # what it came with, where that was long and is charged
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
         self.rounds = 0
@@ -128,6 +138,13 @@ class Context:
         self.replay = False
         self.recorded: Mapping[str, JsonObject] = NOTHING  # what it asked and got, before it was run again
         self.kept_roots: Roots | None = None
+
+    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+
+        def __getattr__(self, name: str) -> Never:
+            from trio_mcp.other_names import attribute_error
+
+            raise attribute_error(self, name)
 
     # What is known about the request.
 
@@ -187,8 +204,9 @@ class Context:
         """Report progress, if the client asked for it.
 
         Where it stands still nothing is sent.  Raises `LocalProtocolError` when `progress` falls, or is no number, also
-        when nobody hears it.  Waits while the client does not read.  May be cancelled each time; other tasks have their
-        turn when a millisecond has passed since the last report.
+        when nobody hears it.  While the client has too much to read, the last report is kept, and follows when there is
+        room, or before the answer; then a call that does nothing but report makes 20 reports a second.  May be
+        cancelled each time; other tasks have their turn when a millisecond has passed since the last report.
         """
         number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
         if not number or progress < self._progress:
@@ -196,7 +214,11 @@ class Context:
             raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")
         self._progress = progress
         link = self._heard
-        if link is not None and link.session.progress(self.request.id, progress, total, message):
+        if (
+            link is not None
+            and not (link.keeps(self) and await link.keep(self, PROGRESS, progress, total, message))
+            and link.session.progress(self.request.id, progress, total, message)
+        ):
             await link.report(self)
         else:
             await trio.lowlevel.checkpoint()
@@ -206,7 +228,8 @@ class Context:
         works: what is for who runs the server belongs in its own log.
 
         `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
-        `LocalProtocolError` for an unknown level, and for data that cannot be written.  Waits as `progress`.
+        `LocalProtocolError` for an unknown level, and for data that cannot be written.  While the client has too much
+        to read, the first messages are kept, and of the others it is told how many they were.
         """
         link = self._heard
         if link is None:
@@ -216,7 +239,8 @@ class Context:
         params: JsonObject = {"level": level, "data": data}
         if logger is not None:
             params["logger"] = logger
-        if link.session.notify("notifications/message", params, about=self.request.id):
+        kept = link.keeps(self) and await link.keep(self, LOG, params)
+        if not kept and link.session.notify(LOG, params, about=self.request.id):
             await link.report(self)
         else:
             await trio.lowlevel.checkpoint()
@@ -334,6 +358,11 @@ class Context:
         return self.link
 
     # For the machinery.
+
+    @property
+    def holder(self) -> Any:
+        """In whose name it takes of what all clients share."""
+        return None if self.link is None else self.link.account.holder
 
     def let_go(self, place: Place) -> None:
         """The request was answered with a question: nobody listens until the next one comes."""

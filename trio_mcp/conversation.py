@@ -17,27 +17,52 @@ cancellation reaches and nothing else.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from trio_mcp.context import ClientError, ClientGone, Context
-from trio_mcp.core.errors import INTERNAL_ERROR, NotDeclared, RemoteProtocolError, RequestError
-from trio_mcp.core.jsonrpc import ABSENT, Event, Id, JsonObject, Message, Notification, Request
+from trio_mcp.context import LOG, ClientError, ClientGone, Context
+from trio_mcp.core.errors import (
+    INTERNAL_ERROR,
+    LocalProtocolError,
+    NotDeclared,
+    RemoteProtocolError,
+    RequestError,
+    shown,
+)
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    PROGRESS,
+    Error,
+    Event,
+    Id,
+    Invalid,
+    JsonObject,
+    Message,
+    Notification,
+    Request,
+    encode,
+    prepare,
+    prepared_progress,
+)
 from trio_mcp.core.listen import Kind
-from trio_mcp.core.outcomes import Answered, Garbled, Outcome, Refused, RequestCancelled
+from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, RequestCancelled
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
+from trio_mcp.core.shares import LONG, Account
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import NOTHING, Terms
-from trio_mcp.crew import Crew
+from trio_mcp.crew import Work, Worker, guarded
 from trio_mcp.groups import sole
 from trio_mcp.outbox import Wire
-from trio_mcp.parking import Place, read_answer, volunteered, worded
+from trio_mcp.parking import Place, next_round, read_answer, volunteered, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
 
@@ -52,9 +77,15 @@ _LISTEN = "subscriptions/listen"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
 # Seconds for which reports wait for each other: a turn of the loop and a write cost ten times as much as one of them.
 _IN_A_ROW = 0.001
+_ROOTS = 16 * 1024  # characters of roots that are kept for as long as a session lasts; others are asked for each time
+_LOGS = 16  # log messages of one call that are kept for a client which has too much to read
+# Seconds between two reports of one call that are kept: a loop that does nothing but report would take all of the CPU.
+_APART = 0.05
 _SHUTTING_DOWN = "the server is shutting down"
 UNFINISHED = "the server has shut down before this call had finished"
 """What is said for a call that draining has given no more time."""
+_HALF_CLOSED = "the client has closed its side of the connection"
+_NOT_ASKED = f"the question was not asked: {_HALF_CLOSED}"
 _JSON_ALONE = (
     "this response is JSON alone, which carries none: "
     "the server is set to json_only=True, or the request's Accept lacks text/event-stream"
@@ -63,10 +94,7 @@ _NO_SESSION = (
     "nothing could bring the answer back: the request came in no session, for the server is set to sessions=False"
 )
 _TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
-_SPARE = 64  # tasks that may wait for the next call in any case: as many as a lively client has in flight
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
-# What a handler does not end with by itself: it is for whoever runs the server.
-_UPWARD = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
 class _Asked:
@@ -92,37 +120,108 @@ class _Asked:
             raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
         # With the client went the call, and its cancellation says so best; only under a shield it is not heard.
         await trio.lowlevel.checkpoint_if_cancelled()
-        raise ClientGone("the client went away before it answered")
+        why = outcome.why if isinstance(outcome, Lost) else "the client went away"
+        raise ClientGone(f"the question had no answer: {why}")
+
+
+class _Kept:
+    """What a call has reported while its client had too much to read: the last progress, and the first log messages."""
+
+    __slots__ = ("_length", "at", "ctx", "dropped", "logs", "progress")
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.at = -math.inf  # when the last one was kept
+        self.logs: deque[JsonObject] = deque()
+        self._length = 0  # of all log messages that were ever kept
+        self.dropped = 0  # log messages for which there was no place
+        self.progress: tuple[float, float | None, str | None] | None = None
+
+    def add_log(self, text: bytes) -> None:
+        """Keep a message as it was written: what its author does with the data afterwards does not change it."""
+        if len(self.logs) < _LOGS and self._length + len(text) <= LONG:
+            self._length += len(text)
+            self.logs.append(json.loads(text)["params"])
+        else:
+            self.dropped += 1
+
+    def send_next(self, session: ServerSession) -> bool:
+        """Send the next of them; False if there is nothing more."""
+        id = self.ctx.request.id
+        if self.logs:
+            session.notify(LOG, self.logs.popleft(), about=id)
+        elif self.dropped:
+            said = f"{self.dropped} log messages of this call were dropped: the client did not read fast enough"
+            self.dropped = 0
+            session.notify(LOG, {"level": "warning", "data": said}, about=id)
+        elif self.progress is not None:
+            report, self.progress = self.progress, None
+            session.progress(id, *report)
+        else:
+            return False
+        self.ctx.told = self.ctx.wire.mark
+        return True
+
+
+class _Received:
+    """A long message, which is charged until the last call that it has brought has ended."""
+
+    __slots__ = ("_account", "_size", "calls", "limit")
+
+    def __init__(self, account: Account, size: int) -> None:
+        self._account = account
+        self._size = size
+        self.calls = 1  # with the hearing of it
+        self.limit = account.take(size)
+        """The limit that does not allow it, if one does not."""
+
+    def drop(self) -> None:
+        """One of them has ended."""
+        self.calls -= 1
+        if not self.calls and self.limit is None:
+            self._account.give(self._size)
 
 
 class Conversation:
     """One client of a running server; see the head of this file.
 
     `wire` is the conversation's own; without `changes` nothing can be told by it, and none are promised.  With `terms`
-    the session is open under them from the start: that is how a request which comes in no session is served.
+    the session is open under them from the start: that is how a request which comes in no session is served.  What is
+    held for the client is in its `account`, whose holder is the one in whose name it takes of what all clients share.
     """
 
     def __init__(
-        self, run: Run, wire: Wire, *, link: Link = Link.DUPLEX, terms: Terms | None = None, changes: bool = True
+        self,
+        run: Run,
+        wire: Wire,
+        *,
+        account: Account | None = None,
+        link: Link = Link.DUPLEX,
+        terms: Terms | None = None,
+        changes: bool = True,
     ) -> None:
         self._offer = run.offer if changes else run.quiet_offer
         self.session = ServerSession(self._offer(), link=link, limits=run.limits, terms=terms)
+        self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
         self._wire = wire
         self._alone = terms is not None
-        self._share = run.admission.share(self._begin)
+        self._share = run.admission.share(self._begin, self.account.holder)
+        self._opening: _Received | None = None  # what opened the session, if that is long
         self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
         self._asked: dict[Id, _Asked] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
         self._held: dict[tuple[str, str, Id | None], Notification] = {}
+        self._limited = run.calls.limited
+        self._kept: dict[Id, _Kept] = {}  # reports of calls, likewise: of each call no more than a few
         # Where requests came in that no task is at work for: those that listen, and those that wait for their turn.
         self._listening: dict[Id, Wire] = {}
         self._waiting: dict[Id, Wire] = {}
         self._roots: Roots | None = None
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
-        # Who has many calls in flight has them on one stream; and what a task waits for ends with the stream.
-        self._crew = Crew(run.nursery, _SPARE if link is Link.DUPLEX else 0, run.idle)
+        self._variables = copy_context()
+        self._bursts = link is Link.DUPLEX  # a client with many calls in flight has them on one stream
         self._turn: trio.Event | None = None
         self._reported = -math.inf  # when who reported something last let others have their turn
 
@@ -137,18 +236,36 @@ class Conversation:
         wire: Wire | None = None,
         principal: Any = None,
         headers: Mapping[str, str] = NOTHING,
+        size: int = 0,
     ) -> None:
-        """Take in what came by this wire, or by the conversation's own.
+        """Take in what came by this wire, or by the conversation's own; it takes so many bytes while it is held.
 
         What is answered at once waits in the session, and nobody is woken: the transport looks when it has been heard.
         """
         self.session.offer = self._offer()  # a kind of thing that the server lacked may have been added
         about = self._wire if wire is None else wire
+        received = _Received(self.account, size) if size > LONG else None
+        opens = received is not None and self.session.terms is None and type(message) is Request
+        if opens:
+            message = self._without_room(message, received)
         for event in self.session.receive(message, now, about=about, principal=principal, headers=headers):
             if type(event) is Call:
-                self._call(event, about)
+                self._call(event, about, received)
             else:
                 self._act(event)
+        if received is not None:
+            if opens and self.session.terms is not None:
+                self._opening = received
+            else:
+                received.drop()
+
+    def _without_room(self, message: Message, received: _Received | None) -> Message:
+        """A request to open the session, or its refusal: what the client says of itself is kept for as long as that."""
+        limit = None if received is None else received.limit
+        if limit is None or not isinstance(message, Request) or message.method != "initialize":
+            return message
+        why = f"too much is held that this client has sent (Limits.{limit}); end other sessions, or try again later"
+        return Invalid(why, Error(message.id, INTERNAL_ERROR, why))
 
     def lost(self, why: str) -> None:
         """The client is gone: its handlers are cancelled, and nothing more is sent.
@@ -157,7 +274,23 @@ class Conversation:
         """
         for event in self.session.lost(why=why):
             self._act(event)
-        self._crew.end()
+        if self._bursts:
+            self._run.workers.trim()
+        self._run.publisher.listeners.forget(Key(self, None))
+        self._run.calls.forget(self.account)
+        if self._opening is not None:
+            self._opening.drop()
+            self._opening = None
+
+    def input_ended(self) -> None:
+        """The client sends nothing more, and may still read.
+
+        Its calls go on; nothing can be asked any more, and of changes it is told nothing: it cannot ask for what has
+        changed, nor end a subscription.
+        """
+        for event in self.session.input_ended(_HALF_CLOSED):
+            self._act(event)
+        self._end_subscriptions()
         self._run.publisher.listeners.forget(Key(self, None))
 
     def dismiss(self, why: str) -> None:
@@ -166,8 +299,9 @@ class Conversation:
         wires = self._waiting | {id: ctx.wire for id, ctx in self._contexts.items()}
         for id in wires:
             self.session.refuse(id, error)
-            self._share.withdraw(id)
+            self._withdraw(id)
         self._waiting.clear()
+        self._quiet.unpark_all()
         for ctx in self._contexts.values():
             ctx.cancel(why)
         for wire in wires.values():
@@ -177,6 +311,11 @@ class Conversation:
     def busy(self) -> bool:
         """Whether there is something that a drain would have to wait for, or to end."""
         return bool(self._contexts or self._waiting or self._listening)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one request, of a client that has neither a session nor a stream of its own."""
+        return self._alone or self.session.link is Link.EXCHANGE
 
     @property
     def at_work(self) -> bool:
@@ -197,22 +336,33 @@ class Conversation:
             asked.done.set()
         elif isinstance(event, Agreed):
             declared = self.session.declared(event.terms.revision)
-            self._run.publisher.listeners.add_session(Key(self, None), declared)
+            self._run.publisher.listeners.add_session(Key(self, None), declared, self.account)
         elif isinstance(event, Notice):  # that the roots have changed: no other comes this far
             self._roots, self._roots_changes = None, self._roots_changes + 1
         else:
             _log.debug("%s", event)
 
-    def _call(self, call: Call, wire: Wire) -> None:
+    def _call(self, call: Call, wire: Wire, received: _Received | None) -> None:
         id = call.request.id
         if self._run.dismissed or (self._run.draining and not _goes_on(call.request, call.terms)):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
+        elif self._limited and (wait := self._run.calls.wait(self.account.holder or self.account)):
+            why = (
+                f"more than {self._run.limits.call_rate:g} calls a second (Limits.call_rate); try again in {wait:.3g} s"
+            )
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
+        elif received is not None and received.limit is not None:
+            why = f"too much waits to be answered that this client has sent (Limits.{received.limit}); try again later"
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
         elif call.request.method == _LISTEN:
             self._listen(call, wire)
-        elif (why := self._share.enter(id, (self, call, wire))) is not None:
-            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
-        elif id not in self._contexts:
-            self._waiting[id] = wire
+        elif (full := self._share.enter(id, (self, call, wire, received))) is not None:
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, full))
+        else:
+            if received is not None:
+                received.calls += 1
+            if id not in self._contexts:
+                self._waiting[id] = wire
 
     def _cancel(self, event: RequestCancelled) -> None:
         id = event.id
@@ -222,53 +372,70 @@ class Conversation:
             return
         # It waited its turn, or was a subscription; nobody else will say that it has ended.
         wire = self._waiting.pop(id, None) or self._listening.pop(id, None)
-        self._share.withdraw(id)
+        self._withdraw(id)
         self._run.publisher.listeners.forget(Key(self, id))
         self._held = {key: held for key, held in self._held.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
         if wire is not None:  # None: its handler was cancelled before, with the server
             wire.wake()
 
+    def _withdraw(self, id: Id) -> None:
+        """A request that waits its turn, if it does, will not be started."""
+        admitted = self._share.withdraw(id)
+        if admitted is not None and (received := admitted[3]) is not None:
+            received.drop()
+
     # Requests.
 
     @staticmethod  # bound to nobody: a request by HTTP is freed at its end
-    def _begin(admitted: tuple[Conversation, Call, Wire]) -> None:
-        self, call, wire = admitted
+    def _begin(admitted: tuple[Conversation, Call, Wire, _Received | None]) -> None:
+        self, call, wire, received = admitted
         request = call.request
         if self._waiting:
             self._waiting.pop(request.id, None)
-        hand = self._crew.hire()
-        ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, hand.scope)
+        worker = self._run.workers.hire()
+        ctx = self._contexts[request.id] = Context(self, request, call.terms, wire, worker.scope)
+        if received is not None:
+            ctx.received = received
         name = request.params.get("name", request.params.get("uri"))
         if not isinstance(name, str):
             name = ""
         elif not name.isidentifier() or len(name) > 80:
             name = repr(name[:80])[1:-1]  # the client's words, on one line
-        work: Callable[[Context], Awaitable[object]] = self._work
+        work: Work = self._work
         if request.method in _IN_TURN:
             before, self._turn = self._turn, trio.Event()
             work = partial(self._work_in_turn, before=before, done=self._turn)
-        self._crew.start(hand, work, ctx, f"{request.method} {name} #{request.id}")
+        name = f"{request.method} {name} #{request.id}"
+        self._run.workers.start(worker, work, ctx, name, self._variables.copy())
 
-    async def _work_in_turn(self, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
+    async def _work_in_turn(self, worker: Worker, ctx: Context, *, before: trio.Event | None, done: trio.Event) -> None:
         """Of a subscription and its end, the one that was sent last is to count, and tasks begin in any order."""
         try:
             if before is not None:
                 with trio.CancelScope(shield=True):  # whoever is before ends, too, when all do
                     await before.wait()
-            await self._work(ctx)
+            await self._work(worker, ctx)
         finally:
             done.set()
 
-    async def _work(self, ctx: Context) -> None:
+    async def _work(self, worker: Worker, ctx: Context) -> None:
         """One call, from its beginning to its end, which may be on another link."""
         outcome: JsonObject | RequestError | None = None
         try:
             try:
                 await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun, and nothing spent
-                result = await self._result(ctx)
-                if ctx.told and (link := _of(ctx)) is not None:
-                    await link._part(ctx)
+                result = await self._result(worker, ctx)
+                if worker.spoilt:
+                    outcome = result
+                    self._end_now(ctx, outcome)
+                    return
+                link: Any = ctx.link
+                if link is not None:
+                    if link._kept:
+                        await link._send_kept(ctx)
+                    if ctx.told:
+                        await link._part(ctx)
                 outcome = result
             finally:
                 ctx.over()
@@ -279,13 +446,23 @@ class Conversation:
                 await ctx.place.resumed.wait()
             at: Any = ctx.link
             if at is not None:  # None: the client never came back
-                await at._end(ctx, outcome)
+                received = ctx.received
+                if received is not None:
+                    ctx.received = None
+                    received.drop()  # its room is for the answer now
+                said = at._close(ctx, outcome)
+                if received is not None:
+                    ctx.request = Request(ctx.request.id, ctx.request.method)  # without what is not charged any more
+                del result, outcome  # while a client reads slowly, its answer is there once, as bytes
+                await at._end(ctx, said)
         finally:  # also when it was cancelled together with the server; then nobody is told
+            if ctx.received is not None:
+                ctx.received.drop()
             at = ctx.link
             if at is not None:
                 at._forget(ctx)
 
-    async def _result(self, ctx: Context) -> JsonObject | RequestError:
+    async def _result(self, worker: Worker, ctx: Context) -> JsonObject | RequestError:
         # By itself: an error that is returned here is held by no frame of its own traceback, nor is a cancellation.
         try:
             if _goes_on(ctx.request, ctx.terms):
@@ -295,14 +472,15 @@ class Conversation:
                     return {}  # to nobody: another context has its request now
                 if back is not None:
                     return back
-            return await self._run.dispatcher(ctx)
-        except _UPWARD:
-            raise
+            result = await guarded(self._run.dispatcher(ctx))
+            worker.check()
+            return result
         except BaseException as error:  # noqa: BLE001  # the one place where failures of handlers end
-            stopped, failed = error.split(_UPWARD) if isinstance(error, BaseExceptionGroup) else (None, error)
+            stopped, failed = worker.judged(error)
             try:
                 if stopped is None:
-                    outcome = self._run.dispatcher.failure(ctx, error)
+                    assert failed is not None
+                    outcome = self._run.dispatcher.failure(ctx, failed)
                     error.__traceback__ = None  # an answer keeps no frame, for a frame might keep the answer
                     return outcome
                 if failed is not None:
@@ -314,12 +492,23 @@ class Conversation:
     def _hand_over(self, ctx: Context, place: Place) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
         ctx.let_go(place)
+        ctx.received, place.ctx.received = place.ctx.received, ctx.received  # each keeps one of them for as long
         place.ctx.go_on(self, ctx.request, ctx.terms, ctx.wire)
         self._contexts[ctx.request.id] = place.ctx
         place.resumed.set()
 
-    async def _end(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
-        if not self._close(ctx, outcome):
+    def _end_now(self, ctx: Context, outcome: JsonObject | RequestError) -> None:
+        """As `_end`, in a task that must not wait any more."""
+        if ctx.place is not None:  # it did not wait for the client's answer, so that nobody would hear this before
+            self._run.parking.give_up(ctx.place)
+            ctx.place.resumed.set()
+        link = _of(ctx)
+        if link is not None:
+            link._close(ctx, outcome)
+            ctx.wire.wake()
+
+    async def _end(self, ctx: Context, said: bool) -> None:
+        if not said:
             ctx.wire.wake()
             return
         await ctx.wire.flush()
@@ -342,6 +531,8 @@ class Conversation:
         """Answer the request; False if nobody hears it.  A result that cannot be written costs this call only."""
         try:
             return self._write_answer(ctx.request.id, outcome)
+        except RequestError as refused:  # by the session: it finds no room among what the client has not read
+            return self._write_answer(ctx.request.id, refused)
         except Exception as error:  # noqa: BLE001  # an author's object may raise anything when it is written
             return self._write_answer(ctx.request.id, self._run.dispatcher.broken(ctx, error))
 
@@ -353,13 +544,15 @@ class Conversation:
     def _forget(self, ctx: Context) -> None:
         if self._contexts.get(ctx.request.id) is ctx:
             del self._contexts[ctx.request.id]
+        if self._kept:
+            self._kept.pop(ctx.request.id, None)
         self._share.leave()
         if self._quiet and not self._share.running:
             self._quiet.unpark_all()
 
     async def quiet(self) -> None:
-        """Wait until no handler of this client is at work any more; those that wait for a retry are nobody's."""
-        while self._share.running:
+        """Wait until no handler of this client is at work or about to be; those that wait for a retry are nobody's."""
+        while self._share.running or self._waiting:
             await self._quiet.park()
 
     # Questions to the client.
@@ -368,9 +561,65 @@ class Conversation:
         self._tell(ctx)
         await ctx.wire.room()
 
+    def keeps(self, ctx: Context) -> bool:
+        return ctx.wire.full or (bool(self._kept) and ctx.request.id in self._kept)
+
+    async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
+        ctx.wire.wake()
+        for _ in range(2):  # a writer that can write has had its turn then, whatever the order of tasks
+            await trio.lowlevel.checkpoint()
+        kept = self._kept.get(ctx.request.id)
+        if kept is not None and ctx.wire.full:
+            await trio.sleep_until(kept.at + _APART)
+        id = ctx.request.id
+        if self._contexts.get(id) is not ctx:
+            return True  # meanwhile another task of the call has ended it, or it goes on in another conversation
+        kept = self._kept.get(id)
+        while kept is not None and not ctx.wire.full:  # in their order
+            if not kept.send_next(self.session):
+                del self._kept[id]
+                kept = None
+        if kept is None and not ctx.wire.full:
+            return False
+        if method == PROGRESS:
+            progress, total, message = report
+            if total is not None and type(total) is not int and not (type(total) is float and math.isfinite(total)):
+                raise LocalProtocolError(f"a total is a number, not {shown(total)}")
+            if not (message is None or isinstance(message, str)):
+                raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
+            prepare(prepared_progress(0, progress, total, message))  # it raises for what cannot be written
+            kept = self._kept.setdefault(id, _Kept(ctx))
+            if message is not None and len(message) > LONG:
+                message = None  # it may wait for long, beside those of thousands of calls
+            kept.progress = progress, total, message
+        else:
+            (params,) = report
+            text = encode(prepare(Notification(method, params)))
+            if not ctx.terms.wants_log(params["level"]):
+                return True
+            kept = self._kept.setdefault(id, _Kept(ctx))
+            kept.add_log(text)
+        kept.at = trio.current_time()
+        return True
+
+    async def _send_kept(self, ctx: Context) -> None:
+        """Send all that is kept of a call that is about to be answered, as fast as its client reads."""
+        kept = self._kept.get(ctx.request.id)
+        while kept is not None and kept.send_next(self.session):
+            await ctx.wire.room()
+        self._kept.pop(ctx.request.id, None)
+
+    def send_kept(self, room: Callable[[Wire], bool]) -> None:
+        """Send what calls have reported meanwhile, on wires that have room."""
+        for id, kept in tuple(self._kept.items()):
+            while room(kept.ctx.wire):
+                if not kept.send_next(self.session):
+                    del self._kept[id]
+                    break
+
     async def report(self, ctx: Context) -> None:
         self._tell(ctx)
-        if trio.current_time() - self._reported < _IN_A_ROW and not ctx.wire.full:
+        if trio.current_time() - self._reported < _IN_A_ROW:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
             await ctx.wire.room()
@@ -413,8 +662,12 @@ class Conversation:
             why = f"{ctx.method} has a question, and {_NO_SESSION if self._alone else _JSON_ALONE}"
             _log.warning("%s", why)
             raise RequestError(INTERNAL_ERROR, why)
+        if self.session.half_closed:
+            raise ClientGone(_NOT_ASKED)
         if not self.session.opened:
             raise RemoteProtocolError("nothing can be asked before the client has sent notifications/initialized")
+        if any("tools" in question.params for question in asking):
+            ctx.rounds = next_round(ctx)  # samp-19; in 2026-07-28 the client counts, whatever it is asked
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
@@ -435,6 +688,9 @@ class Conversation:
         if not unknown:  # a handler that is run again, or a client that knew what it would be asked
             await trio.lowlevel.checkpoint()
             return ctx.recorded
+        # The answer may come on another connection of the run, or to another process.
+        if self.session.half_closed and not (self._run.held or ctx.replay):
+            raise ClientGone(_NOT_ASKED)
         if ctx.told:
             await self._part(ctx)
         # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
@@ -475,7 +731,7 @@ class Conversation:
         roots: Roots = (await ctx.ask(roots=ListRoots()))["roots"]
         if not told:
             ctx.kept_roots = roots
-        elif changes == self._roots_changes:
+        elif changes == self._roots_changes and len(repr(roots)) <= _ROOTS:
             self._roots = roots
         return roots
 
@@ -486,12 +742,20 @@ class Conversation:
         declared = self.session.declared(call.terms.revision)
         ctx = Context(self, request, call.terms, wire)
         try:
-            acknowledged = self._run.publisher.listeners.listen(Key(self, id), self._visible(ctx), declared)
+            listeners = self._run.publisher.listeners
+            acknowledged = listeners.listen(Key(self, id), self._visible(ctx), declared, self.account)
         except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
             self._say(ctx, self._run.dispatcher.failure(ctx, error))
         else:
-            self._listening[id] = ctx.wire
-            self.session.notify(acknowledged.method, acknowledged.params, about=id)
+            if self.session.notify(acknowledged.method, acknowledged.params, about=id):
+                self._listening[id] = ctx.wire
+                return
+            self._run.publisher.listeners.forget(Key(self, id))
+            why = (
+                "the subscription was not acknowledged: too much waits to be read by this client "
+                "(Limits.bytes_each, Limits.bytes_in_all)"
+            )
+            self.session.refuse(id, RequestError(INTERNAL_ERROR, why))
 
     def _visible(self, ctx: Context) -> Request:
         """The request without the resources that are none for this principal; the acknowledgement leaves them out."""
@@ -518,6 +782,7 @@ class Conversation:
         """There is room again: what was held back follows.  To be called when the conversation's own wire is drained,
         which is where all of it goes: no session over HTTP has subscriptions on other wires.
         """
+        self.send_kept(lambda _: self.session.queued < self._run.limits.outgoing)
         held, self._held = self._held, {}
         for (_, _, about), notification in held.items():
             self.session.notify(notification.method, notification.params, about=about)
@@ -527,18 +792,24 @@ class Conversation:
     async def drain(self) -> None:
         """End the subscriptions in good order, and wait for what is running; the run takes nothing new any more."""
         self._waiting.clear()
-        for _, call, wire in self._share.clear():
+        self._quiet.unpark_all()
+        for _, call, wire, received in self._share.clear():
             self.session.refuse(call.request.id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
             wire.wake()
+            if received is not None:
+                received.drop()
+        self._end_subscriptions()
+        while self._contexts or self._run.parking.waits_for(self):
+            await self.quiet()
+            await self._run.parking.come_back(self)
+
+    def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}
         for id, wire in listening.items():  # sub-08
             result = self._run.publisher.listeners.close(Key(self, id))
             assert result is not None  # what has ended is not listed any more
             self.session.answer(id, result.result)
             wire.wake()
-        while self._contexts or self._run.parking.waits_for(self):
-            await self.quiet()
-            await self._run.parking.come_back(self)
 
     def stop(self) -> None:
         """The server has stopped: so have all handlers, and nothing more goes out on any wire."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.catalog import LISTS
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.revisions import REVISIONS, Revision
 
@@ -20,16 +20,24 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import Icon
 
 __all__ = [
-    "CAPABILITIES", "check_cache", "check_hooks", "check_numbers", "info_of", "offers_of", "revisions_of", "text_of",
+    "CAPABILITIES", "check_cache", "check_hooks", "check_list", "check_numbers", "check_switches", "experimental_of",
+    "info_of", "kind_of", "offers_of", "revisions_of", "text_of",
 ]  # fmt: skip
 
-# What a server declares when it has such things.  Every server tells of changes and may log.
-CAPABILITIES: Mapping[str, JsonObject] = {
-    "tools": {"listChanged": True},
-    "prompts": {"listChanged": True},
-    "resources": {"listChanged": True, "subscribe": True},
-    "completions": {},
+# What a server declares when it has such things, and of which changes it can tell.  Every server may log.
+CAPABILITIES: Mapping[str, Sequence[str]] = {
+    "tools": ("listChanged",),
+    "prompts": ("listChanged",),
+    "resources": ("listChanged", "subscribe"),
+    "completions": (),
 }
+
+
+def kind_of(thing: object) -> str:
+    """What was given instead of something else, for an error; never its value, which may be a secret."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    return "a function" if inspect.isroutine(thing) else type(thing).__name__
 
 
 def text_of(what: str, text: str | None) -> str | None:
@@ -61,7 +69,13 @@ def info_of(
     return info
 
 
+def check_list(what: str, names: Collection[str]) -> None:
+    if isinstance(names, str):
+        raise LocalProtocolError(f"{what} must be a list, also of one name: {what}=[{shown(names)}]")
+
+
 def revisions_of(names: Collection[str]) -> list[Revision]:
+    check_list("revisions", names)
     for name in names:
         if name not in REVISIONS:
             raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
@@ -69,10 +83,26 @@ def revisions_of(names: Collection[str]) -> list[Revision]:
 
 
 def offers_of(names: Collection[str]) -> frozenset[str]:
+    check_list("offers", names)
     for name in names:
         if name not in CAPABILITIES:
             raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
     return frozenset(names)
+
+
+def experimental_of(given: Mapping[str, Mapping[str, Any]] | None) -> JsonObject:
+    """The experimental capability, if there is one.  What it holds is checked where it is declared."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise LocalProtocolError(f"experimental must be a mapping by name, got {kind_of(given)}")
+    return {"experimental": dict(given)}
+
+
+def check_switches(**switches: bool) -> None:
+    for name, on in switches.items():
+        if not isinstance(on, bool):
+            raise LocalProtocolError(f"{name} is True or False, not {on!r}")
 
 
 def check_numbers(page_size: int | None, burst: float, threads: int) -> None:
@@ -86,7 +116,9 @@ def check_numbers(page_size: int | None, burst: float, threads: int) -> None:
 
 def check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
     if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
-        raise LocalProtocolError("middleware is a list of functions, async def (ctx, request, call_next)")
+        raise LocalProtocolError(
+            f"middleware is a list of functions, async def (ctx, request, call_next); got {kind_of(middleware)}"
+        )
     for name, hook in (("lifespan", lifespan), ("filter", filter)):
         if hook is not None and not callable(hook):
             raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")

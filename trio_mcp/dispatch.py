@@ -23,11 +23,10 @@ knows, through its middleware and its filter, with its lifespan.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
-
-import trio
 
 from trio_mcp.arguments import BadArguments
 from trio_mcp.catalog import LISTS, Catalog
@@ -52,6 +51,7 @@ from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
 from trio_mcp.core.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
+from trio_mcp.crew import called
 from trio_mcp.entries import Entry, ToolEntry
 from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
@@ -68,6 +68,7 @@ from trio_mcp.results import (
     tool_failure,
     tool_result,
 )
+from trio_mcp.threads import Threads
 
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
@@ -79,11 +80,15 @@ __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 
 
 class CallNext(Protocol):
-    """What comes after a middleware: gives the result of a request, or raises what the handler did."""
+    """What comes after a middleware: gives the result of a request, or raises what the handler did.
 
-    def __call__(self, request: Request, /) -> Awaitable[JsonObject]: ...
+    Without an argument the request is the one that the middleware was given.
+    """
+
+    def __call__(self, request: Request | None = None, /) -> Awaitable[JsonObject]: ...
 
 
+_Serve: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
 Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
@@ -113,7 +118,7 @@ class Dispatcher:
         *,
         parking: Parking,
         publisher: Publisher,
-        threads: trio.CapacityLimiter,
+        threads: Threads,
     ) -> None:
         self._features = features
         self._parts = parts  # the mounted servers
@@ -143,15 +148,17 @@ class Dispatcher:
         try:
             if not at.middleware:
                 return await serve(self, at, ctx, request)
-            call_next: CallNext = functools.partial(serve, self, at, ctx)
+            call_next: _Serve = functools.partial(serve, self, at, ctx)
             for middleware in reversed(at.middleware):
                 call_next = functools.partial(_pass, middleware, ctx, call_next)
             result = await call_next(request)
         finally:
             ctx.lifespan = outer
         if not isinstance(result, dict):
+            if inspect.iscoroutine(result):
+                result.close()  # or Python would complain as well
             raise LocalProtocolError(
-                f"a middleware returned {type(result).__name__}, and no result, such as await call_next(request) gives"
+                f"a middleware returned {type(result).__name__}, and no result; write return await call_next()"
             )
         return result
 
@@ -227,7 +234,7 @@ class Dispatcher:
 
     def _allows(self, at: Features, principal: Any, entry: Entry) -> bool:
         """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
-        if at.filter is not None and at.filter(principal, entry.model) is not True:
+        if at.filter is not None and called(at.filter, principal, entry.model) is not True:
             return False  # also for anything that is no answer
         return not entry.owners or self._allows(self._parts[entry.owners[0]], principal, entry.inner)
 
@@ -328,7 +335,7 @@ class Dispatcher:
             raise ctx.elsewhere
         while True:
             try:
-                value = await (call() if entry.handler.how is How.ASYNC else self._run(entry.handler, call))
+                value = await (call() if entry.handler.how is How.ASYNC else self._run(entry.handler, call, ctx))
             except RequestError as error:
                 value = _pages(ctx, error)
                 if value is None:
@@ -342,11 +349,11 @@ class Dispatcher:
             ctx.answers = {**ctx.answers, **await ctx.link.ask_raw(ctx, value.questions)}
             ctx.state = value.state
 
-    async def _run(self, handler: Handler, call: Callable[[], Any]) -> Any:
+    async def _run(self, handler: Handler, call: Callable[[], Any], ctx: Context) -> Any:
         if handler.how is How.ASYNC:
             return await call()
         if handler.how is How.THREAD:
-            return await trio.to_thread.run_sync(call, abandon_on_cancel=handler.abandon, limiter=self._threads)
+            return await self._threads.run(call, ctx.holder, abandon=handler.abandon)
         return call()
 
     # Completion.
@@ -363,7 +370,7 @@ class Dispatcher:
                 request = Request(request.id, request.method, {**request.params, "ref": ref})
             return await self._under(found.entry, Dispatcher._complete, ctx, request)
         return completion_result(
-            await self._run(found.handler, found.prepare(ctx, kind, name, argument, value, arguments))
+            await self._run(found.handler, found.prepare(ctx, kind, name, argument, value, arguments), ctx)
         )
 
     # Legacy subscriptions; the modern ones are no requests that anything runs for.
@@ -372,10 +379,15 @@ class Dispatcher:
         uri = request.params.get("uri")
         if isinstance(uri, str) and not self.may_hear(ctx, uri):
             raise ResourceNotFound(uri)
-        return self._publisher.listeners.subscribe(_session_of(ctx), request.params)
+        return self._in_session(ctx, self._publisher.listeners.subscribe)
 
     async def _unsubscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
-        return self._publisher.listeners.unsubscribe(_session_of(ctx), request.params)
+        return self._in_session(ctx, self._publisher.listeners.unsubscribe)
+
+    def _in_session(self, ctx: Context, change: Callable[[Key, JsonObject], JsonObject]) -> JsonObject:
+        """Change what a legacy session listens to.  A client that has ended its input listens to nothing any more."""
+        key = _session_of(ctx)
+        return change(key, ctx.request.params) if key in self._publisher.listeners else {}
 
     def mirrors(self, tool: str) -> Sequence[Mirror]:
         """Which arguments of a tool are repeated in headers."""
@@ -404,8 +416,16 @@ class Dispatcher:
     }
 
 
-async def _pass(middleware: Middleware, ctx: Context, call_next: CallNext, request: Request) -> JsonObject:
-    return await middleware(ctx, request, call_next)
+async def _pass(middleware: Middleware, ctx: Context, call_next: _Serve, request: Request) -> JsonObject:
+    return await middleware(ctx, request, functools.partial(_next, call_next, request))
+
+
+def _next(call_next: _Serve, request: Request, other: Request | None = None, /) -> Awaitable[JsonObject]:
+    if other is None:
+        return call_next(request)
+    if not isinstance(other, Request):
+        raise LocalProtocolError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
+    return call_next(other)
 
 
 def _own(page: JsonObject) -> JsonObject:

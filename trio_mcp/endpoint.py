@@ -12,8 +12,8 @@ Whoever has the connections, an HTTP server of ours or one behind ASGI, does for
 | `initialize` | a session that begins with it |
 | whatever comes in a session | that session |
 
-A request that stands alone is over when its response has ended; when its client closes a modern one before that, it is
-cancelled (cancel-14).
+A request that stands alone is over when its response has ended.  When its client closes a modern one before that, it is
+cancelled (cancel-14); a legacy one goes on, for as long as a session does whose client is absent.
 
 While the server drains no new work is taken: such requests are refused with 503, so that the client asks another
 server.  What belongs to the work that goes on still comes in: answers and cancellations, retries, and whoever comes
@@ -25,7 +25,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import TypeAlias, Unpack
+from functools import partial
+from typing import Any, TypeAlias, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -34,9 +35,10 @@ import trio
 from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
 from trio_mcp.core.headers import Fields, Headers, reply_headers
-from trio_mcp.core.http import judge, screen
+from trio_mcp.core.http import check_session, judge, screen
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
-from trio_mcp.core.replay import MemoryEventLog, NotReplayable, Replay
+from trio_mcp.core.replay import EventLog, MemoryEventLog, NotReplayable
+from trio_mcp.core.shares import LONG, Account, holder_of, weight
 from trio_mcp.core.sse import SseEvent, encode_event, encode_message
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
@@ -52,11 +54,11 @@ from trio_mcp.core.verdicts import (
     endpoint_uri,
     refusal,
 )
+from trio_mcp.crew import called
 from trio_mcp.gate import Caller, Gate, name_of, seconds_left
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
-from trio_mcp.intake import Intake
 from trio_mcp.lanes import Lane, Owner, Response, Traffic, Way
 from trio_mcp.rates import Rates
 from trio_mcp.running import Run
@@ -82,6 +84,8 @@ class Admitted:
 
     head: Screened
     caller: Caller
+    holder: str | None
+    """In whose name it takes of what all clients share."""
     peer: str | None
     headers: Headers
     """Those that handlers get to see."""
@@ -108,14 +112,23 @@ async def send_reply(response: Response, reply: Reply) -> None:
 class _Alone(Owner):
     """A request that brings everything with it, and leaves nothing behind."""
 
-    def __init__(self, run: Run, traffic: Traffic, verdict: Serve, all: set[Conversation]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        traffic: Traffic,
+        verdict: Serve,
+        all: set[Conversation],
+        account: Account,
+        absent: Silence[Conversation],
+    ) -> None:
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
         self._all = all
+        self._absent = absent
         self.lane = Lane(self, Way(verdict.answer, revision), traffic, _ids(verdict.message))
         link = Link.EXCHANGE if self._modern else Link.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
-        self.conversation = Conversation(run, self.lane, link=link, terms=terms, changes=self._modern)
+        self.conversation = Conversation(run, self.lane, account=account, link=link, terms=terms, changes=self._modern)
         all.add(self.conversation)
 
     def pull(self, lane: Lane) -> None:
@@ -124,11 +137,24 @@ class _Alone(Owner):
     def left(self, lane: Lane, retry: float | None = None) -> None:
         if self._modern:
             self.conversation.lost("the client has closed the response stream")  # cancel-14
+        else:
+            self._absent.hear(self.conversation)
 
     def ended(self, lane: Lane) -> None:
         self._all.discard(self.conversation)
         if not self._modern:
+            self._absent.forget(self.conversation)
             self.conversation.lost("the response has ended")
+
+
+class _AuthorsLog:
+    """An event log that raises nothing which ends more than what it is asked for."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(called, getattr(self._log, name))
 
 
 class Endpoint:
@@ -143,16 +169,17 @@ class Endpoint:
         self.public_url = public_url_of(options)
         """Without a slash at its end; None if none was given."""
         self.keep_alive = keep_alive_of(options)
-        self._gate = Gate(options, run.dispatcher.protection(), self.policy.path)
+        protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
+        self._gate = Gate(options, protection, self.policy.path, run.workers, seconds)
         self.places = frozenset(self.policy.places) | self._gate.places
         """The paths at which something is, without a slash at their ends."""
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
         self._rates = Rates(run.limits.request_rate)
-        self.intake = Intake(run.limits)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
         self._alone: set[Conversation] = set()  # requests that belong to no session
+        self._absent: Silence[Conversation] = Silence(run.limits.session_idle_seconds)  # those whose clients have gone
         # Beside those of the run, which may be shared with others and go on without this endpoint.
         self._draining = False
         self._dismissed = False
@@ -162,17 +189,22 @@ class Endpoint:
 
     async def run(self) -> None:
         """Take part in the run, tell that streams live, and end sessions that nobody uses; until it is cancelled."""
-        self._run.connections.add(self)
+        self._run.connections[self] = None
         try:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._sessions.expire)
+                nursery.start_soon(self._end_for_nobody)
                 if self._run.dispatcher.protection() is not None:
                     nursery.start_soon(self._end_with_tokens)
                 while True:
                     (await self._carried.next()).show_life()
         finally:
-            self._run.connections.discard(self)
+            self._run.connections.pop(self, None)
             self.stop()
+
+    async def _end_for_nobody(self) -> None:
+        while True:
+            (await self._absent.next()).lost("the client was absent for too long (Limits.session_idle_seconds)")
 
     async def _end_with_tokens(self) -> None:
         """Streams that stand open end with their tokens, for what they tell is for who has one; the client comes back
@@ -202,17 +234,38 @@ class Endpoint:
             return head
         if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
+        # The address is counted first, or a client could guess credentials as often as it likes; it gets that back when
+        # it is a principal, because many of those may come by one proxy.
+        holder = holder_of(None, peer)
+        if self._rates.limited and (wait := self._rates.wait(holder)):
+            return self._too_often(wait, head.cors)
         caller = await self._gate.caller(request, head.cors)
-        if self._rates.limited and (wait := self._rates.wait(_counted(caller, peer))):
-            why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
-            return busy(429, why, head.cors, math.ceil(wait))
         if isinstance(caller, Reply):
             return caller
+        if (name := name_of(caller)) is not None:
+            address, holder = holder, holder_of(name, None)
+            if self._rates.limited:
+                self._rates.give_back(address)
+                if wait := self._rates.wait(holder):
+                    return self._too_often(wait, head.cors)
+        unknown = check_session(
+            self.policy, request, head, find_session=self._sessions.facts, principal=name_of(caller), prefix=prefix
+        )
+        if unknown is not None:
+            return unknown
         if head.websocket and (refused := self._gate.forbidden(caller, self._run.dispatcher.scopes, head.cors)):
             return refused
-        return Admitted(head, caller, peer, self._gate.passed_on(request.headers))
+        return Admitted(head, caller, holder, peer, self._gate.passed_on(request.headers))
+
+    def _too_often(self, wait: float, cors: Fields) -> Reply:
+        why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
+        return busy(429, why, cors, math.ceil(wait))
 
     # The body.
+
+    def account(self, holder: str | None) -> Account:
+        """Where the bytes are charged that one connection of this holder has sent."""
+        return self._run.bytes.account(holder)
 
     async def serve(self, admitted: Admitted, request: HttpRequest, response: Response, prefix: str = "") -> Gone:
         """Do what the request asks for.  `prefix` is as for `admit`.
@@ -227,7 +280,9 @@ class Endpoint:
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=case.principal,
             screened=admitted.head, prefix=prefix,
         )  # fmt: skip
-        refused = verdict if isinstance(verdict, Reply) else self._forbidden(verdict, case) or self._refused(verdict)
+        refused = (
+            verdict if isinstance(verdict, Reply) else self._forbidden(verdict, case) or self._refused(verdict, case)
+        )
         if refused is not None:
             return await _refuse(refused, case)
         if isinstance(verdict, Serve):
@@ -256,7 +311,7 @@ class Endpoint:
         id = message.id if isinstance(message, Request) else None
         return self._gate.forbidden(case.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
-    def _refused(self, verdict: _Good) -> Reply | None:
+    def _refused(self, verdict: _Good, case: _Case) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._dismissed and isinstance(verdict, Serve)):
@@ -264,8 +319,8 @@ class Endpoint:
         if isinstance(verdict, Serve) and verdict.session is None and not verdict.opens_session:
             return None  # it stands alone
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
-            why = f"{self._limits.sessions} sessions are in use (Limits.sessions)"
-            return None if self._sessions.make_room() else busy(503, why, verdict.cors)
+            why = f"this client has its share of {self._limits.sessions} sessions, all in use (Limits.sessions)"
+            return None if self._sessions.make_room(case.admitted.holder) else busy(503, why, verdict.cors)
         session = self._sessions.get(verdict.session or "")
         opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
@@ -285,7 +340,8 @@ class Endpoint:
             session = self._session(verdict.session)
             conversation, lane = session.conversation, session.answer(verdict.answer, _ids(verdict.message))
         else:
-            alone = _Alone(self._run, self._traffic, verdict, self._alone)
+            account = self.account(case.admitted.holder)
+            alone = _Alone(self._run, self._traffic, verdict, self._alone, account, self._absent)
             conversation, lane = alone.conversation, alone.lane
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # which may go on for ever
             self._stand(lane, case)
@@ -295,9 +351,16 @@ class Endpoint:
 
     async def _open_session(self, verdict: Serve, case: _Case) -> Gone:
         id = self._sessions.new_id()
-        log = MemoryEventLog(self._limits) if self._event_log is None else self._event_log(id)
-        changes = not self.policy.json_only
-        session = HttpSession(self._run, self._traffic, self._sessions, id, case.principal, log, changes=changes)
+        holder = case.admitted.holder
+        log: EventLog
+        if self._event_log is None:
+            log = MemoryEventLog(self._limits, self.account(holder))
+        else:
+            log = cast("EventLog", _AuthorsLog(called(self._event_log, id)))
+        changes, account = not self.policy.json_only, self.account(holder)
+        session = HttpSession(
+            self._run, self._traffic, self._sessions, id, case.principal, log, account=account, changes=changes
+        )
         lane = session.answer(verdict.answer, _ids(verdict.message))
         gone = lane.carry(case.response, verdict.cors)
         self._hear(session.conversation, verdict.message, case, lane)
@@ -315,8 +378,10 @@ class Endpoint:
 
     def _hear(self, conversation: Conversation, message: Message, case: _Case, lane: Lane | None) -> None:
         conversation.hear(
-            message, trio.current_time(), wire=lane, principal=case.admitted.caller, headers=case.admitted.headers
-        )
+            message, trio.current_time(),
+            wire=lane, principal=case.admitted.caller, headers=case.admitted.headers,
+            size=weight(case.request.body, self._limits.values),
+        )  # fmt: skip
 
     async def _open_stream(self, verdict: OpenStream, case: _Case) -> Gone:
         session = self._session(verdict.session)
@@ -330,24 +395,28 @@ class Endpoint:
         if isinstance(replay, NotReplayable):
             return await self._cannot_resume(replay.why, verdict, case)
         resumed = session.find(replay.stream)
-        if resumed is None:
-            return await self._replay(replay, verdict, case)
-        if not resumed.carried and session.streams >= self._limits.streams:
+        if resumed is None and not replay.finished:
+            return await self._cannot_resume("the stream has broken off", verdict, case)
+        if resumed is not None and not resumed.carried and session.streams >= self._limits.streams:
             return await _refuse(self._too_many_streams(verdict.cors), case)
+        missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
+        taken = len(missed) if len(missed) > LONG else 0
+        account = session.conversation.account
+        if (limit := account.take(taken)) is not None:
+            why = f"too much waits to be read by this client; try again later (Limits.{limit})"
+            return await _refuse(busy(503, why, verdict.cors), case)
+        if resumed is None:  # nothing is added to the stream any more
+            try:
+                await case.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
+            finally:
+                account.give(taken)
+            return _nothing
         if resumed in self._standing:
             self._stand(resumed, case)
-        return await _begin(resumed, resumed.carry(case.response, verdict.cors, replay))
+        return await _begin(resumed, resumed.carry(case.response, verdict.cors, missed, taken))
 
     def _stand(self, lane: Lane, case: _Case) -> None:
         self._standing[lane] = trio.current_time() + seconds_left(case.admitted.caller)
-
-    async def _replay(self, replay: Replay, verdict: OpenStream, case: _Case) -> Gone:
-        """The rest of a stream to which nothing is added any more."""
-        if not replay.finished:
-            return await self._cannot_resume("the stream has broken off", verdict, case)
-        missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
-        await case.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
-        return _nothing
 
     async def _cannot_resume(self, why: str, verdict: OpenStream, case: _Case) -> Gone:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
@@ -357,7 +426,8 @@ class Endpoint:
         id = self._sessions.new_id()
         uri = endpoint_uri(self.policy, id, case.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
-        stream = LegacyStream(self._run, self._traffic, self._sessions, id, case.principal, opening)
+        account = self.account(case.admitted.holder)
+        stream = LegacyStream(self._run, self._traffic, self._sessions, id, case.principal, opening, account=account)
         self._sessions.add(id, stream)
         self._stand(stream.lane, case)
         return await _begin(stream.lane, stream.lane.carry(case.response, verdict.cors))
@@ -458,15 +528,9 @@ def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 
-def too_much(cors: Fields = ()) -> Reply:
-    """What is said where more bodies are on their way than can be kept."""
-    return busy(503, "too many long bodies are being received; try again later (Limits.bodies_bytes)", cors)
-
-
-def _counted(caller: Reply | Caller, peer: str | None) -> str:
-    """Whose requests are counted together: where nobody knows who it is, those from one address."""
-    name = None if isinstance(caller, Reply) else name_of(caller)
-    return f"address {peer}" if name is None else f"principal {name}"
+def too_much(limit: str, cors: Fields = ()) -> Reply:
+    """What is said where a body is not read any further, because its client has sent too much that waits."""
+    return busy(503, f"too much waits that this client has sent; try again later (Limits.{limit})", cors)
 
 
 def _nothing() -> None:

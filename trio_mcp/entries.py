@@ -138,9 +138,10 @@ def check_tool_name(name: str) -> None:
 
 class ToolEntry(_NamedEntry):
     """`output`: what the results are checked against, if anything.  `mirrors`: the arguments repeated in headers.
-    `scopes`: what an access token must be good for to call it by HTTP."""
+    `scopes`: what an access token must be good for to call it by HTTP.  `embeds`: its results hold resources, so the
+    server declares that it has some (tool-12)."""
 
-    __slots__ = ("_arguments", "mirrors", "output", "scopes")
+    __slots__ = ("_arguments", "embeds", "mirrors", "output", "scopes")
     kind = "tools"
     what = "tool"
 
@@ -155,6 +156,7 @@ class ToolEntry(_NamedEntry):
         output: Output | None,
         mirrors: Sequence[Mirror] = (),
         scopes: Sequence[str] = (),
+        embeds: bool = False,
     ) -> None:
         check_tool_name(name)
         super().__init__(name, handler, make, replay=replay)
@@ -162,6 +164,7 @@ class ToolEntry(_NamedEntry):
         self.output = output
         self.mirrors = mirrors
         self.scopes = scopes
+        self.embeds = embeds
 
     def prepare(self, ctx: Any, arguments: JsonObject) -> Callable[[], Any]:
         """The call.  Raises BadArguments.  tool-06: the handler never sees what its schema does not allow."""

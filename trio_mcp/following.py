@@ -8,7 +8,6 @@ async with client.follow_tool("forecast", {"city": "Oslo"}) as call:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -16,7 +15,7 @@ from typing import Generic, TypeVar
 import attrs
 import trio
 
-from trio_mcp.caller import OnProgress
+from trio_mcp.caller import OnProgress, Reports
 from trio_mcp.core.errors import SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.groups import open_nursery
@@ -24,8 +23,6 @@ from trio_mcp.groups import open_nursery
 __all__ = ["Follow", "FollowedCall", "Progress"]
 
 T = TypeVar("T")
-
-_REPORTS = 1000  # that wait to be taken; then the oldest are left out, for the last says it all
 
 
 @attrs.frozen
@@ -41,7 +38,7 @@ class FollowedCall(Generic[T]):
     """An asynchronous iterator of `Progress`, for one task at a time; it ends with the call, well or not."""
 
     def __init__(self) -> None:
-        self._reports: deque[Progress] = deque(maxlen=_REPORTS)
+        self._reports: Reports[Progress] = Reports()
         self._news = trio.Event()
         self._over = trio.Event()
         self._result: T | Absent = ABSENT
@@ -58,7 +55,7 @@ class FollowedCall(Generic[T]):
             await self._news.wait()
             self._news = trio.Event()
         await trio.lowlevel.checkpoint()
-        return self._reports.popleft()
+        return self._reports.take()
 
     async def result(self) -> T:
         """The result of the call, once it has ended.  Raises as the call does; SessionClosed if that was cancelled."""
@@ -71,7 +68,7 @@ class FollowedCall(Generic[T]):
         return self._result
 
     def _reported(self, progress: float, total: float | None, message: str | None) -> None:
-        self._reports.append(Progress(progress, total, message))
+        self._reports.add(Progress(progress, total, message))
         self._news.set()
 
     async def _run(self, call: Callable[[OnProgress], Awaitable[T]]) -> None:

@@ -15,7 +15,10 @@ import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError
 from trio_mcp.core.headers import Fields, Headers
@@ -24,11 +27,13 @@ from trio_mcp.core.principals import Principal, covers
 from trio_mcp.core.resource_server import CannotVerify, Protection, ResourceServer
 from trio_mcp.core.terms import stable_name
 from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
+from trio_mcp.crew import Stopped, WorkerPool, called
 from trio_mcp.http_options import HttpOptions, public_url_of
 
 __all__ = ["Caller", "Gate", "name_of", "seconds_left"]
 
 _log = logging.getLogger("trio_mcp")
+T = TypeVar("T")
 _LATER = (("Retry-After", "5"),)  # where tokens come from, things change in seconds
 
 Caller: TypeAlias = Principal | str | None
@@ -44,10 +49,21 @@ def name_of(caller: Caller) -> str | None:
     return caller.name if isinstance(caller, Principal) else caller
 
 
-class Gate:
-    """Raises `LocalProtocolError` for what cannot be.  `path` is that of the endpoint."""
+class _TooSlow(Exception):
+    """A function of the author has not ended in time."""
 
-    def __init__(self, options: HttpOptions, protection: Protection | None, path: str) -> None:
+
+class Gate:
+    """Raises `LocalProtocolError` for what cannot be.  `path` is that of the endpoint.
+
+    Functions of the author run in `workers`, and have so many `seconds`.
+    """
+
+    def __init__(
+        self, options: HttpOptions, protection: Protection | None, path: str, workers: WorkerPool, seconds: float
+    ) -> None:
+        self._workers = workers
+        self._seconds = seconds
         self._authenticate = options.get("authenticate")
         self._resource: ResourceServer | None = None
         if protection is not None:
@@ -72,7 +88,9 @@ class Gate:
         if self._authenticate is None:
             return None
         try:
-            name = await _identified(self._authenticate, request)
+            name = await self._ask("authenticate", partial(_identified, self._authenticate, request))
+        except (_TooSlow, Stopped):
+            return _cannot_tell(cors)
         except Exception:  # noqa: BLE001  # an author's function may raise anything, and that costs this request only
             _log.exception("authenticate has failed")
             return _failed(cors)
@@ -87,14 +105,16 @@ class Gate:
         """auth-19, auth-47: before anything is done for the request."""
         protection = resource.protection
         try:
-            found = protection.verify(token)
-            principal = await found if isinstance(found, Awaitable) else found
+            found = called(protection.verify, token)
+            principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
             if not isinstance(principal, Principal | None):
                 raise LocalProtocolError(f"verify gives a Principal or None, not {type(principal).__name__}")
         except CannotVerify as error:
             _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
             why = "the access token cannot be verified now; try again later"
             return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
+        except (_TooSlow, Stopped):
+            return _cannot_tell(cors)
         except Exception as error:  # noqa: BLE001  # as in `caller`
             # auth-22: whatever an author's function says of a token, the token itself is not for the log.
             _log.error("verify has failed\n%s", _without(token, "".join(traceback.format_exception(error))))
@@ -103,6 +123,12 @@ class Gate:
         if principal is None or seconds_left(principal) <= 0:
             return resource.unauthorized(cors)
         return protection.granted(principal)
+
+    async def _ask(self, name: str, function: Callable[[], Awaitable[T]]) -> T:
+        with trio.move_on_after(self._seconds):
+            return await self._workers.call(function, name)
+        _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, self._seconds)
+        raise _TooSlow
 
     def forbidden(self, caller: Caller, needed: Sequence[str], cors: Fields, id: Id | None = None) -> Reply | None:
         """Why a request is not served that needs these scopes."""
@@ -123,6 +149,14 @@ async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None
     if not isinstance(answer, Awaitable):
         raise LocalProtocolError(f"authenticate is an async def; this one returned {type(answer).__name__}")
     return stable_name(await answer)
+
+
+async def _awaited(found: Awaitable[T]) -> T:
+    return await found
+
+
+def _cannot_tell(cors: Fields) -> Reply:
+    return refusal(503, Error(None, INTERNAL_ERROR, "authentication is not available; try again later"), cors, _LATER)
 
 
 def _without(token: str, text: str) -> str:

@@ -37,17 +37,26 @@ def _same(one: BaseException, other: BaseException | None) -> bool:
     return one is other
 
 
-class open_nursery:
-    """A nursery for tasks that serve its block: they are cancelled when it ends.
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
 
-    If one exception ends it, that leaves as itself; only several make a group.  Cancellation from outside is none: it
-    comes again where there is something to cancel.
+
+class open_nursery:
+    """A nursery for tasks that serve its block: they are cancelled when it ends; with `wait`, it waits for them.
+
+    If one exception ends it, that leaves as itself; only several make a group.  Cancellations count as one exception:
+    they leave as a plain `trio.Cancelled`, that of the block if it has one.
     """
 
     # A class like Trio's own manager: a generator that is dropped (when a run crashes) would be closed by another task,
     # which must not close a nursery, and so hide what happened.
 
-    __slots__ = ("_manager", "_nursery")
+    __slots__ = ("_manager", "_nursery", "_wait")
+
+    def __init__(self, *, wait: bool = False) -> None:
+        self._wait = wait
 
     async def __aenter__(self) -> trio.Nursery:
         self._manager = trio.open_nursery()
@@ -57,15 +66,20 @@ class open_nursery:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        if error is None:
+        if error is None and not self._wait:
             self._nursery.cancel_scope.cancel(reason="what its tasks served has ended")
         try:
             return await self._manager.__aexit__(kind, error, traceback)
         except BaseExceptionGroup as group:
-            failures = group.split(trio.Cancelled)[1]
-            if failures is None or len(failures.exceptions) > 1:
+            cancelled, failures = group.split(trio.Cancelled)
+            if failures is None:
+                assert cancelled is not None  # a group is not empty
+                alone = error if error is not None else _first(cancelled)
+            elif len(failures.exceptions) > 1:
                 raise
-            alone = failures.exceptions[0]  # a group of the block's own is inside that of the nursery
+            else:
+                alone = failures.exceptions[0]  # a group of the block's own is inside that of the nursery
+            del cancelled
         if _same(alone, error):
             return False
         context = alone.__context__

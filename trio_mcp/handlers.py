@@ -106,10 +106,30 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = 
             f"parameter {first.name!r} of {name} would be an argument: this is a method without its object; register "
             "the method of an object instead, such as Notes().read"
         )
+    for parameter in signature.parameters.values():
+        if parameter not in found and parameter.name not in settled:
+            _check_no_context(function, parameter)
     context = found[0].name if found else None
     skip = settled if context is None else settled | {context}
     how = _how(function, thread, abandon)
     return Handler(function, how, abandon=abandon, by_name=True, context=context, skip=skip)
+
+
+def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
+    """Refuse a parameter that is meant for the Context, and would be an argument that no client can give."""
+    name, hint, where = parameter.name, parameter.annotation, f"parameter {parameter.name!r} of {name_of(function)}"
+    if name == "context" and hint is parameter.empty and parameter.default is parameter.empty:
+        raise LocalProtocolError(
+            f"{where} has no type, so clients would have to give it; write {name}: Context for the Context of the "
+            "call, or the type of the argument"
+        )
+    if isinstance(hint, str) and re.fullmatch(_WRITTEN_CONTEXT, hint):
+        from trio_mcp.core.schema import hint_of
+
+        hint = hint_of(function, name)
+    module = getattr(hint, "__module__", None) or ""
+    if getattr(hint, "__name__", None) == "Context" and module.partition(".")[0] in ("mcp", "fastmcp"):
+        raise LocalProtocolError(f"{where} is a Context of {module}; write from trio_mcp import Context")
 
 
 def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = True, abandon: bool = True) -> Handler:

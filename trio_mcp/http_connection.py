@@ -1,8 +1,10 @@
 """One HTTP/1.1 connection: requests are read one after the other, and each is answered before the next is looked at.
 
 One task has the connection, and goes on reading while a response is under way: only so is it noticed that the client
-has gone, which in the modern era cancels what it asked for.  What comes meanwhile is the next request; it is kept, as
-far as the head of one may be long, and who sends more is dropped: nobody could see any more whether it is still there.
+has gone, which in the modern era cancels what it asked for.  What comes meanwhile is the next request; 4 KiB of it are
+kept, and the rest stays with the system until the response has ended.  Then reading tells
+nothing any more, so the socket is asked each second whether its other end is closed.  Only Linux can tell, by
+POLLRDHUP; elsewhere, and where what was sent fills the buffers of both systems, the next write tells.
 
 A client that closes its half has gone as well.  It might be waiting for its answer (RFC 9112, 9.6, lets it), but a
 client that has closed everything looks just the same until something is written, and a call may have nothing to write
@@ -18,11 +20,11 @@ nobody and needs nothing of this.
 |---|---|---|
 | the TLS handshake, and the first byte of a connection | `head_seconds` | closed |
 | the rest of a head | `head_seconds` from its first byte | 408, closed |
-| the rest of a body | `body_seconds`, and a second for each `body_rate` bytes that came | 408, closed |
+| the rest of a body | `body_seconds`, and again after what `body_rate` makes of these | 408, closed |
 | a response, by its client | for ever, as long as the client is there | |
-| the end of a response, by a client that goes on sending | until that is `header_bytes` | dropped |
+| the end of a response, by a client that goes on sending | for ever, and beyond 4 KiB unread | |
 | the next request | `idle_seconds` | closed |
-| the client, to take 16 KiB of what is written | `write_seconds` | dropped |
+| the client, to take what is written | `write_seconds`, and again after what `write_rate` makes of these | dropped |
 
 After a refusal the client may still be sending.  What it would send up to 64 KiB is read and forgotten, and the
 connection kept; else our half is closed, and the rest is read and forgotten for a moment, for a system that closes a
@@ -34,8 +36,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,10 +47,12 @@ import trio
 from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.pace import Pace
+from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
+from trio_mcp.driver import socket_of
 from trio_mcp.endpoint import tell_refusal, too_much
-from trio_mcp.http_wire import CONTINUE, Head, Reader, Refused, chunk, date, head_bytes, refused
-from trio_mcp.intake import Share
+from trio_mcp.http_wire import CONTINUE, LAST_CHUNK, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.silence import Silence
 
@@ -64,7 +69,10 @@ _RECEIVE = 64 * 1024  # bytes that are read at once
 # Bytes that count as progress.  A stream does not tell how much of a write it has got rid of, so a longer one is cut
 # into pieces, and who takes 300 bytes a second is still a reader.
 _PIECE = 16 * 1024
+_COPIED = 64 * 1024  # bytes of a body that are copied, so as to go out in one write with what is before and after
 _FORGOTTEN = 64 * 1024  # bytes of a body that are read for nothing, so as to keep the connection
+_POLLRDHUP = getattr(select, "POLLRDHUP", 0)  # the other end is closed, whatever is still to be read
+_LOOK = 1.0  # seconds after which it is looked for again
 _LINGER = 2.0  # seconds for which the client may read our last words before the connection is closed
 
 
@@ -96,8 +104,8 @@ class Shared:
         self.draining = False
         """Every response is the last of its connection, so that clients look for another server by themselves."""
         self.idle: Silence[HttpConnection] = Silence(limits.idle_seconds)
-        """Those that wait for their next request.  One that has got it stays there until its time is up: to forget and
-        to note it with each request would cost more than to look once."""
+        """Those that wait for their first or next request.  One that has got it stays there until its time is up: to
+        forget and to note it with each request would cost more than to look once."""
         self._date = ""
         self._dated = -math.inf
 
@@ -114,6 +122,14 @@ class Shared:
         return self._date
 
 
+def _has_closed(socket: trio.socket.SocketType) -> bool:
+    if socket.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(socket.fileno(), _POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class HttpConnection:
     """One connection.  `peer` is the client's address, where it has one."""
 
@@ -124,6 +140,7 @@ class HttpConnection:
         self._socket = stream.socket if type(stream) is trio.SocketStream and os.name == "posix" else None
         self._peer = peer
         self._reader = Reader(shared.limits)
+        self._kept = min(LONG, shared.limits.header_bytes)  # bytes of what comes behind a request at work
         # All reading is done in here.  Its deadline moves with what is waited for; when it is cancelled, nothing more
         # is read on this connection.
         self._scope = trio.CancelScope()
@@ -141,6 +158,7 @@ class HttpConnection:
         self._gone: Callable[[], None] | None = None
         self._attending = False
         self._nap: trio.CancelScope | None = None
+        self._pace = Pace(shared.limits.write_seconds, shared.limits.write_rate)  # of the client, as a reader
         # Of the write at hand.
         self._writing: trio.CancelScope | None = None
         self._written: trio.Event | None = None  # where its end is waited for
@@ -173,6 +191,11 @@ class HttpConnection:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being read or answered."""
+        return self._busy
+
     def drain(self) -> None:
         """Take no further request: what is under way is finished."""
         self._last = True
@@ -194,6 +217,7 @@ class HttpConnection:
     # Reading.
 
     async def _begin(self) -> None:
+        self._shared.idle.hear(self)
         self._scope.deadline = trio.current_time() + self._limits.head_seconds
         if isinstance(self._stream, trio.SSLStream):
             try:
@@ -236,20 +260,28 @@ class HttpConnection:
 
     async def _head(self) -> Head | None:
         """The head of the next request, which is not there yet."""
-        reader = self._reader
-        while True:
-            if reader.waiting and not self._busy:
-                self._busy = True
-                limit = self._limits.head_seconds
-                self._late = f"the head of the request was not there after {limit:g} seconds (Limits.head_seconds)"
-                self._scope.deadline = trio.current_time() + limit
-            data = await self._receive(_RECEIVE)
-            if not data:
-                self._over = True
-                return None
-            reader.feed(data)
-            if (head := reader.head()) is not None:
-                return head
+        reader, charge = self._reader, None
+        try:
+            while True:
+                if reader.waiting and not self._busy:
+                    self._busy = True
+                    limit = self._limits.head_seconds
+                    self._late = f"the head of the request was not there after {limit:g} seconds (Limits.head_seconds)"
+                    self._scope.deadline = trio.current_time() + limit
+                data = await self._receive(_RECEIVE)
+                if not data:
+                    self._over = True
+                    return None
+                reader.feed(data)
+                if (head := reader.head()) is not None:
+                    return head
+                if reader.waiting > LONG:
+                    charge = charge or Charge(self._shared.endpoint.account(holder_of(None, self._peer)))
+                    if (beyond := charge.set(reader.waiting)) is not None:
+                        raise Refused(too_much(beyond))
+        finally:
+            if charge is not None:
+                charge.set(0)
 
     def _look_at(self, head: Head) -> None:
         self._busy = True
@@ -280,7 +312,7 @@ class HttpConnection:
             self._cors = admitted.head.cors
             if head.has_body:
                 self._waiting = request
-                body = await self._body(head)
+                body = await self._body(head, admitted.holder)
                 self._waiting = None
                 if body is None:
                     return None
@@ -297,23 +329,29 @@ class HttpConnection:
             self._unread = True
             raise Refused(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
 
-    async def _body(self, head: Head) -> bytes | None:
-        """The body, or None where the client has gone before it was there."""
+    async def _body(self, head: Head, holder: str | None) -> bytes | None:
+        """The body, or None where the client has gone before it was there; it is charged to `holder` until it is."""
         reader, limits = self._reader, self._limits
         body = reader.body()
         if body is not None:
             return body
         if head.expects and not reader.came:
             await self.write(CONTINUE)
-        began = trio.current_time()
+        pace = Pace(limits.body_seconds, limits.body_rate)
+        pace.begin(trio.current_time())
+        held = 0
         self._late = (
-            "the body did not come in time: it has "
-            f"{limits.body_seconds:g} seconds and one more for each {limits.body_rate:g} bytes "
-            "(Limits.body_seconds, Limits.body_rate)"
+            f"the body did not come in time: within {limits.body_seconds:g} seconds it has to be whole, or to go on at "
+            f"{limits.body_rate:g} bytes a second (Limits.body_seconds, Limits.body_rate)"
         )
-        with Share(self._shared.endpoint.intake) as share:
+        with Charge(self._shared.endpoint.account(holder)) as charge:
             while body is None:
-                self._scope.deadline = began + limits.body_seconds + reader.came / limits.body_rate
+                if (limit := charge.set(reader.held)) is not None:
+                    raise Refused(too_much(limit))
+                if reader.held > held:  # the heads of chunks are no progress
+                    pace.move(reader.held - held, trio.current_time())
+                    held = reader.held
+                self._scope.deadline = pace.deadline
                 if reader.lags:
                     await trio.lowlevel.checkpoint()
                 elif data := await self._receive(_RECEIVE):
@@ -322,8 +360,6 @@ class HttpConnection:
                     self._over = True
                     return None
                 body = reader.body()
-                if not share.fits(reader.held):
-                    raise Refused(too_much())
         self._scope.deadline = math.inf
         return body
 
@@ -340,7 +376,7 @@ class HttpConnection:
         self._last = self._last or self._unread
         await response.begin(reply.status, reply.headers, reply.body, more=False)
         if wanting and not self._unread:
-            await self._body(head)
+            await self._body(head, holder_of(None, self._peer))
 
     async def _attend(self, response: _Response) -> None:
         """Read on while the response is under way.  Always a checkpoint, be it in waiting for the next request."""
@@ -352,10 +388,10 @@ class HttpConnection:
             while not response.over and not self._over:
                 if not reader.waiting:
                     # The end of the response does not wake us: what comes then is the next request.
-                    data = await self._receive(_RECEIVE)
+                    data = await self._receive(self._kept)
                 else:
                     with trio.CancelScope() as self._nap:
-                        data = await self._receive_or_wait(self._limits.header_bytes - reader.waiting, response)
+                        data = await self._receive_or_wait(self._kept - reader.waiting, response)
                     if self._nap.cancelled_caught:
                         continue
                 if not data:
@@ -365,11 +401,17 @@ class HttpConnection:
             self._attending, self._nap = False, None
 
     async def _receive_or_wait(self, most: int, response: _Response) -> bytes:
-        if most <= 0 and not response.ending:
-            return b""  # as good as gone
-        if most <= 0:  # the client may have all of its answer, before we know it, and be in its next request
+        """At most so much; where that is nothing, wait for the end of the response, or of the client."""
+        if most > 0:
+            return await self._receive(most)
+        inner = socket_of(self._stream)
+        if inner is None or not _POLLRDHUP:
             await trio.sleep_forever()
-        return await self._receive(most)
+        while True:
+            await trio.sleep(_LOOK)
+            # The client may have all of its answer, before we know it, and have closed in good order.
+            if not response.ending and _has_closed(inner.socket):
+                return b""
 
     async def _receive(self, most: int) -> bytes:
         """As `receive_some`, or nothing where that fails: either way no more will come."""
@@ -403,22 +445,22 @@ class HttpConnection:
         self._last = self._unread = True
         await _Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes, *more: bytes) -> None:
         """Send; raises BrokenResourceError where that is not possible any more, and nothing else cuts it short."""
         if self._over:
             raise trio.BrokenResourceError("the client has gone")
         try:
             if self._shared.tap is not None:
-                self._shared.tap("out", data)
+                self._shared.tap("out", b"".join((data, *more)))
             taken = self._write_at_once(data)
-            if taken == len(data):
+            if taken == len(data) and not more:
                 return
-            data = data[taken:]
+            self._pace.begin(trio.current_time())
             with trio.CancelScope(shield=True, deadline=self._patience()) as self._writing:
-                if len(data) <= _PIECE:
-                    await self._stream.send_all(data)
-                else:
-                    await self._write_in_pieces(data, self._writing)
+                await self._write_in_pieces(
+                    (memoryview(data)[taken:], *[memoryview(each) for each in more]), self._writing
+                )
+                self._pace.end(trio.current_time())
                 return
         except GONE as error:
             self._break()
@@ -432,7 +474,7 @@ class HttpConnection:
             if self._written is not None:
                 self._written.set()
         self._break()
-        raise trio.BrokenResourceError("the client reads nothing (Limits.write_seconds)")
+        raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
 
     def _write_at_once(self, data: bytes) -> int:
         """How many bytes of it the system has taken without anybody having to wait."""
@@ -443,14 +485,16 @@ class HttpConnection:
         except OSError:  # there is no room, or no client: `send_all` waits for the one, and knows how to tell the other
             return 0
 
-    async def _write_in_pieces(self, data: bytes, scope: trio.CancelScope) -> None:
-        with memoryview(data) as whole:
+    async def _write_in_pieces(self, pieces: Iterable[memoryview], scope: trio.CancelScope) -> None:
+        for data in pieces:
             for start in range(0, len(data), _PIECE):
                 scope.deadline = self._patience()
-                await self._stream.send_all(whole[start : start + _PIECE])
+                piece = data[start : start + _PIECE]
+                await self._stream.send_all(piece)
+                self._pace.move(len(piece), trio.current_time())
 
     def _patience(self) -> float:
-        return min(trio.current_time() + self._limits.write_seconds, self._deadline)
+        return min(self._pace.deadline, self._deadline)
 
     def answered(self) -> None:
         """The response at hand is whole."""
@@ -551,13 +595,19 @@ class _Response:
     async def _write(self, head: bytes, data: bytes, more: bool) -> None:
         if self.over:
             raise trio.BrokenResourceError("this response has ended")
+        after = b""
         if self._bodiless:
             data = b""
+        elif len(data) > _COPIED:
+            if self._chunked:
+                head, after = head + b"%x\r\n" % len(data), b"\r\n" if more else b"\r\n" + LAST_CHUNK
         elif self._chunked:
             data = chunk(data, last=not more)
         self.ending = not more
         try:
-            if head or data:
+            if len(data) > _COPIED:
+                await self._connection.write(head, data, after)
+            elif head or data:
                 await self._connection.write(head + data)
         except BaseException:
             self.over = True

@@ -8,13 +8,18 @@ cancellation.  What belongs to no request comes by one more stream, in the legac
 HTTP+SSE, the transport of 2024-11-05, has one stream for all, and nothing comes back by a POST but whether it was
 taken.
 
+A stream that has sent keep-alives, and is then silent for three of their intervals, is broken.
+
+When a call of the legacy era is cancelled, its stream is read on for a while: a gateway may have nothing else to send
+by what belongs to other requests, or to none.
+
 How messages are sent is the same for both, and stands in `http_posts`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
@@ -29,6 +34,7 @@ from trio_mcp.core.http_client import (
     Challenged,
     Exchange,
     Failed,
+    KeepAlives,
     NoStream,
     Reconnect,
     ReplyVerdict,
@@ -38,12 +44,14 @@ from trio_mcp.core.http_client import (
     read_answer,
     read_endpoint,
 )
-from trio_mcp.core.jsonrpc import Error, Id, Request, decode
+from trio_mcp.core.jsonrpc import PROGRESS, Error, Id, Message, Notification, Request, decode
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
+from trio_mcp.core.shares import weight
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 from trio_mcp.http_posts import (
+    ACKNOWLEDGED,
     Flight,
     Listen,
     NeedsSse,
@@ -65,6 +73,11 @@ ENDPOINT = 10.0
 
 _GOODBYE = 2.0  # seconds for the DELETE of a session
 
+# Streams of cancelled calls that are read on at once, and seconds for each: since something came that was not about the
+# call, and in all.  Each is a connection, which the server may keep open because it answers no cancelled call.
+_LEFT = 8
+_LEFT_SILENT, _LEFT_IN_ALL = 300.0, 3600.0
+
 
 @attrs.define(eq=False, repr=False)
 class _Stream:
@@ -72,11 +85,15 @@ class _Stream:
 
     exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
     resumption: StreamResumption
+    flight: Flight | None = None  # of the request that it answers
     begun: trio.Event = attrs.field(factory=trio.Event)  # it has been asked for, however that went
     opened: bool = False
     tried: int = 0  # connections by GET
     held: float = 0  # seconds, of the last connection
     settled: bool = False  # what was asked for has come
+    reader: EventReader = attrs.field(init=False)  # of the last connection
+    keep_alives: KeepAlives = attrs.field(factory=KeepAlives)  # likewise
+    until: float = 0  # when it is not read on any more, once nobody waits for the answer
     broken: McpError | None = None  # how its last connection ended, unless in good order
 
 
@@ -105,7 +122,7 @@ class HttpLink(Posts):
 
     async def _stand(self, standing: trio.Event) -> None:
         resumption = StreamResumption(self._revision, standalone=True)
-        stream = _Stream(self._exchange(None, "GET"), resumption, standing)
+        stream = _Stream(self._exchange(None, "GET"), resumption, begun=standing)
         try:
             verdict = await self._follow(stream, Reconnect(0, ""))
         except McpError as error:
@@ -142,7 +159,7 @@ class HttpLink(Posts):
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
             nonlocal stream
-            stream = _Stream(exchange, StreamResumption(exchange.revision))
+            stream = _Stream(exchange, StreamResumption(exchange.revision), flight)
             flight.streams = True
             self._news.unpark_all()
             await self._listen(stream, reply)
@@ -165,6 +182,7 @@ class HttpLink(Posts):
         """Take the stream up again, until what was asked for has come, or it is over."""
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
+            scope.deadline = math.inf
             if stream.tried > 1 and not stream.resumption.last_event_id:
                 self._caller.missed(for_good=False)  # nothing was kept for us since the last one
             await self._listen(stream, reply)
@@ -174,7 +192,13 @@ class HttpLink(Posts):
             stream.tried += 1
             get = self._exchange(None, "GET", stream.exchange.url)
             try:
-                verdict = await self._ask(get, listen, after=plan.last_event_id)
+                with trio.CancelScope() as scope:
+                    if stream.keep_alives.patience < math.inf:
+                        # Other servers may send the head of a stream not before its first event.
+                        scope.deadline = trio.current_time() + max(stream.keep_alives.patience, ACKNOWLEDGED)
+                    verdict = await self._ask(get, listen, after=plan.last_event_id)
+                if scope.cancelled_caught:
+                    raise ReplyBroken("the server does not answer, which sent keep-alives before", sent=True)
             except (ConnectionFailed, ReplyBroken, AuthorizationFailed) as error:
                 if isinstance(error, AuthorizationFailed) and not error.passes:
                     raise
@@ -195,22 +219,50 @@ class HttpLink(Posts):
 
     async def _listen(self, stream: _Stream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
-        reader = EventReader(self._limits.message_bytes)
+        stream.reader, stream.keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
         stream.opened, stream.broken = True, None
         stream.begun.set()
         start = trio.current_time()
         try:
-            while not stream.settled and (data := await reply.receive()):
-                events = reader.feed(data)
-                stream.resumption.heard(reader, events)
-                for event in events:
-                    if not stream.settled:
-                        self._take(stream, event)
+            await self._read(stream, reply)
             if stream.settled and not reply.done and not self._over:  # nobody is to wait for its end
                 self._nursery.start_soon(self._finish, reply.leave(), name="the end of a stream")
         except ReplyBroken as error:
             stream.broken = error
+        except trio.Cancelled:
+            given_up = stream.flight is not None and not stream.flight.answered
+            if given_up and self._session.opened and self._revision.handshake and not self._over:
+                self._nursery.start_soon(self._read_on, stream, reply.leave(), name="the stream of a cancelled call")
+            raise
         stream.held = trio.current_time() - start
+
+    async def _read(self, stream: _Stream, reply: HttpReply) -> None:
+        reader, keep_alives = stream.reader, stream.keep_alives
+        while not stream.settled and (data := await self._receive(reply, keep_alives.patience)):
+            comments = reader.comments
+            events = reader.feed(data)
+            stream.resumption.heard(reader, events)
+            keep_alives.heard(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
+            for event in events:
+                if not stream.settled:
+                    self._take(stream, event)
+            await self._has_room()
+
+    async def _read_on(self, stream: _Stream, block: AbstractAsyncContextManager[HttpReply]) -> None:
+        """Hear what else is said on the stream of a request that nobody waits for any more."""
+        start = trio.current_time()
+        stream.until = start + _LEFT_IN_ALL
+        with self._running(start + _LEFT_SILENT) as scope:
+            async with block as reply:
+                if len(self._left) == _LEFT:
+                    self._left.pop(next(iter(self._left))).cancel(reason="too many streams of cancelled calls")
+                self._left[stream] = scope
+                try:
+                    with suppress(ReplyBroken):
+                        await self._read(stream, reply)
+                        await drain(reply)
+                finally:
+                    self._left.pop(stream, None)
 
     async def _finish(self, block: AbstractAsyncContextManager[HttpReply]) -> None:
         with self._running():
@@ -231,6 +283,10 @@ class HttpLink(Posts):
             self._settle(exchange.message, read_answer(exchange, message))
         else:
             about = exchange.message.id if isinstance(exchange.message, Request) else None
+            if stream in self._left and not _is_progress(message, about):
+                self._left[stream] = scope = self._left.pop(stream)  # behind the others
+                scope.deadline = min(trio.current_time() + _LEFT_SILENT, stream.until)
+            self.size = weight(event.data, self._limits.values)
             self._caller.hear(message, trio.current_time(), about=about)
 
     def _skip(self, stream: _Stream, event: Oversized) -> None:
@@ -240,6 +296,21 @@ class HttpLink(Posts):
         else:  # It is the answer, most likely, and who waited for another might wait for ever.
             stream.settled = True
             self._settle(stream.exchange.message, Failed(why))
+
+
+def _is_keep_alive(commented: bool, events: Sequence[SseEvent | Oversized]) -> bool:
+    """Whether what came with these events says that the server is there, and nothing else."""
+    return (commented or bool(events)) and all(
+        isinstance(each, SseEvent) and each.id is None and (not each.data or each.event not in ("message", "endpoint"))
+        for each in events
+    )
+
+
+def _is_progress(message: Message, id: Id | None) -> bool:
+    """Whether this is nothing but progress of that request of ours."""
+    if not isinstance(message, Notification) or message.method != PROGRESS:
+        return False
+    return message.params.get("progressToken") in (id, str(id))
 
 
 class SseLink(Posts):
@@ -302,7 +373,8 @@ class SseLink(Posts):
                 cause = error
         if self._target is None:
             raise closed_here() if self._over else _no_endpoint(verdict)
-        ended = SessionClosed("the server has ended the event stream of the session")
+        how = "the server has ended the event stream of the session"
+        ended = SessionClosed(how if cause is None else f"the event stream of the session has broken: {cause}")
         if self._session.terms is not None:
             ended = SessionLost(True, str(ended))  # but another may be had
         ended.__cause__ = cause
@@ -311,9 +383,12 @@ class SseLink(Posts):
     async def _listen(
         self, exchange: Exchange, reply: HttpReply, scope: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> None:
-        reader = EventReader(self._limits.message_bytes)
-        while data := await reply.receive():
-            for event in reader.feed(data):
+        reader, keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
+        while data := await self._receive(reply, keep_alives.patience):
+            comments = reader.comments
+            events = reader.feed(data)
+            keep_alives.heard(trio.current_time(), keep_alive=_is_keep_alive(reader.comments > comments, events))
+            for event in events:
                 if self._target is None:
                     target = read_endpoint(exchange.url, event)
                     if isinstance(target, Failed):
@@ -327,7 +402,10 @@ class SseLink(Posts):
                     why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
                     raise RemoteProtocolError(why)
                 elif event.event == "message" and event.data:
-                    self._caller.hear(decode(event.data, self._limits), trio.current_time())
+                    message = decode(event.data, self._limits)
+                    self.size = weight(event.data, self._limits.values)
+                    self._caller.hear(message, trio.current_time())
+            await self._has_room()
 
 
 def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:

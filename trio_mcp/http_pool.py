@@ -43,8 +43,10 @@ from trio_mcp.outbox import CLOSING, GONE
 
 __all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 
-KEPT = 75.0
-"""Seconds for which a connection is kept without a request.  Servers close theirs after 5 to 75 as a rule."""
+KEPT = 50.0
+"""Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule, and our server
+after 75 (`Limits.idle_seconds`): who closes first loses no request, and a call that is sent as the server closes may
+not be sent again.  Of servers that close after 5 the end is nearly always seen before the next request."""
 
 # Kept for one origin: more are open only while as many calls run at once.  A program that has some calls at a time
 # would else close most of its connections with each round of them, and a new one costs as much as several calls.
@@ -251,7 +253,7 @@ def _written(method: str, target: str, authority: str, fields: Fields, extra: st
 class _Exchange(AbstractAsyncContextManager["HttpReply"]):
     """The block of one request."""
 
-    __slots__ = ("_link", "_pool", "_reply", "_request", "_route")
+    __slots__ = ("_link", "_pool", "_reply", "_request", "_route", "_sent")
 
     def __init__(self, pool: HttpPool, route: _Route, request: _Request) -> None:
         self._pool = pool
@@ -259,6 +261,7 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
         self._request = request
         self._link: _Connection | None = None
         self._reply: HttpReply | None = None
+        self._sent = False  # all of it, on a connection before
 
     async def __aenter__(self) -> HttpReply:
         if self._link is not None:
@@ -266,7 +269,13 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
         link = await self._pool._kept(self._route)
         if link is not None and (head := await self._ask(link, again=True)) is not None:
             return self._begin(link, head)
-        link = await self._pool._fresh(self._route)
+        self._sent = link is not None and link.written
+        try:
+            link = await self._pool._fresh(self._route)
+        except ConnectionFailed as error:
+            if not self._sent:
+                raise
+            raise ReplyBroken(f"{self._request.name}: {error}", sent=True) from error
         head = await self._ask(link, again=False)
         assert head is not None
         return self._begin(link, head)
@@ -286,7 +295,8 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
             began = link.reader.began
             if again and not began and (request.replayable or not link.written):
                 return None
-            raise ReplyBroken(f"{request.name}: {error}", sent=link.written or began) from error.__cause__
+            sent = self._sent or link.written or began
+            raise ReplyBroken(f"{request.name}: {error}", sent=sent) from error.__cause__
         except BaseException:
             await link.close()
             raise

@@ -18,17 +18,23 @@ What a reply means is decided in `core.http_client`; here it is done:
 | RefreshTools, Challenged, Failed | the request fails with an error of its own |
 
 A request that cannot be answered any more fails at once, alone, and with the cause chained; while the session is being
-opened it takes the link with it.  What else cannot be told the server (a notification; an answer, also when it is sent
-a second time on another connection) is a mistake that is reported.  So nothing here needs a timeout: a connection that
-ends is seen, and how long a server that is there may think is for the scope of whoever asked.
+opened it takes the link with it.  An answer that does not get through is sent again for a minute, since the server and
+a caller of ours both wait for it; then the session is lost.  So is ``notifications/initialized``, without which the
+server says nothing by itself.  What else cannot be told the server (another notification, an answer that it refuses) is
+a mistake that is reported.  So nothing here needs a timeout: a connection that ends is seen,
+and how long a server that is there may think is for the scope of whoever asked.
 
 Messages overtake each other, but for one rule: until the server has taken ``notifications/initialized`` nothing goes
 that may not precede it, because servers judge in order of arrival.
+
+A server may ask faster than it takes the answers.  So only `_ANSWERS` of them are on their way at once; while
+`Limits.outgoing` others wait, its streams are not read.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
@@ -36,8 +42,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, HeadersRefused, SessionLost, Unauthorized, repeated
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized, repeated
+from trio_mcp.core.errors import (
+    ConnectionFailed,
+    LocalProtocolError,
+    McpError,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
+)
 from trio_mcp.core.headers import (
     EVENT_STREAM,
     LAST_EVENT_ID,
@@ -93,6 +106,11 @@ bounds it, and calls may wait for it."""
 
 _MOVES = 5  # redirects in a row: a URL that was moved has one or two of them, a loop has no end
 _LEFTOVERS = 1.0  # seconds for the end of a reply that has said all, so that its connection can be used again
+_ANSWERS = 32  # on their way to the server at once, each on a connection
+# Seconds from one attempt to give an answer to the next: a server that restarts has a minute.
+_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0)
+_BROKEN = 3  # attempts to end the handshake that the server may break off
+_BUSY = frozenset({429, 502, 503, 504})  # of a server, or of a proxy before it, that may do better later
 _GRACE = 1.0  # seconds for requests that were sent to a lost session to be refused like the first of them
 
 # What may go out a second time if the server closed the connection as it was sent: whatever changes nothing, or comes
@@ -113,18 +131,6 @@ _OURS = frozenset(
 Listen: TypeAlias = "Callable[[Exchange, HttpReply], Awaitable[None]]"
 
 
-class NotAnswered(SessionClosed):
-    """One request has no answer, and will have none; the session goes on.
-
-    `status` is that of the reply, where it was one that says so; `request_may_have_run` is False if it surely has not.
-    """
-
-    def __init__(self, why: str, *, status: int | None = None, request_may_have_run: bool = True) -> None:
-        super().__init__(why)
-        self.status = status
-        self.request_may_have_run = request_may_have_run
-
-
 class NeedsSse(McpError):
     """The server does not take `initialize` here; it may be one of HTTP+SSE, which begins with a GET."""
 
@@ -137,6 +143,7 @@ class Flight:
     sent: bool = False
     streams: bool = False  # the server has begun to answer
     awaited: bool = False  # it is carried by whoever waits for the answer
+    answered: bool = False  # by another stream
 
 
 class Posts:
@@ -155,6 +162,7 @@ class Posts:
         mirrors: Callable[[str], Sequence[Mirror]],
         authorization: Authorization | None = None,
     ) -> None:
+        self.size = 0
         self._caller = caller
         self._session = caller.session
         self._limits = caller.session.limits
@@ -170,6 +178,11 @@ class Posts:
         self._flights: dict[Id, Flight] = {}
         self._probe: Id | None = None  # the last request that was to open the session
         self._scopes: set[trio.CancelScope] = set()  # of everything that runs
+        self._answers: deque[Message] = deque()  # that wait
+        self._answering = 0  # tasks that carry them
+        # Streams of cancelled calls that are read on, from the one that was silent for longest.
+        self._left: dict[object, trio.CancelScope] = {}
+        self._room = trio.lowlevel.ParkingLot()  # there are fewer of them
         self._withheld: set[Id] = set()  # requests that nobody has seen, so that nobody need be told of their end
         self._ready = trio.Event()  # the server has been told that the handshake is over, or there is none
         self._news = trio.lowlevel.ParkingLot()  # a reply has begun, or a message has landed
@@ -181,24 +194,52 @@ class Posts:
 
     def wake(self) -> None:
         for message in self._outgoing():
-            flight = self._begin(message)
-            if flight is not None:
-                self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
+            self._send(message)
 
     def bring(self, id: Id) -> Awaitable[None] | None:
-        mine: tuple[Message, Flight] | None = None
+        mine: Awaitable[None] | None = None
         for message in self._outgoing():
-            flight = self._begin(message)
-            if flight is None:
-                continue
-            if isinstance(message, Request) and message.id == id:
-                mine = message, flight
-            else:
+            if not isinstance(message, Request) or message.id != id:
+                self._send(message)
+            elif (flight := self._begin(message)) is not None:
+                flight.awaited = True
+                mine = self._carry(message, flight)
+        return mine
+
+    def _send(self, message: Message) -> None:
+        """Have it carried by a task of its own, or an answer by one of those that carry answers."""
+        if not isinstance(message, Result | Error | Batch):
+            if (flight := self._begin(message)) is not None:
                 self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
-        if mine is None:
-            return None
-        mine[1].awaited = True
-        return self._carry(*mine)
+            return
+        self._answers.append(message)
+        if self._answering < _ANSWERS:
+            self._answering += 1
+            self._nursery.start_soon(self._carry_answers, name="to the server: answers")
+
+    async def _carry_answers(self) -> None:
+        try:
+            while self._answers:
+                message = self._answers.popleft()
+                if (flight := self._begin(message)) is not None:
+                    await self._carry(message, flight)
+                self._room.unpark_all()
+        finally:
+            self._answering -= 1
+
+    async def _receive(self, reply: HttpReply, patience: float) -> bytes:
+        """As `HttpReply.receive`; a silence of so many seconds is the end of the connection."""
+        if patience == math.inf:
+            return await reply.receive()
+        with trio.move_on_after(patience):
+            return await reply.receive()
+        why = f"nothing came for {patience:g} seconds, in which there were keep-alives before: the line is dead"
+        raise ReplyBroken(why, sent=True)
+
+    async def _has_room(self) -> None:
+        """Wait until no more answers wait than may; for whoever reads what the server says."""
+        while len(self._answers) > self._limits.outgoing:
+            await self._room.park()
 
     def _outgoing(self) -> list[Message]:
         """What can be sent now."""
@@ -216,6 +257,7 @@ class Posts:
     def settled(self, id: Id) -> None:
         flight = self._flights.get(id)
         if flight is not None and flight.awaited:  # by another stream; whoever waits for it is not to wait for this one
+            flight.answered = True
             self.forget(id)
 
     def forget(self, id: Id) -> None:
@@ -224,6 +266,9 @@ class Posts:
             if not flight.sent:
                 self._withheld.add(id)
             flight.scope.cancel(reason="nobody waits for the answer")
+
+    def give_up(self, why: str) -> None:
+        self._lose(lambda: SessionLost(True, why))
 
     def _begin(self, message: Message) -> Flight | None:
         """What is to be carried; None if it cannot be any more."""
@@ -260,7 +305,7 @@ class Posts:
                     self._fail(message, why)
                 except McpError as error:
                     self._fail(message, error)
-                if isinstance(message, Notification) and message.method == _INITIALIZED:
+                if _is_initialized(message):
                     self._ready.set()  # however it went: a server that refused it refuses what follows, or does not
         finally:
             self._scopes.discard(flight.scope)
@@ -301,17 +346,25 @@ class Posts:
         moves = 0
         body = b"" if exchange.message is None else self._encoded(exchange.message)
         answers = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
-        repeated = False
+        # Without `initialized` a server asks nothing and tells of no change, for as long as the session lives.  But
+        # some servers break off over it, or do not reply to it, and are fine otherwise.
+        owed = answers or _is_initialized(exchange.message)
+        broken = 0  # attempts that the server may have taken
+        pauses = iter(_PAUSES)
         send = self._attempt if self._authorization is None else self._authorized
         while True:
             try:
                 status, verdict = await send(exchange, body, listen, after)
-            except ReplyBroken:
-                if repeated or not answers:
+            except (ReplyBroken, ConnectionFailed, NotAnswered) as error:
+                broken += not isinstance(error, ConnectionFailed)
+                if not owed or (not answers and (broken > _BROKEN or isinstance(error, NotAnswered))):
                     raise
-                repeated = True
+                await self._pause(pauses, f"{name_of(exchange.message)} did not reach the server: {error}")
                 continue
-            if repeated and status in (400, 404, 409):  # it was taken the first time, and nobody waits for it now
+            if answers and status in _BUSY and not isinstance(verdict, RetryAfter):
+                await self._pause(pauses, f"{name_of(exchange.message)} did not reach the server: HTTP {status}")
+                continue
+            if answers and broken and status in (400, 404, 409):  # the first attempt has got there
                 return Accepted()
             if isinstance(verdict, Redirected):
                 moves += 1
@@ -325,6 +378,15 @@ class Posts:
                 exchange = attrs.evolve(exchange, again=True)
             else:
                 return verdict
+
+    async def _pause(self, pauses: Iterator[float], why: str) -> None:
+        """Before what the server waits for is sent again; a caller of ours waits for the server.  After the last pause
+        the session is lost, so that both hear of it."""
+        pause = next(pauses, None)
+        if pause is None:
+            self._lose(lambda: SessionLost(True, why))
+            pause = 0.0  # in which this is cancelled
+        await trio.sleep(pause)
 
     async def _authorized(
         self, exchange: Exchange, body: bytes, listen: Listen | None, after: str
@@ -485,6 +547,8 @@ class Posts:
         """Nothing more is sent or heard."""
         self._over = True
         self._flights.clear()
+        self._answers.clear()
+        self._room.unpark_all()
         self._caller.lost(failure)
         for scope in list(self._scopes):
             scope.cancel(reason="the session is over")
@@ -497,6 +561,10 @@ class Posts:
 
 def name_of(message: Message | None) -> str:
     return message.method if isinstance(message, Request | Notification) else "an answer"
+
+
+def _is_initialized(message: Message | None) -> bool:
+    return isinstance(message, Notification) and message.method == _INITIALIZED
 
 
 def _cancelled(message: Message) -> Id | None:

@@ -28,6 +28,7 @@ import trio
 
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.duplex import keep_alive
 from trio_mcp.http_replies import ReplyReader
 from trio_mcp.outbox import GONE
 
@@ -229,6 +230,7 @@ async def _dial(
         stream = await connect(first.host, first.port)
     except OSError as error:
         raise ConnectionFailed(f"no connection to {name}: {_why(error)}") from error
+    keep_alive(stream)
     try:
         if first.scheme == "https":
             stream = await _secured(stream, first.host, name, context())

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from trio_mcp.core.errors import RemoteProtocolError, shown
 from trio_mcp.core.headers import Headers
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.http_chunks import ChunkError, ChunkReader, take
 
 __all__ = ["ReplyHead", "ReplyReader"]
 
@@ -36,10 +37,7 @@ class _Part(Enum):
     HEAD = "head"
     LENGTH = "a body of a known length"
     CLOSE = "a body that ends with the connection"
-    SIZE = "the size of a chunk"
-    CHUNK = "a chunk"
-    AFTER = "the line break after a chunk"
-    TRAILER = "the fields after the last chunk"
+    CHUNKS = "a body in chunks"
     DONE = "done"
 
 
@@ -50,16 +48,19 @@ class ReplyReader:
     that the request was one whose reply has no body, whatever its head says: HEAD, or CONNECT.
     """
 
-    __slots__ = ("_bodiless", "_buffer", "_ended", "_keep", "_left", "_lines", "_most", "_part", "_seen", "began")
+    __slots__ = (
+        "_bodiless", "_buffer", "_chunks", "_ended", "_keep", "_left", "_lines", "_most", "_part", "_seen", "began",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, *, bodiless: bool = False) -> None:
         self._most = limits.header_bytes
         self._bodiless = bodiless
         self._buffer = bytearray()
         self._seen = 0  # bytes of it in which no line, or no head, ends
-        self._lines = 0  # bytes of heads, or of trailers, so far
+        self._lines = 0  # bytes of heads so far
         self._left = 0  # bytes of the body, or of the chunk at hand, that have not come
         self._part = _Part.HEAD
+        self._chunks: ChunkReader | None = None
         self._ended = False
         self._keep = False
         self.began = False
@@ -127,11 +128,10 @@ class ReplyReader:
             raise RemoteProtocolError(f"the head of the reply has more than {self._most} bytes (Limits.header_bytes)")
         self._seen = 0 if end else len(buffer)
         self._lines += end
-        return self._give(end) if end else None
+        return take(self._buffer, end) if end else None
 
     def _frame(self, minor: str, status: int, headers: Headers) -> None:
         """How the body is framed: RFC 9112, 6.3."""
-        self._lines = 0
         coding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
         # What HTTP/1.0 calls keep-alive is not the same everywhere.
         self._keep = minor != "0" and "close" not in _listed(headers.get("Connection", ""))
@@ -143,7 +143,8 @@ class ReplyReader:
             # "A Transfer-Encoding ... overrides the Content-Length", which "ought to be handled as an error"; and 1.0
             # has none.  Somebody before us may have read the other way.
             self._keep = self._keep and length is None and minor != "0"
-            self._part = _Part.SIZE
+            self._part = _Part.CHUNKS
+            self._chunks = ChunkReader(self._most)
         elif length is not None:
             if not _LENGTH.fullmatch(length):  # several that differ are a list here
                 raise RemoteProtocolError("the Content-Length of the reply is not one number")
@@ -158,87 +159,32 @@ class ReplyReader:
     def body(self) -> bytes:
         """What has come of the body since; nothing if that is nothing yet, or all of it was given out."""
         if self._part is _Part.LENGTH:
-            data = self._give(self._left)
+            data = take(self._buffer, self._left)
             self._left -= len(data)
             if not self._left:
                 self._part = _Part.DONE
         elif self._part is _Part.CLOSE:
-            data = self._give(len(self._buffer))
+            data = take(self._buffer, len(self._buffer))
             if self._ended:
                 self._part = _Part.DONE
-        else:
+        elif self._part is _Part.CHUNKS:
             data = self._content()
+        else:
+            data = b""
         if self._ended and not data and not self.done:
             raise RemoteProtocolError("the connection ended in the middle of the reply")
         return data
 
     def _content(self) -> bytes:
-        """Of a body in chunks (RFC 9112, 7.1)."""
-        content = []
-        while self._part is not _Part.DONE:
-            if self._part is _Part.CHUNK:
-                data = self._give(self._left)
-                self._left -= len(data)
-                content.append(data)
-                if self._left:
-                    break
-                self._part = _Part.AFTER
-            try:
-                line = self._line()
-                if line is None:
-                    break
-                self._next(line)
-            except RemoteProtocolError:
-                if not any(content):
-                    raise
-                break  # what came before it was good; the fault is found again
-            self._skip(len(line) + 2)
-        return b"".join(content)
-
-    def _line(self) -> bytes | None:
-        end = self._buffer.find(b"\r\n", max(0, self._seen - 1))
-        if self._lines + (len(self._buffer) if end < 0 else end) > self._most:
-            which = "trailer" if self._part is _Part.TRAILER else "header of a chunk"
-            raise RemoteProtocolError(f"the {which} has more than {self._most} bytes (Limits.header_bytes)")
-        if end < 0:
-            if self._part is _Part.AFTER and not b"\r".startswith(self._buffer):
-                raise RemoteProtocolError(_NO_END)
-            self._seen = len(self._buffer)
-            return None
-        return bytes(self._buffer[:end])
-
-    def _next(self, line: bytes) -> None:
-        """Go on after this line; if that raises, nothing has changed."""
-        if self._part is _Part.AFTER:
-            if line:
-                raise RemoteProtocolError(_NO_END)
-            self._part = _Part.SIZE
-        elif self._part is _Part.TRAILER:
-            if _TRAILER.fullmatch(line) is None:
-                raise RemoteProtocolError("a field after the last chunk of the reply is malformed")
-            self._lines += len(line) + 2
-            if not line:
-                self._part = _Part.DONE
-        else:
-            match = _SIZE.fullmatch(line)
-            if match is None:
-                raise RemoteProtocolError("a chunk of the reply does not begin with its size in hexadecimal digits")
-            self._left = int(match[1], 16)
-            self._part = _Part.CHUNK if self._left else _Part.TRAILER
-
-    def _skip(self, size: int) -> None:
-        self._seen = 0
-        del self._buffer[:size]
-
-    def _give(self, most: int) -> bytes:
-        buffer = self._buffer
-        if len(buffer) <= most:
-            data = bytes(buffer)
-            buffer.clear()
-            return data
-        with memoryview(buffer) as view:
-            data = bytes(view[:most])
-        del buffer[:most]
+        chunks = self._chunks
+        assert chunks is not None
+        try:
+            data = chunks.read(self._buffer)
+        except ChunkError as error:
+            raise RemoteProtocolError(f"the reply is malformed: {error}") from None
+        self._left = chunks.left
+        if chunks.done:
+            self._part = _Part.DONE
         return data
 
 
@@ -247,9 +193,6 @@ _STATUS = re.compile(r"HTTP/1\.(\d) (\d{3})(?: .*)?", re.ASCII)
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FOLD = re.compile(r"\r?\n[ \t]+")
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)  # more digits than any body needs
-_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
-_TRAILER = re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\xff]*)?")
-_NO_END = "a chunk of the reply does not end where its size says"
 
 
 def _parse(raw: bytes) -> tuple[str, int, Headers]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import itertools
 import logging
 import os
 import socket
@@ -29,11 +30,14 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.core.verdicts import HttpRequest
-from trio_mcp.duplex import Tap
+from trio_mcp.driver import address_of
+from trio_mcp.duplex import Tap, keep_alive
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_connection import HttpConnection, Shared
+from trio_mcp.process import CannotServe
 from trio_mcp.running import Run
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ Listener: TypeAlias = trio.abc.Listener[trio.abc.Stream]
 # What accept says when there is too much of everything, and how long to wait then; as `trio.serve_listeners` has it.
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 _AGAIN = 0.1
+_LOOKED_AT = 1000  # idle connections, for one that makes room
 # Connections beyond `Limits.connections` that are told so at the same time.  The others are closed without a word:
 # else those that find no place would need more of it than those that do.
 _TURNED_AWAY = 100
@@ -111,6 +116,8 @@ async def serve_http(
             accepting = bound
             try:
                 _check_exposure(bound, options, server)
+                for each in bound:
+                    keep_alive(each)  # which holds for what it accepts
                 if ssl_context is not None:
                     accepting = [_secure(each, ssl_context) for each in bound]
                 address = _address(web.endpoint, accepting, None if listeners is not None else host)
@@ -126,6 +133,7 @@ async def serve_http_stream(
 
     Sessions end with it, for nobody else could reach them.
     """
+    keep_alive(stream)
     try:
         async with server.joined() as run:
             await _Web(run, options, tap).serve_stream(stream)
@@ -144,7 +152,8 @@ class _Web:
         self.endpoint = Endpoint(run, **options)
         path = self.endpoint.policy.websocket_path
         self._shared = Shared(self.endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
-        self._connections: set[HttpConnection] = set()
+        self._connections: dict[HttpConnection, str | None] = {}  # with their holders
+        self._shares = Shares(run.limits.connections)
         self._turned_away = 0
         self._scope = trio.CancelScope()
         self._accepting: set[trio.CancelScope] = set()
@@ -165,7 +174,7 @@ class _Web:
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         async def serve(_nursery: trio.Nursery) -> None:
-            connection = self._new(stream)
+            connection = self._new(stream, address_of(stream))
             if self._run.draining:
                 connection.drain()
             await self._serve(connection)
@@ -173,7 +182,7 @@ class _Web:
         await self._take_part(serve)
 
     async def _take_part(self, work: Callable[[trio.Nursery], Awaitable[None]]) -> None:
-        self._run.connections.add(self)
+        self._run.connections[self] = None
         try:
             with self._scope:
                 async with open_nursery() as nursery:
@@ -182,7 +191,7 @@ class _Web:
                     nursery.start_soon(self._hurry, name="HTTP: the end")
                     await work(nursery)
         finally:
-            self._run.connections.discard(self)
+            self._run.connections.pop(self, None)
 
     async def _hurry(self) -> None:
         """Tell every connection when all of this is cancelled, which one that is writing cannot see."""
@@ -217,18 +226,41 @@ class _Web:
             self._changed.unpark_all()
 
     def _welcome(self, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
-        if len(self._connections) < self._run.limits.connections:
-            nursery.start_soon(self._serve, self._new(stream), name="HTTP: a connection")
+        peer = address_of(stream)
+        if self._make_room(holder_of(None, peer)):
+            nursery.start_soon(self._serve, self._new(stream, peer), name="HTTP: a connection")
         elif self._turned_away < _TURNED_AWAY:
             self._turned_away += 1
             nursery.start_soon(self._turn_away, stream, name="HTTP: one connection too many")
         else:
             nursery.start_soon(trio.aclose_forcefully, stream)
 
-    def _new(self, stream: trio.abc.Stream) -> HttpConnection:
-        connection = HttpConnection(self._shared, stream, _peer(stream))
-        self._connections.add(connection)
+    def _make_room(self, holder: str | None) -> bool:
+        """Whether this holder may have one more, be it in the place of one that was idle for longest."""
+        if self._shares.fits(holder):
+            return True
+        if (found := to_make_room(self._shares, holder, self._idle())) is not None:
+            self._forget(found)  # before it has ended, which takes a moment
+            found.expire()
+        return self._shares.fits(holder)
+
+    def _idle(self) -> Iterator[tuple[HttpConnection, str | None]]:
+        """Some connections that idle, from the one that does so for longest."""
+        for each in tuple(itertools.islice(self._shared.idle, _LOOKED_AT)):
+            if each.busy:
+                self._shared.idle.forget(each)  # so that it is not in the way of others the next time
+            elif each in self._connections:
+                yield each, self._connections[each]
+
+    def _new(self, stream: trio.abc.Stream, peer: str | None) -> HttpConnection:
+        connection = HttpConnection(self._shared, stream, peer)
+        holder = self._connections[connection] = holder_of(None, peer)
+        self._shares.take(holder)
         return connection
+
+    def _forget(self, connection: HttpConnection) -> None:
+        if connection in self._connections:
+            self._shares.give(self._connections.pop(connection))
 
     async def _serve(self, connection: HttpConnection) -> None:
         try:
@@ -238,13 +270,13 @@ class _Web:
                 raise  # who taps hears of it
             _log.exception("a connection has failed, which costs the others nothing")
         finally:
-            self._connections.discard(connection)
+            self._forget(connection)
             self._changed.unpark_all()
 
     async def _turn_away(self, stream: trio.abc.Stream) -> None:
         most = self._run.limits.connections
         try:
-            await HttpConnection(self._shared, stream, _peer(stream)).serve(
+            await HttpConnection(self._shared, stream, address_of(stream)).serve(
                 busy(503, f"{most} connections are open; try again later (Limits.connections)")
             )
         finally:
@@ -319,11 +351,11 @@ _ADVICE = {
 }
 
 
-def _cannot_listen(where: str, error: OSError) -> LocalProtocolError:
+def _cannot_listen(where: str, error: OSError) -> CannotServe:
     advice = _ADVICE.get(error.errno or 0, "choose another place")
     if isinstance(error, socket.gaierror):  # whose numbers are others
         advice = "no such name is known; choose one of this machine, or an address such as 127.0.0.1"
-    return LocalProtocolError(f"cannot listen at {where}: {error.strerror or error}; {advice}")
+    return CannotServe(f"cannot listen at {where}: {error.strerror or error}; {advice}")
 
 
 @contextlib.contextmanager
@@ -352,7 +384,7 @@ def _remove_what_is_dead(path: str) -> None:
     """Remove the socket of a server that did not end in good order."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise LocalProtocolError(f"cannot listen at {path}: there is a file that is no socket; choose another path")
+            raise CannotServe(f"cannot listen at {path}: there is a file that is no socket; choose another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -377,16 +409,6 @@ def _name(listener: Listener) -> Any:
     """What the system calls the socket of this listener; None where it has none."""
     inner = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
     return inner.socket.getsockname() if isinstance(inner, trio.SocketListener) else None
-
-
-def _peer(stream: trio.abc.Stream) -> str | None:
-    """The address of the client, if it has one that tells it from others."""
-    inner = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    if isinstance(inner, trio.SocketStream):
-        with contextlib.suppress(OSError):  # it has gone already
-            name = inner.socket.getpeername()
-            return str(name[0]) if isinstance(name, tuple) else None
-    return None
 
 
 def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Server) -> None:

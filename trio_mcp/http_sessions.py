@@ -4,10 +4,12 @@ A session is the wire of all that belongs to no request.  That goes out on a str
 several it is the newest one that a response carries, so each message goes out on exactly one (http-39).  While there is
 none, it waits for one.
 
-A session ends when its client says so, when nothing was heard of it for `Limits.session_idle_seconds` and neither was a
-response open nor a handler at work, when it is the longest idle one of too many, or with the server.  Then its handlers
-are cancelled, what they were to answer is refused, and its streams end.  A client that loses a connection loses nothing
-by that (http-28).
+A session ends when its client says so, when the client was absent for `Limits.session_idle_seconds`, when it is the
+longest idle one of too many and no handler is at work, or with the server.  Then its handlers are cancelled, what they
+were to answer is refused, and its streams end.  A client that loses a connection loses nothing by that (http-28).
+
+A client is absent while no response to it is open and nothing is heard of it, unless it was asked to come back later.
+Its handlers go on, for it may come back for their answers, but not for longer than that.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import logging
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Protocol
 
 import trio
@@ -25,11 +27,14 @@ import trio
 from trio_mcp.conversation import Conversation
 from trio_mcp.core.jsonrpc import Id, Notification, encode
 from trio_mcp.core.listen import Kind, change_of
+from trio_mcp.core.peer import charged
 from trio_mcp.core.replay import EventLog
 from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import Link
 from trio_mcp.core.verdicts import Answer, SessionFacts, session_id
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
+from trio_mcp.outbox import Wire
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
 
@@ -38,7 +43,7 @@ __all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
 _LATE = 1.0  # seconds by which a client may come back later than it was asked to
-_LOOKED_AT = 100  # sessions, for one that makes room: to look at all would make `initialize` a costly request
+_LOOKED_AT = 1000  # sessions, for one that makes room: to look at all would make `initialize` a costly request
 
 
 class Session(Protocol):
@@ -51,8 +56,12 @@ class Session(Protocol):
         """What there is to know of it for a verdict."""
 
     @property
+    def present(self) -> bool:
+        """Whether its client is here, or was asked to come back later, though nothing is heard of it."""
+
+    @property
     def in_use(self) -> bool:
-        """Whether its client is here, or something runs for it, though nothing is heard of it."""
+        """Whether its client is present, or something runs for it."""
 
     @property
     def overrun(self) -> bool:
@@ -79,10 +88,11 @@ class HttpSession(Owner):
         principal: str | None,
         log: EventLog,
         *,
+        account: Account,
         changes: bool = True,
     ) -> None:
         self.log = log
-        self.conversation = Conversation(run, self, link=Link.SESSION, changes=changes)
+        self.conversation = Conversation(run, self, account=account, link=Link.SESSION, changes=changes)
         self._traffic = traffic
         self._sessions = sessions
         self._id = id
@@ -110,8 +120,12 @@ class HttpSession(Owner):
         return terms.revision
 
     @property
+    def present(self) -> bool:
+        return any(lane.carried for lane in self._lanes) or self._returns > trio.current_time()
+
+    @property
     def in_use(self) -> bool:
-        return self.conversation.at_work or any(lane.carried for lane in self._lanes)
+        return self.conversation.at_work or self.present
 
     @property
     def streams(self) -> int:
@@ -145,9 +159,14 @@ class HttpSession(Owner):
         if self._awaited.pop(name, None) is not None:
             self._returned.unpark_all()
 
+    @property
+    def _returns(self) -> float:
+        """Until when clients that were asked to come back may be on their way."""
+        return max(self._awaited.values(), default=-math.inf)
+
     async def come_back(self) -> None:
         """Wait for the clients that were asked to come back, as long as they may be on their way."""
-        while (until := max(self._awaited.values(), default=-math.inf)) > trio.current_time():
+        while (until := self._returns) > trio.current_time():
             with trio.move_on_at(until):
                 await self._returned.park()
 
@@ -186,12 +205,17 @@ class HttpSession(Owner):
     def pull(self, lane: Lane | None = None) -> None:
         session = self.conversation.session
         woken: set[Lane] = set()
-        for message, wire in session.outgoing() if session.queued else ():
+        self.conversation.send_kept(_has_room)
+        outgoing = session.outgoing() if session.queued else ()
+        unsent = session.take_charge()
+        for message, wire in outgoing:
             if isinstance(wire, Lane):
-                wire.put(message)
+                unsent -= wire.put(message)
                 woken.add(wire)
             else:
-                self._keep(message)
+                unsent -= self._keep(message)
+        if unsent:
+            self.conversation.account.give(unsent)
         if self._kept and (newest := self._newest) is not None:
             woken.add(newest)
             while self._kept and not newest.crowded:
@@ -200,11 +224,15 @@ class HttpSession(Owner):
             if each is not lane:
                 each.wake()
 
-    def _keep(self, message: Spoken) -> None:
+    def _keep(self, message: Spoken) -> int:
+        """Keep it for the next stream.  Returns the bytes that it is charged for, if it was kept."""
         # The rest (that a question is taken back, that a page was visited) is worth less the older it is.
         change = isinstance(message, Notification) and change_of(message) is not None
-        if len(self._kept) < (self._most if change else self._traffic.limit):
-            self._kept[encode(message)] = message
+        text = encode(message)
+        if len(self._kept) >= (self._most if change else self._traffic.limit) or text in self._kept:
+            return 0
+        self._kept[text] = message
+        return charged(message)
 
     def wake(self) -> None:
         self.pull()
@@ -258,6 +286,8 @@ class HttpSession(Owner):
             end(lane)
 
     def _clear(self) -> None:
+        self.conversation.account.give(sum(map(charged, self._kept.values())))
+        self._kept.clear()
         try:
             self.log.clear()
         except Exception:  # noqa: BLE001  # an author's log may raise anything
@@ -268,10 +298,18 @@ class LegacyStream(Owner):
     """One stream of the old HTTP+SSE transport, which is its session: everything goes out on it."""
 
     def __init__(
-        self, run: Run, traffic: Traffic, sessions: Sessions, id: str, principal: str | None, opening: bytes
+        self,
+        run: Run,
+        traffic: Traffic,
+        sessions: Sessions,
+        id: str,
+        principal: str | None,
+        opening: bytes,
+        *,
+        account: Account,
     ) -> None:
         self.lane = Lane(self, Way(Answer.STREAM, opening=opening), traffic)
-        self.conversation = Conversation(run, self.lane, link=Link.DUPLEX)
+        self.conversation = Conversation(run, self.lane, account=account, link=Link.DUPLEX)
         self._sessions = sessions
         self._id = id
         self._principal = principal
@@ -283,8 +321,10 @@ class LegacyStream(Owner):
         return SessionFacts(_HTTP_SSE if terms is None else terms.revision, self._principal, legacy_stream=True)
 
     @property
-    def in_use(self) -> bool:
+    def present(self) -> bool:
         return self.lane.carried
+
+    in_use = present
 
     @property
     def overrun(self) -> bool:
@@ -309,41 +349,66 @@ def pull_all(conversation: Conversation, lane: Lane) -> None:
     """Put all that a conversation has to say into the one lane that it has."""
     session = conversation.session
     while True:
-        for message, _ in session.outgoing() if session.queued else ():
-            lane.put(message)
+        outgoing = session.outgoing() if session.queued else ()
+        unsent = session.take_charge()
+        for message, _ in outgoing:
+            unsent -= lane.put(message)
+        if unsent:
+            conversation.account.give(unsent)
         if not lane.crowded:
             conversation.release()
         if not session.queued:
             return
 
 
+def _has_room(wire: Wire) -> bool:
+    return isinstance(wire, Lane) and not wire.crowded
+
+
+def _holder(session: Session) -> Hashable | None:
+    return session.conversation.account.holder
+
+
 class Sessions:
-    """All sessions that clients have with one endpoint."""
+    """All sessions that clients have with one endpoint, of which each has its share."""
 
     def __init__(self, most: int, idle: float) -> None:
-        self._most = most
+        self._shares = Shares(most)
         self._all: dict[str, Session] = {}
         self._idle: Silence[str] = Silence(idle)
+        # Those of each client, from the one that was heard of least recently; those found in use stand behind.
+        self._queues: dict[Hashable | None, OrderedDict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def make_room(self) -> bool:
-        """Whether there may be one more, be it in the place of one that was idle for longest."""
-        if len(self._all) < self._most:
+    def make_room(self, holder: Hashable | None) -> bool:
+        """Whether this holder may have one more, be it in the place of one that was idle for longest."""
+        if self._shares.fits(holder):
             return True
-        for id in itertools.islice(self._idle, _LOOKED_AT):
-            if not self._all[id].in_use:
-                self.end(id, "there are too many sessions, and this one was idle for longest (Limits.sessions)")
-                return True
-        return False
+        if (id := to_make_room(self._shares, holder, self._unused(holder))) is not None:
+            self.end(id, "there are too many sessions, and this one was idle for longest (Limits.sessions)")
+        return self._shares.fits(holder)
+
+    def _unused(self, holder: Hashable | None) -> Iterator[tuple[str, Hashable | None]]:
+        """Sessions that are not in use: first those of the holder, then those of the one that has most."""
+        for each in {holder: None, max(self._queues, key=self._shares.of): None} if self._shares.full else (holder,):
+            queue = self._queues.get(each, OrderedDict())
+            for id in tuple(itertools.islice(queue, _LOOKED_AT)):
+                if self._all[id].in_use:
+                    queue.move_to_end(id)  # so that it is not in the way of others the next time
+                else:
+                    yield id, each
 
     @property
     def conversations(self) -> list[Conversation]:
         return [session.conversation for session in self._all.values()]
 
     def add(self, id: str, session: Session) -> None:
+        """There is room for it: it was made just before."""
+        self._shares.take(_holder(session))
         self._all[id] = session
+        self._queues.setdefault(_holder(session), OrderedDict())[id] = None
         self.touch(id)
 
     def get(self, id: str) -> Session | None:
@@ -357,18 +422,28 @@ class Sessions:
         """Its client was heard of."""
         if id in self._all:
             self._idle.hear(id)
+            self._queues[_holder(self._all[id])].move_to_end(id)
 
     def end(self, id: str, why: str, *, retry: float | None = None) -> None:
         session = self._all.pop(id, None)
         if session is not None:
-            self._idle.forget(id)
+            self._forget(id, session)
             session.end(why, retry=retry)
+
+    def _forget(self, id: str, session: Session) -> None:
+        holder = _holder(session)
+        self._shares.give(holder)
+        self._idle.forget(id)
+        queue = self._queues[holder]
+        del queue[id]
+        if not queue:
+            del self._queues[holder]
 
     def take_all(self) -> list[Conversation]:
         """Forget them all, and leave it to the caller to end them."""
         sessions, self._all = self._all, {}
-        for id in sessions:
-            self._idle.forget(id)
+        for id, session in sessions.items():
+            self._forget(id, session)
         return [session.conversation for session in sessions.values()]
 
     async def come_back(self) -> None:
@@ -382,11 +457,11 @@ class Sessions:
             self.end(id, why, retry=retry)
 
     async def expire(self) -> None:
-        """End those that nobody uses any more."""
+        """End those whose clients are absent for too long."""
         while True:
             id = await self._idle.next()
-            if not self._all[id].in_use:
-                self.end(id, "the session was not used for too long")
+            if not self._all[id].present:
+                self.end(id, "the client was absent for too long (Limits.session_idle_seconds)")
 
     @staticmethod
     def new_id() -> str:

@@ -5,9 +5,9 @@ obeys the grammar to the letter, has no name twice and no Transfer-Encoding is w
 regular expression reads it, which is stricter than any parser has to be.  Whatever else comes goes to h11 as it came,
 so that the expression decides nothing but who reads: what it takes, h11 would take and understand in the same way, and
 what it does not take, h11 understands or a refusal explains.  h11 is used in this file and nowhere else, with a new
-parser for each request: nothing of it is kept while a response is under way.  Our half of h11 is not used.  Its rules
-are about what a server might get wrong, they cost more than all the rest of a small call, and a response of ours is a
-status line, some fields and a body: `head_bytes` and `chunk` write it.
+parser for each head.  It reads no bodies: those in chunks are read by `http_chunks`, which is stricter.  Our half of
+h11 is not used.  Its rules are about what a server might get wrong, they cost more than all the rest of a small call,
+and a response of ours is a status line, some fields and a body: `head_bytes` and `chunk` write it.
 
 h11 is a good reader, but a lenient one, and what two readers understand differently is how requests are smuggled past
 the one in front.  So this is looked at before h11 sees it, and all of it is answered by 400 and the end of the
@@ -24,7 +24,7 @@ connection:
 | a Host that is none | takes it |
 
 The rest h11 refuses: a bad request line or field name, a space before the colon, no or several Hosts, a length that is
-no number, another Transfer-Encoding than chunked, a bad chunk.  What is said about it is said here, without a word of
+no number, another Transfer-Encoding than chunked.  What is said about it is said here, without a word of
 what came: a header may be a secret.
 """
 
@@ -41,6 +41,7 @@ from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError
 from trio_mcp.core.headers import Fields, Headers
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.verdicts import Reply, refusal
+from trio_mcp.http_chunks import ChunkError, ChunkReader, take
 
 __all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "date", "head_bytes", "refused"]
 
@@ -92,17 +93,17 @@ class Reader:
     `Refused`, after which nothing can be read any more.
     """
 
-    __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_length", "_limits", "_seen", "_tail")
+    __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_lags", "_length", "_limits", "_seen")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buffer = bytearray()
         self._seen = 0  # bytes of it that are no end of a head
         self._length = 0
-        self._chunks: h11.Connection | None = None
+        self._chunks: ChunkReader | None = None
+        self._lags = False
         self._content = bytearray()  # of a body that comes in chunks
-        self._chunked = 0  # bytes that came of it, chunk headers and all
-        self._tail = b""  # the last of them
+        self._chunked = 0  # bytes that were read of it, chunk headers and all
 
     @property
     def waiting(self) -> int:
@@ -137,14 +138,7 @@ class Reader:
         self._seen = 0
         if end > self._limits.header_bytes:
             raise Refused(self._too_long())
-        return self._parse(self._give(end))
-
-    def _give(self, size: int) -> bytes:
-        """Take so much out of the buffer; a slice of it would be one copy more."""
-        with memoryview(self._buffer) as view:
-            data = bytes(view[:size])
-        del self._buffer[:size]
-        return data
+        return self._parse(take(self._buffer, end))
 
     def _unfinished(self, buffer: bytearray) -> None:
         """Refuse what cannot become a head any more, instead of waiting for its end."""
@@ -191,7 +185,7 @@ class Reader:
         if coded and (length is not None or not modern):
             why = "Transfer-Encoding" + (" next to Content-Length" if modern else " in HTTP/1.0")
             raise Refused(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
-        self._chunks = parser if coded else None
+        self._chunks = ChunkReader(self._limits.header_bytes) if coded else None
         self._length = length or 0
         wishes = _wishes(headers["Connection"]) if "connection" in there else ()
         return Head(
@@ -214,7 +208,7 @@ class Reader:
     @property
     def lags(self) -> bool:
         """Whether `body` may give more without being fed: chunks are looked at a few at a time."""
-        return self._chunks is not None and len(self._buffer) > 0
+        return self._lags
 
     def body(self) -> bytes | None:
         """The body of the request whose head was given last, once all of it is there; only once.
@@ -225,35 +219,27 @@ class Reader:
             return self._body_in_chunks(self._chunks)
         if self._length > self._limits.message_bytes:
             raise Refused(_too_large(f"the body has {self._length} bytes", self._limits.message_bytes))
-        return None if len(self._buffer) < self._length else self._give(self._length)
+        return None if len(self._buffer) < self._length else take(self._buffer, self._length)
 
-    def _body_in_chunks(self, parser: h11.Connection) -> bytes | None:
-        most = self._limits.message_bytes
-        raw = self._give(min(len(self._buffer), _STRETCH))
-        self._chunked += len(raw)
-        if raw:  # to h11 nothing is the end of the connection
-            parser.receive_data(raw)
+    def _body_in_chunks(self, chunks: ChunkReader) -> bytes | None:
+        buffer, most = self._buffer, self._limits.message_bytes
+        before = len(buffer)
         try:
-            while isinstance(event := parser.next_event(), h11.Data):
-                self._content += event.data
-                if len(self._content) > most:
-                    raise Refused(_too_large("the body comes in chunks, and is too long", most))
-        except h11.RemoteProtocolError as error:
-            raise Refused(_in_our_words(error)) from None
-        rest = parser.trailing_data[0]
+            self._content += chunks.read(buffer, _STRETCH)
+        except ChunkError as error:
+            raise Refused(refused(400, str(error))) from None
+        self._chunked += before - len(buffer)
         size = len(self._content)
-        # Somebody may wrap each byte into a chunk header of some KiB, to keep us busy for ever.
-        if self._chunked - len(rest) - size > self._limits.header_bytes + _WRAPPING * size:
+        if size + chunks.left > most:
+            raise Refused(_too_large("the body comes in chunks, and is too long", most))
+        # A client could wrap each byte into a chunk header of some KiB.
+        if self._chunked - size > self._limits.header_bytes + _WRAPPING * size:
             raise Refused(refused(400, "the chunks have more headers than content"))
-        tail = self._tail + raw
-        if not isinstance(event, h11.EndOfMessage):
-            self._tail = tail[-4:]
+        self._lags = not chunks.done and 0 < len(buffer) < before
+        if not chunks.done:
             return None
-        if not tail.removesuffix(rest).endswith(b"\r\n\r\n"):  # h11 takes bare LFs here as well
-            raise Refused(refused(400, "the last chunk, or a field that follows it, does not end with CRLF"))
         body = bytes(self._content)
-        self._buffer[:0] = rest
-        self._chunks, self._content, self._chunked, self._tail = None, bytearray(), 0, b""
+        self._chunks, self._content, self._chunked = None, bytearray(), 0
         return body
 
 
@@ -367,9 +353,6 @@ _WORDS = {
     "Found multiple Host": "there are several Host headers; each request has one",
     "multiple Transfer-Encoding headers": "there are several Transfer-Encodings; the only one understood is chunked",
     "Only Transfer-Encoding": "the only Transfer-Encoding that is understood is chunked",
-    "illegal chunk header": "a chunk does not begin with its size in hexadecimal digits",
-    "malformed chunk footer": "a chunk does not end with CRLF where its size says",
-    "Receive buffer too long": "the header of a chunk, or the trailer, is too long (Limits.header_bytes)",
 }
 
 

@@ -8,9 +8,12 @@ goes wrong without anybody noticing (two encodings of ECDSA, keys that are taken
 must be understood), and PyJWT is small, is kept well, and depends on `cryptography` alone.  What the claims mean is not
 left to it: `core.resource_server` judges them, by a clock that a test can set.
 
-The keys are fetched when the first token comes, when one names a key that is not known, and now and then, since an
-issuer withdraws keys as well.  That is done in a task of its own, one at a time, and no more often than every `_PAUSE`
-seconds, whatever anybody sends: who waits for it may go, and tokens whose key is known never wait.
+The keys are fetched when the first token comes, when a token names an unknown key, and every `_FRESH` seconds, since an
+issuer also withdraws keys.  That is done in a task of its own, one at a time, and at most every `_PAUSE` seconds,
+whatever anybody sends: a request that waits for it may be cancelled, and tokens with a known key do not wait.
+
+While the issuer cannot be reached the last keys stay good, but only for `max_age` seconds: a thief who has a withdrawn
+key, and can keep this server from its issuer, could use that key for ever.  Beyond, no token can be verified.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
 
 _PAUSE = 10.0  # seconds between fetches at least: a key that is new is found this late at worst
 _FRESH = 600.0  # seconds after which keys are fetched again, though none is missing
+_AGE = 3600.0  # seconds, which most access tokens live: without its issuer nobody has a good one after that
+_AGE_LEAST = 60.0  # seconds: several times `_PAUSE`, so that keys can be fetched before they are too old
 _PATIENCE = 10.0  # seconds for all of a fetch: a request waits for the first
 _MOST = 256 * 1024  # bytes; issuers have a handful of keys, of 500 bytes each
 
@@ -67,6 +72,9 @@ class JwksVerifier:
     names.  `algorithms` are those that may have signed it; clocks may differ by `leeway` seconds.  The principal has
     the token's `sub` for a name, its `scope` (or `scp`) for scopes, and all of its claims.
 
+    Keys are good for `max_age` seconds after they were last fetched, if the issuer cannot be reached meanwhile: an hour
+    by default, at least a minute, and `math.inf` for ever.  Beyond that every token gets `CannotVerify`.
+
     Raises `LocalProtocolError` for what cannot be, and where PyJWT is not installed.
     """
 
@@ -78,6 +86,7 @@ class JwksVerifier:
         audience: str | Collection[str],
         algorithms: Sequence[str] = tuple(_ALGORITHMS),
         leeway: float = 30.0,
+        max_age: float = _AGE,
         http_on_loopback: bool = False,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -95,12 +104,17 @@ class JwksVerifier:
         if unknown := set(algorithms) - _ALGORITHMS.keys():
             raise LocalProtocolError(f"{min(unknown)!r} is no algorithm for tokens; there are {', '.join(_ALGORITHMS)}")
         check_seconds("leeway", leeway)
+        check_seconds("max_age", max_age)
+        if max_age < _AGE_LEAST:
+            raise LocalProtocolError(f"max_age must be at least {_AGE_LEAST:g} seconds, got {max_age:g}")
         self._algorithms = frozenset(algorithms)
         self._leeway = leeway
+        self._max_age = max_age
         self._ssl_context = ssl_context
         self._keys: Sequence[Mapping[str, Any]] = ()
         self._made: dict[tuple[str | None, str], jwt.PyJWK] = {}
         self._asked = float("-inf")  # when the last fetch began
+        self._fetched = float("-inf")  # when that began which has brought the keys
         self._current = False  # it has brought the keys
         self._fetching: trio.Event | None = None
 
@@ -118,12 +132,12 @@ class JwksVerifier:
     async def _verified(self, token: str) -> Principal:
         kid, algorithm = self._head(token)
         key = self._key(kid, algorithm)
-        if key is None:
+        if key is None or self._outdated():
             await self._look_again()
             key = self._key(kid, algorithm)
-        elif not 0 <= trio.current_time() - self._asked < _FRESH:
+        elif not _lies_within(_FRESH, self._asked):
             self._fetch_soon()
-        if key is None and not self._current:
+        if self._outdated() or (key is None and not self._current):
             raise CannotVerify("the keys of the issuer cannot be had")
         if key is None:
             raise _NotAccepted("its issuer has no key for it")
@@ -177,14 +191,16 @@ class JwksVerifier:
         self._made[kid, algorithm] = made
         return made
 
+    def _outdated(self) -> bool:
+        return not _lies_within(self._max_age, self._fetched)
+
     async def _look_again(self) -> None:
         self._fetch_soon()
         if self._fetching is not None:
             await self._fetching.wait()
 
     def _fetch_soon(self) -> None:
-        # The clock may be another one than at the last time: each `trio.run` has its own.
-        if self._fetching is not None or 0 <= trio.current_time() - self._asked < _PAUSE:
+        if self._fetching is not None or _lies_within(_PAUSE, self._asked):
             return
         self._asked = trio.current_time()
         self._fetching = trio.Event()
@@ -196,11 +212,17 @@ class JwksVerifier:
         try:
             with trio.fail_after(_PATIENCE):
                 self._keys = _read(await self._get())
+            self._fetched = self._asked
             self._made.clear()
             self._current = True
         except Exception as error:  # noqa: BLE001  # what leaves a system task is Trio's end
             why = "it took too long" if isinstance(error, trio.TooSlowError) else error
-            _log.warning("the keys at %s cannot be had, so those that are known go on: %s", self._url, why)
+            _log.warning(
+                "the keys at %s cannot be fetched; known ones are good for %g seconds after the last fetch: %s",
+                self._url,
+                self._max_age,
+                why,
+            )
         finally:
             self._fetching = None
             done.set()
@@ -217,6 +239,11 @@ class JwksVerifier:
 
 class _NotAccepted(Exception):
     """Why a token is not, for the log alone."""
+
+
+def _lies_within(seconds: float, since: float) -> bool:
+    """Whether that was less than so many seconds ago.  It may lie ahead: each `trio.run` has a clock of its own."""
+    return 0 <= trio.current_time() - since < seconds
 
 
 def _checked(url: str, http_on_loopback: bool) -> str:

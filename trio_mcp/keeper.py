@@ -11,9 +11,10 @@ a server that restarts may need it: a session is there to be heard, too.  Then t
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -21,20 +22,28 @@ import trio
 
 from trio_mcp.answering import Answering
 from trio_mcp.asked import PageRequest
-from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, failure_of, repeated
+from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of, repeated
 from trio_mcp.client_options import name_the_options
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.errors import (
+    LocalProtocolError,
+    McpError,
+    NotInThisRevision,
+    RemoteProtocolError,
+    RequestError,
+    SessionClosed,
+)
 from trio_mcp.core.headers import Fields, Mirror
-from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.listen import Kind
+from trio_mcp.core.jsonrpc import JsonObject, Limits, Notification
+from trio_mcp.core.listen import Kind, change_of
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.terms import Terms
+from trio_mcp.crew import called
 from trio_mcp.duplex import Tap
 from trio_mcp.groups import open_nursery
 from trio_mcp.listening import Listening
@@ -67,7 +76,9 @@ class Household:
     answering: Answering
     on_log: Callable[[LoggingMessageParams], object] | None
     on_page_done: Callable[[PageRequest], object] | None
+    on_notification: Callable[[str, JsonObject], object] | None
     log_level: str | None
+    ping_seconds: float | None
     caches: bool
     forget_tools: Callable[[], object]
     """Called when what was learnt of the server's tools may not hold any more."""
@@ -102,10 +113,14 @@ class Keeper:
         self._unopened: McpError | None = None  # what came of the last attempt that failed
         self._closing = trio.Event()
         self._closed = trio.Event()
+        self.gone = trio.Event()
+        """Set when the connection has ended, and this client opens no other."""
         self.listening = Listening(limits)
         self.deviations: deque[str] = deque(maxlen=_DEVIATIONS)
+        self._shared: dict[Hashable, _Shared] = {}
+        self._told_of: set[str] = set()  # methods of notifications that are in `deviations` for this session
         self.cache: ResponseCache | None = None
-        """Of the session at hand, if its revision has such a thing."""
+        """Of the session at hand, unless the client wants none."""
 
     # Its life.
 
@@ -124,6 +139,7 @@ class Keeper:
             raise
         finally:
             self._closing.set()
+            self.gone.set()
             self.listening.closed(failure)
             self._closed.set()
 
@@ -143,8 +159,11 @@ class Keeper:
         self._opened_at = trio.current_time()
         caller = connection.caller
         terms = terms_of(caller)
-        self.cache = ResponseCache(terms.revision) if self._household.caches and terms.revision.cacheable else None
+        self.cache = ResponseCache(terms.revision) if self._household.caches else None
         self._household.forget_tools()
+        self._told_of.clear()
+        if self._household.ping_seconds is not None:
+            self._nursery.start_soon(caller.watch, self._household.ping_seconds, name="pings of the server")
         self._levelled = trio.Event()
         if caller.failure is None and self._log_level is not None and terms.declares("logging"):
             self._ask_for_log(caller, self._log_level)  # before others take all the room for requests
@@ -211,7 +230,7 @@ class Keeper:
             if self._closing.is_set() or self.connection.caller.failure is not None:
                 await trio.lowlevel.checkpoint_if_cancelled()  # for that may be why
             if self._closing.is_set():
-                raise SessionClosed("the client has been closed")
+                raise _closed()
             failure = self.connection.caller.failure
             if failure is None:
                 return self.connection.caller
@@ -268,9 +287,16 @@ class Keeper:
             done.set()
 
     async def ask(
-        self, method: str, params: JsonObject, on_progress: OnProgress | None = None, headers: Fields = ()
+        self,
+        method: str,
+        params: JsonObject,
+        on_progress: OnProgress | None = None,
+        headers: Fields = (),
+        timer: Timer | None = None,
     ) -> JsonObject:
         """One request, made a second time only where the first is known not to have been carried out."""
+        if timer is not None and not timer.running:
+            return await timer.run(method, lambda: self.ask(method, params, on_progress, headers, timer))
         self.check_run()
         if not (on_progress is None or callable(on_progress)):
             raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
@@ -278,7 +304,7 @@ class Keeper:
         while True:
             caller = self._ready() or await self._usable()
             try:
-                return await caller.request(method, params, on_progress=on_progress, headers=headers)
+                return await caller.request(method, params, on_progress=on_progress, headers=headers, timer=timer)
             except RequestError as error:
                 name_the_options(error)
                 raise
@@ -299,12 +325,23 @@ class Keeper:
             self.cache.changed(note.method, note.params)
         if note.method == Kind.TOOLS.method:
             self._household.forget_tools()
-        if note.method == "notifications/message":
+        household = self._household
+        if note.method == "notifications/message" and household.on_log is not None:
             self._hear_log(note.params)
-        elif note.method == "notifications/elicitation/complete":
-            _tell(self._household.on_page_done, self._household.answering.finished(note.params))
-        else:
-            self.listening.heard(notice)
+        elif note.method == "notifications/elicitation/complete" and household.on_page_done is not None:
+            _tell(household.on_page_done, household.answering.finished(note.params))
+        elif not self.listening.heard(notice):
+            self._unheard(note, notice.terms)
+
+    def _unheard(self, note: Notification, terms: Terms) -> None:
+        """Nothing here waits for this."""
+        change = change_of(note)
+        if change is not None and note.method not in self._told_of and not change.kind.declared_in(terms.capabilities):
+            self._told_of.add(note.method)
+            self.mistake(f"it sends {note.method}, which it does not declare; listen(..., undeclared=True) hears that")
+        callback = self._household.on_notification
+        if callback is not None:
+            _tell(lambda note: callback(note.method, note.params), note)
 
     def _hear_log(self, params: JsonObject) -> None:
         try:
@@ -312,13 +349,30 @@ class Keeper:
         except RemoteProtocolError as error:
             self.mistake(str(error))
 
-    async def set_log_level(self, level: str) -> None:
-        self._log_level = level
+    async def set_log_level(self, level: str | None, timer: Timer | None) -> None:
+        """Raises NotInThisRevision for None in the legacy era, whose servers cannot be told to stop."""
         caller = await self.caller()
-        if terms_of(caller).revision.handshake:
-            await self.ask(_SET_LEVEL, {"level": level})
+        revision = terms_of(caller).revision
+        if level is None and revision.handshake:
+            raise NotInThisRevision(f"{_SET_LEVEL} without a level", revision.name, 'set_log_level("emergency")')
+        self._log_level = level
+        if revision.handshake:
+            await self.ask(_SET_LEVEL, {"level": level}, timer=timer)
         else:
             caller.session.log_level = level  # each request says so, from now on
+
+    async def share(self, key: Hashable, ask: Callable[[], Awaitable[JsonObject]]) -> JsonObject:
+        """The result of `ask`, which is called once for all that wait under an equal key at the same time."""
+        shared = self._shared.get(key)
+        if shared is None:
+            assert self._nursery is not None
+            shared = self._shared[key] = _Shared()
+            self._nursery.start_soon(shared.run, ask, name="a request for several callers")
+        try:
+            return await shared.wait()
+        finally:
+            if not shared.wanted and self._shared.get(key) is shared:
+                del self._shared[key]
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         if outcome.method != _SET_LEVEL:
@@ -354,14 +408,57 @@ class Keeper:
             assert self._nursery is not None
             self._nursery.start_soon(self._persist, failure, name="a session that nobody has called for")
         else:
+            self.gone.set()
             self.listening.closed(failure)
+
+
+class _Shared:
+    """A request that several callers wait for; it is cancelled when the last of them leaves."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._scope = trio.CancelScope()
+        self._done = trio.Event()
+        self._result: JsonObject | None = None
+        self._failure: Failure = _closed
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has no outcome yet, and somebody waits for one."""
+        return self._waiting > 0 and not self._done.is_set()
+
+    async def run(self, ask: Callable[[], Awaitable[JsonObject]]) -> None:
+        try:
+            with self._scope:
+                self._result = await ask()
+        except McpError as error:
+            self._failure = repeated(error)
+        finally:
+            self._done.set()
+
+    async def wait(self) -> JsonObject:
+        self._waiting += 1
+        try:
+            await self._done.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._scope.cancel(reason="nobody waits for the answer")
+        if self._result is None:
+            await trio.lowlevel.checkpoint_if_cancelled()  # the client may be closed because of that
+            raise self._failure()
+        return copy.deepcopy(self._result)
+
+
+def _closed() -> McpError:
+    return SessionClosed("the client has been closed")
 
 
 def _tell(callback: Callable[[T], object] | None, what: T | None) -> None:
     if callback is None or what is None:
         return
     try:
-        callback(what)
+        called(callback, what)
     except Exception:  # noqa: BLE001  # an author's callback may raise anything, and the link goes on
         _log.exception("a callback of the client has failed")
 

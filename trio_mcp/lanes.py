@@ -35,9 +35,11 @@ import trio
 
 from trio_mcp.core.headers import Fields, reply_headers
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
-from trio_mcp.core.replay import EventLog, Replay
+from trio_mcp.core.peer import charged
+from trio_mcp.core.replay import EventLog
 from trio_mcp.core.revisions import Revision
-from trio_mcp.core.sse import KEEP_ALIVE, encode_message, encode_messages, priming_event
+from trio_mcp.core.shares import LONG
+from trio_mcp.core.sse import KEEP_ALIVE, encode_messages, priming_event
 from trio_mcp.core.verdicts import Answer, status_for
 from trio_mcp.outbox import GONE, Outbox
 from trio_mcp.silence import Silence
@@ -142,9 +144,9 @@ class Lane:
     """
 
     __slots__ = (
-        "__weakref__", "_begun", "_cors", "_finished", "_ids", "_missed", "_outbox", "_over", "_owner", "_queue",
-        "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "_whole", "answers_only", "name",
-        "session_id",
+        "__weakref__", "_begun", "_charged", "_cors", "_finished", "_ids", "_missed", "_outbox", "_over", "_owner",
+        "_queue", "_response", "_retry", "_silent", "_spoilt", "_streams", "_traffic", "_way", "_whole", "answers_only",
+        "name", "session_id",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, way: Way, traffic: Traffic, ids: Collection[Id] = ()) -> None:
@@ -158,6 +160,7 @@ class Lane:
         self._traffic = traffic
         self._ids = ids
         self._queue: list[Spoken] = []
+        self._charged = 0  # bytes in the account of its conversation, of what is in the queue or being written
         self._streams = way.answer is Answer.STREAM
         self._finished = False
         self._spoilt = False  # the log has failed
@@ -179,15 +182,16 @@ class Lane:
         """Whether there is a response at hand."""
         return self._response is not None
 
-    def carry(self, response: Response, cors: Fields, replay: Replay | None = None) -> Callable[[], None]:
+    def carry(self, response: Response, cors: Fields, missed: bytes = b"", taken: int = 0) -> Callable[[], None]:
         """Send by this response from now on; first what its client has missed (http-42).  `flush` is to follow.
 
-        A response that carried the lane before is dropped: its client is the one that has come back.  Returns what is
-        to be called when the client leaves this response before it ends.
+        For that so many bytes were `taken` from the account, which are given back when it is written.  A response that
+        carried the lane before is dropped: its client is the one that has come back.  Returns what is to be called when
+        the client leaves this response before it ends.
         """
-        missed = b"" if replay is None else b"".join([encode_message(event.data, event.id) for event in replay.events])
         if self._response is not None:
             self._drop()
+        self._charged += taken
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
         self._traffic.carried.hear(self)
         return partial(self._gone, response)
@@ -216,6 +220,7 @@ class Lane:
         retry = self._retry
         self._let_go()
         queue, self._queue = self._queue, []
+        self._settle()
         for message in queue:
             self._keep(message)
         if not self._spoilt:
@@ -240,12 +245,24 @@ class Lane:
 
     # What is to be sent.
 
-    def put(self, message: Spoken) -> None:
+    def put(self, message: Spoken) -> int:
+        """Send it, in its turn.  Returns the bytes that it is charged for, if this is to give them back later."""
         if self._response is not None:
             if not self.answers_only or isinstance(message, _ANSWERS):
                 self._queue.append(message)
+                size = charged(message)
+                self._charged += size
+                return size
         elif self._owner is not _NOBODY:
             self._keep(message)
+        return 0
+
+    def _settle(self) -> None:
+        """Give back what is charged for all that is not in the queue any more: it has gone, or never will."""
+        if self._charged:
+            left = sum(map(charged, self._queue)) + (len(self._missed) if len(self._missed) > LONG else 0)
+            self._owner.conversation.account.give(self._charged - left)
+            self._charged = left
 
     def _keep(self, message: Spoken) -> None:
         """Nothing carries it: it is logged for a client that can come back."""
@@ -305,11 +322,11 @@ class Lane:
         """The first `flush`; no checkpoint where nothing can be said yet, which is so for nearly every call.
 
         The head of a stream is early, but not so early that it would go out apart from what is said at once: every
-        handler has had a turn before, in whatever order tasks run.
+        handler has had a turn before, in whatever order tasks run, also in a new worker, which begins a turn later.
         """
         if self._streams and self._ids:
-            await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
         if self._response is not None and (self._streams or self._owner.conversation.session.queued or self._done):
             await self.flush()
 
@@ -488,10 +505,13 @@ class Lane:
     async def _send(self, part: _Part) -> None:
         response = self._response
         assert response is not None  # or nothing would have been taken
-        if part.head is None:
-            await response.send(part.data, more=part.more)
-        else:
-            await response.begin(*part.head, part.data, more=part.more)
+        try:
+            if part.head is None:
+                await response.send(part.data, more=part.more)
+            else:
+                await response.begin(*part.head, part.data, more=part.more)
+        finally:
+            self._settle()
         if response is not self._response:
             return
         if part.more:
@@ -510,6 +530,8 @@ class Lane:
             except Exception:  # noqa: BLE001  # as above
                 _log.exception("the event log of a session has failed")
         owner = self._owner
+        self._queue.clear()
+        self._settle()
         if not self._spoilt:
             self._owner = _NOBODY  # or each would keep the other alive
         owner.ended(self)

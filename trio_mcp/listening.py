@@ -103,10 +103,13 @@ class Changes:
     first.  Waiting may be cancelled; no change is lost by it.
     """
 
-    def __init__(self, asked: tuple[Change, ...], listening: Listening, limits: Limits) -> None:
+    def __init__(
+        self, asked: tuple[Change, ...], listening: Listening, limits: Limits, *, undeclared: bool = False
+    ) -> None:
         self.missing: tuple[Change, ...] = ()
         """What the server did not agree to tell of (sub-04); it may be another after a gap."""
         self._asked = dict.fromkeys(asked)
+        self._undeclared = undeclared  # it waits for more than the server has agreed to
         self._listening = listening
         self._limits = limits
         self._heard: dict[Change, None] = {}  # and not yet taken, in order
@@ -190,7 +193,7 @@ class Changes:
     def _miss(self) -> None:
         """sub-10: nothing is kept for those who were cut off, so anything may have happened."""
         if self._state is SubscriptionState.OPEN and self._subscription is not None:
-            self._heard.update(dict.fromkeys(self._subscription.agreed or ()))
+            self._heard.update(dict.fromkeys(self._subscription.expected))
             self._news.set()
 
     def _close(self, failure: Failure | None = None) -> None:
@@ -264,11 +267,15 @@ class Listening:
         tools: bool = False,
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
+        undeclared: bool = False,
     ) -> AbstractAsyncContextManager[Changes]:
         """Hear of changes for as long as the block runs: of these, of lists, and of resources with these URIs.
 
         ``resources=True`` is the list of resources, URIs are what the resources hold; who wants both adds
         `RESOURCES_CHANGED`.  Raises `LocalProtocolError` if nothing is asked for, or too much.
+
+        With `undeclared` the block also waits for what the server does not declare, or agree to: some send it all the
+        same, as mcp up to 1.30 does, also without `resources/subscribe`.
 
         The block is entered when the server has agreed; what it has not agreed to is `Changes.missing`.  Entering it
         raises `RequestError` if the server refuses, `NothingToHear` if it tells of nothing of all that, and otherwise
@@ -278,7 +285,7 @@ class Listening:
         lists = ((TOOLS_CHANGED, tools), (PROMPTS_CHANGED, prompts), (RESOURCES_CHANGED, resources is True))
         uris = () if isinstance(resources, bool) else (resources,) if isinstance(resources, str) else resources
         asked = (*changes, *(each for each, wanted in lists if wanted), *map(resource_updated, uris))
-        return self._block(Changes(self._checked(asked), self, self._limits))
+        return self._block(Changes(self._checked(asked), self, self._limits, undeclared=undeclared))
 
     def _checked(self, asked: tuple[Change, ...]) -> tuple[Change, ...]:
         limits = self._limits
@@ -324,19 +331,20 @@ class Listening:
                 self._ask(changes)
 
     def heard(self, notice: Notice) -> bool:
-        """Take in what the server has told; False if that is not about changes."""
+        """Take in what the server has told; False if no block waits for it."""
         note = notice.notification
         if note.method not in _ABOUT_CHANGES:
             return False
-        for event in self._subscriptions.hear(note):
+        events = self._subscriptions.hear(note)
+        for event in events:
             changes = self._listeners[event.subscription.id]
             if not isinstance(event, SubscriptionAcknowledged):
                 changes._hear(event.change)
-            elif event.subscription.agreed:
+            elif event.subscription.expected:
                 changes._open(event.subscription)
             else:
                 self._nothing(changes)
-        return True
+        return bool(events)
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         """Take in the outcome of a request that was made by `Caller.begin`; those of others are ignored."""
@@ -397,7 +405,9 @@ class Listening:
         assert terms is not None  # it was attached when it was open
         if terms.revision.request(Role.CLIENT, _LISTEN) is None:
             self._names += 1  # no string is the id of a request of ours
-            subscription = self._subscriptions.attach(f"block {self._names}", changes._asked, terms.capabilities)
+            subscription = self._subscriptions.attach(
+                f"block {self._names}", changes._asked, terms.capabilities, undeclared=changes._undeclared
+            )
             self._watch(caller, changes, subscription)
         else:
             try:
@@ -405,7 +415,7 @@ class Listening:
             except McpError as error:  # such as one request too many
                 changes._close(repeated(error))
                 return
-            subscription = self._subscriptions.ask(id, changes._asked)
+            subscription = self._subscriptions.ask(id, changes._asked, undeclared=changes._undeclared)
             changes._ask(subscription)
             self._listeners[id] = changes
             caller.act(())  # so that it is sent
@@ -414,10 +424,10 @@ class Listening:
         """Subscribe to what a legacy server has declared."""
         changes._ask(subscription)
         self._listeners[subscription.id] = changes
-        if not subscription.agreed or caller.deaf:
+        if not subscription.expected or caller.deaf:
             self._nothing(changes)
             return
-        changes._owed = {each.item for each in subscription.agreed if each.kind is Kind.RESOURCE}
+        changes._owed = {each.item for each in subscription.expected if each.kind is Kind.RESOURCE}
         changes._owed -= {each.uri for each in self._resources.values() if each.subscribed and each.asking is None}
         self._settle()
         self._check(changes)
@@ -472,7 +482,8 @@ class Listening:
             return
         try:
             # res-27: an unsubscribe follows a subscribe, whose answer has come.
-            resource.asking = caller.begin(_SUBSCRIBE if wanted else _UNSUBSCRIBE, {"uri": resource.uri})
+            method = _SUBSCRIBE if wanted else _UNSUBSCRIBE
+            resource.asking = caller.begin(method, {"uri": resource.uri}, undeclared=True)  # a block may want it so
         except McpError as error:  # such as one request too many; what is to be unsubscribed is tried the next time
             if wanted:
                 self._blame(resource, repeated(error), again=False)
@@ -485,6 +496,8 @@ class Listening:
         if resource.subscribed:
             resource.subscribed = False  # whatever the server says to it, it is not asked again
         elif isinstance(outcome, Refused):
+            if outcome.error.code == METHOD_NOT_FOUND:
+                self._wait_unasked(resource)
             self._blame(resource, failure, again=False)
         else:
             # Without an answer it may have been carried out all the same, and is taken back before it is asked again.
@@ -497,6 +510,16 @@ class Listening:
                 self._blame(resource, failure, again=True)
         if self._caller is not None:
             self._step(self._caller, resource)  # whoever has handed in the outcome sees to it that this is sent
+
+    def _wait_unasked(self, resource: _Resource) -> None:
+        """Blocks with `undeclared` wait for a resource although the server serves no subscriptions.
+
+        It counts as subscribed, so that it is not asked for again.
+        """
+        for changes in [each for each in self._blocks if each._undeclared and resource.uri in each._owed]:
+            resource.subscribed = True
+            changes._owed.discard(resource.uri)
+            self._check(changes)
 
     def _blame(self, resource: _Resource, failure: Failure, *, again: bool) -> None:
         """The blocks that wait for this resource do so in vain."""

@@ -25,7 +25,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -46,7 +46,7 @@ from trio_mcp.core.auth_clients import Client as OAuthClient
 from trio_mcp.core.auth_deeds import Failed
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
 from trio_mcp.core.auth_flow import Flow
-from trio_mcp.core.auth_places import Rules, is_loopback, redirect_fault
+from trio_mcp.core.auth_places import Rules, is_loopback, redirect_fault, url_fault
 from trio_mcp.core.auth_proofs import Key
 from trio_mcp.core.auth_records import Record, as_json, read_record
 from trio_mcp.core.errors import LocalProtocolError, McpError, shown
@@ -71,9 +71,8 @@ _log = logging.getLogger("trio_mcp.oauth")
 
 OnVisit: TypeAlias = Callable[[str], "Awaitable[str] | str"]
 """Given the URL of a page to be visited by the user; what it returns is the URL that the browser was sent back to."""
-OnAssertion: TypeAlias = Callable[[str, str | None], "Awaitable[str] | str"]
-"""Given the audience and the resource (None at servers that know no such thing); what it returns is a JWT or the like
-that says who we are."""
+OnAssertion: TypeAlias = Callable[[str, str], "Awaitable[str] | str"]
+"""Given the audience and the resource; what it returns is a JWT or the like that says who we are."""
 
 _OURS = frozenset({"authorization", "dpop"})
 _LEAVING = 5.0  # seconds for a flow to end, which takes two unless a callback of the program holds it up
@@ -96,6 +95,11 @@ class OAuth:
     `http_on_loopback` allows plain http to servers on this machine, for development.  `ssl_context` is for the
     authorization servers.
 
+    An MCP server names the authorization server, which names its endpoints.  Those on this machine, on a private and on
+    the link-local network are refused unless the MCP server is there itself, and endpoints at another origin than the
+    authorization server's unless it promises `iss` (RFC 9207).  `trusted_origins`, such as
+    ``["https://accounts.google.com"]``, are followed wherever they are, and their endpoints may be anywhere.
+
     Raises `LocalProtocolError` for what cannot be.  One object may serve many clients and many servers.
     """
 
@@ -110,6 +114,7 @@ class OAuth:
         assertion: OnAssertion | None = None,
         user_seconds: float = 600.0,
         http_on_loopback: bool = False,
+        trusted_origins: Collection[str] = (),
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.application = Application(application) if isinstance(application, str) else application
@@ -133,7 +138,8 @@ class OAuth:
         self.browser = browser
         self.visit = visit
         self.assertion = assertion
-        self.rules = Rules(loopback=http_on_loopback, user_seconds=user_seconds)
+        origins = _origins(trusted_origins)
+        self.rules = Rules(loopback=http_on_loopback, trusted_origins=origins, user_seconds=user_seconds)
         self.ssl_context = ssl_context
         self.used_at: dict[str, str] = {}  # issuers by client ids, of all servers
         self._servers: dict[str, Authorization] = {}
@@ -153,6 +159,18 @@ class OAuth:
                     raise
                 raise LocalProtocolError(f"{error}; on this machine, http_on_loopback=True allows it") from None
         return self._servers[url]
+
+
+def _origins(given: Collection[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise LocalProtocolError(f"trusted_origins must be a list, also of one origin: [{shown(given)}]")
+    for each in given:
+        fault = url_fault(each, Rules(loopback=True))
+        if fault is None and (urlsplit(each).path.strip("/") or "?" in each):
+            fault = "has a path or a query"
+        if fault is not None:
+            raise LocalProtocolError(f"trusted_origins must be like 'https://auth.example.com'; {shown(each)} {fault}")
+    return tuple(given)
 
 
 def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from trio_mcp.core.auth_deeds import (
     Ignored,
     Listen,
     Listening,
+    Misplaced,
     OpenBrowser,
     Persist,
     Replied,
@@ -35,10 +37,13 @@ from trio_mcp.core.auth_deeds import (
     Unsent,
 )
 from trio_mcp.core.auth_flow import Flow, Step
+from trio_mcp.core.auth_places import network_at
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.crew import Escaped, contained
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_pool import HttpPool, HttpReply
+from trio_mcp.http_proxy import locate
 from trio_mcp.loopback import Receiver, Return, receive_returns
 
 if TYPE_CHECKING:
@@ -50,6 +55,14 @@ _log = logging.getLogger("trio_mcp.oauth")
 
 _ENDING = 2.0  # seconds for a token that may have been given just now to arrive and be stored
 _SHOWING = 2.0  # seconds for the browser to take the page that tells how it went
+
+
+class _Elsewhere(McpError):
+    """A connection leads to an address where the request must not go."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"the connection leads to {address}")
+        self.address = address
 
 
 class Run:
@@ -67,6 +80,8 @@ class Run:
         self._came: Return | None = None  # the browser, and waits to be told how it went
         self._deadline = math.inf  # for the user
         self._trouble: BaseException | None = None  # that the last deed came to
+        self._request: SendRequest | None = None  # that is being sent
+        self._addresses: dict[tuple[str, int], str] = {}  # that connections lead to, by host and port
 
     def end(self) -> None:
         """Nobody needs its outcome any more.  What must not be broken off is given `_ENDING` seconds."""
@@ -84,7 +99,7 @@ class Run:
                 return
             async with (
                 open_nursery() as nursery,
-                HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits()) as pool,
+                HttpPool(ssl_context=self._oauth.ssl_context, limits=Limits(), connect=self._connect) as pool,
             ):
                 self._nursery, self._pool = nursery, pool
                 heard: Heard | None = None
@@ -150,14 +165,37 @@ class Run:
             return GivenUp(str(error))
 
     async def _send(self, request: SendRequest) -> Heard:
+        self._request = request
+        origin, _ = locate(request.url)
         with trio.move_on_after(request.seconds):
             try:
                 async with self._pool.request(request.method, request.url, request.headers, request.body) as reply:
-                    return Replied(reply.status, reply.headers, await _beginning(reply, request.body_bytes + 1))
+                    body = await _beginning(reply, request.body_bytes + 1)
+                    return Replied(reply.status, reply.headers, body, self._addresses.get((origin.host, origin.port)))
+            except _Elsewhere as error:
+                return Misplaced(error.address)
             except McpError as error:
                 self._trouble = error
                 return Unsent(str(error))
         return Unsent(f"there was no answer within {request.seconds:g} seconds")
+
+    async def _connect(self, host: str, port: int) -> trio.abc.Stream:
+        """A connection of the pool, whose address is judged before the first byte of TLS, or of the request, is sent.
+
+        To resolve the name before, and judge that, would not do: the answer may be another one the next time.
+        """
+        stream = await trio.open_tcp_stream(host, port)
+        assert self._request is not None
+        origin, _ = locate(self._request.url)
+        peer = getattr(stream, "socket", None)
+        if peer is None or (host, port) != (origin.host, origin.port):
+            return stream  # in memory; or it is a proxy, which looks for the server on its own
+        address: str = peer.getpeername()[0]
+        if self._request.networks is not None and network_at(address) not in self._request.networks:
+            await trio.aclose_forcefully(stream)
+            raise _Elsewhere(address)
+        self._addresses[host, port] = address
+        return stream
 
     async def _listen(self) -> Heard:
         oauth = self._oauth
@@ -220,12 +258,17 @@ class Run:
     async def _called(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
         """What a callback of the program gives; `GivenUp` if it raises, which is then the cause of the failure."""
         assert callback is not None
-        try:
-            came = callback(*args)
+        call = partial(callback, *args)
+
+        async def answer() -> Any:
+            came = call()
             return await came if inspect.isawaitable(came) else came
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # it is the program's; no system task may be left by it
-            self._trouble = error
-            return GivenUp(f"the callback {name} has failed ({type(error).__name__})", at_fault=True)
+
+        try:
+            return await contained(answer, name)
+        except Exception as error:  # noqa: BLE001  # it is the program's
+            self._trouble = error.__cause__ if isinstance(error, Escaped) else error
+            return GivenUp(f"the callback {name} has failed ({type(self._trouble).__name__})", at_fault=True)
 
     async def _show(self) -> None:
         """Tell the browser how it went: also where it came more than once, as those do that fetch ahead."""

@@ -137,12 +137,13 @@ class Place:
 class Parking:
     """All handlers of one server that wait for a retry."""
 
-    def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] | None = None) -> None:
         self._sealer = sealer
         self._ttl = limits.parked_seconds
         self._parked = Parked(secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each)
         self._places: dict[str, Place] = {}
-        self._wall = wall  # a sealed state may outlive the process, so its age is not measured by the loop's clock
+        # A sealed state may outlive the process, so its age is not measured by the loop's clock.
+        self._wall = wall or time.time
         self._more = trio.Event()
 
     def __len__(self) -> int:
@@ -157,7 +158,7 @@ class Parking:
         """
         round, asked = next_round(ctx), worded(ctx, questions)
         asking = self._asking(ctx, asked)  # before a place is taken: it raises where nothing can be asked
-        handle = self._parked.park(stable_name(ctx.principal), trio.current_time())
+        handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx.holder)
         place = self._places[handle] = Place(ctx, handle, questions, asked)
         self._more.set()
         try:

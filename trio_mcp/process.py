@@ -4,14 +4,24 @@ How it ends:
 
 | what happens | running calls | exit status |
 |---|---|---|
-| there is nothing more to serve, such as after the end of input | cancelled at once | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then an error, and three seconds later left | 143 |
+| the end of standard input | finish within `grace` seconds; then an error | 0 |
+| SIGTERM | finish within `grace` seconds, new ones are refused; then an error | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
 | Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
 | Ctrl-C once more | the system ends the process | killed by SIGINT |
+| it cannot begin: the port is in use, standard input is closed | there are none | 1 |
 
-Worker threads that may be abandoned hold nobody up; one that may not be is waited for, until the third Ctrl-C or the
-end of SIGTERM's grace.
+The end of standard input counts also while a lifespan begins, when nothing reads it: if nothing unread is in it, or the
+reader of standard output has gone.
+
+`_LAST` seconds after the grace the process ends, with one line on stderr and the status above, also while a handler
+shields itself or blocks the loop, or a worker thread runs that may not be abandoned.  The time runs from the first of
+these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  With `grace=math.inf` there is no
+such end, and none outside the main thread, where the process has other purposes.
+
+Two things are beyond this.  C code that keeps the lock of the interpreter, such as a regular expression that backtracks
+without end, lets no thread run, and in a worker thread no signal handler either.  Threads of the program's own that are
+no daemons, such as those of `concurrent.futures`, keep the process after `run()` until they end, or a second signal.
 """
 
 from __future__ import annotations
@@ -19,11 +29,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
@@ -33,13 +44,15 @@ from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
 from trio_mcp.running import check_seconds
+from trio_mcp.stderr import Stderr, take_no_signals, unhindered_stderr
+from trio_mcp.watchdog import watched
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from trio_mcp.server import Server
 
-__all__ = ["check_trio", "live", "place"]
+__all__ = ["CannotServe", "Life", "check_trio", "live", "place"]
 
 # Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
 # as many again for what is being written when they are cut off.
@@ -57,12 +70,28 @@ def check_trio() -> None:
         )
 
 
-def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float) -> None:
+def _in_asyncio() -> bool:
+    try:
+        sys.modules["asyncio"].get_running_loop()
+    except (KeyError, RuntimeError):  # it is not even loaded, or no loop runs
+        return False
+    return True
+
+
+class CannotServe(LocalProtocolError):
+    """The environment does not let the process serve: the port is in use, or standard input is closed.
+
+    No line of the program is at fault, so `run()` prints one line without a traceback.
+    """
+
+
+def live(server: Server, serve: Callable[[Life], Awaitable[object]], *, grace: float) -> None:
     """Serve as the purpose of this process, for as long as `serve` does.
 
-    Returns then; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM, which gives the calls that run
-    `grace` seconds (`math.inf`: as long as they take).  Signals that the program has ignored or handles already are
-    left to it, and so are all of them outside the main thread.
+    Returns then; raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for
+    stderr if it cannot begin.  Calls that run at the end have `grace` seconds (`math.inf`: as long as they take).
+    Signals that the program has ignored or handles already are left to it, and so are all of them outside the main
+    thread.
     """
     check_seconds("grace", grace)
     if trio.lowlevel.in_trio_run():
@@ -70,76 +99,53 @@ def live(server: Server, serve: Callable[[], Awaitable[object]], *, grace: float
             "run() begins a Trio program of its own, and this is one already; in here, await serve_stdio(server), or "
             "serve_http(server, host, port)"
         )
-    life = _Life(server, grace)
+    if _in_asyncio():
+        raise LocalProtocolError(
+            "run() blocks its thread, and an event loop of asyncio runs in that; call server.run() outside of it, as "
+            "the last line of a script"
+        )
     try:
-        with _collecting_rarely():
-            trio.run(life.live, serve)
-    except KeyboardInterrupt:
-        life.status = 130
-    except BaseExceptionGroup as group:
-        # Ctrl-C wins over whatever else went wrong while everything ended.
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        life.status = 130
+        with unhindered_stderr() as stderr, Life(server, grace, stderr) as life:
+            try:
+                with _fewer_full_collections():
+                    trio.run(life.live, serve)
+            except KeyboardInterrupt:
+                life.status = 130
+            except CannotServe as error:
+                raise SystemExit(f"{server.offer().info['name']}: {error}") from None
+            except BaseExceptionGroup as group:
+                # Ctrl-C wins over whatever else went wrong while everything ended.
+                if group.subgroup(KeyboardInterrupt) is None:
+                    raise
+                life.status = 130
     finally:
         _unbuffer()
     if life.status:
         raise SystemExit(life.status)
 
 
-# A call that waits is some dozens of objects to the cyclic collector, which by default looks at new ones after 700, and
-# at all again and again while thousands of calls begin: that was a third of what 5,000 at once cost.  Calls make no
-# cycles, so what is found is only what handlers leave behind.  As long as that is nothing, looks become rarer still, up
-# to where 5,000 calls can begin without one: another tenth.  Nor is all looked at again after each tenth look, which is
-# the default too, for what has been looked at is what waits; so that is after a million new objects in any case.
-_NEW_OBJECTS = 20_000
-_LOOKS = 50
-_RARER = 16  # times, at most
-_NOTHING = 0.01  # of what was new
-_DEFAULTS = {700, 2000}  # of Python 3.11 to 3.14
+# A full collection visits all objects, and 5,000 calls that wait at once are 250,000 of them.  They take 395 ms of
+# CPU if a full collection follows ten of the middle generation, which is Python's default, 257 ms if it follows
+# fifty, and 225 ms without collections.  The younger generations keep their thresholds, because garbage of handlers
+# is found there: with 20,000 new objects before a collection, calls that leave cycles of 60 kB pile up to 1.2 GB, and
+# 2,000 are no faster than Python's 700.
+_FULL, _PYTHONS_FULL = 50, 10
 
 
 @contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """In here the collector looks at new objects when there are many, unless the program has told it when."""
-    told = gc.get_threshold()
-    if told[0] not in _DEFAULTS:
+def _fewer_full_collections() -> Iterator[None]:
+    """Full collections are rarer in here, unless the program, or its version of Python, has another default."""
+    before = gc.get_threshold()
+    if before[2] != _PYTHONS_FULL:
         yield
         return
-    looks = _Looks(told[2])
-    gc.callbacks.append(looks)
+    meanwhile = (*before[:2], _FULL)
+    gc.set_threshold(*meanwhile)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the program may have cleared them
-            gc.callbacks.remove(looks)
-        gc.set_threshold(*told)
-
-
-class _Looks:
-    """When the collector looks: half as often after each time that it found next to nothing, until it finds something.
-
-    No more once the program says when.
-    """
-
-    __slots__ = ("_all", "_rarer")
-
-    def __init__(self, all: int) -> None:
-        self._all = all
-        self._rarer = 1
-        gc.set_threshold(*self._thresholds)
-
-    @property
-    def _thresholds(self) -> tuple[int, int, int]:
-        return _NEW_OBJECTS * self._rarer, _LOOKS // self._rarer, self._all
-
-    @trio.lowlevel.enable_ki_protection  # the collector drops what is raised here, and a Ctrl-C is not to be lost
-    def __call__(self, phase: str, looked: Mapping[str, int]) -> None:
-        if phase != "stop" or looked["generation"] != 0 or gc.get_threshold() != self._thresholds:
-            return
-        found = looked["collected"] > _NEW_OBJECTS * self._rarer * _NOTHING
-        self._rarer = 1 if found else min(2 * self._rarer, _RARER)
-        gc.set_threshold(*self._thresholds)
+        if gc.get_threshold() == meanwhile:  # else the program has said when
+            gc.set_threshold(*before)
 
 
 def place(text: str) -> tuple[str, int]:
@@ -162,47 +168,95 @@ def place(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class _Life:
-    """One process that serves: what its signals ask for, and the exit status it owes."""
+class Life:
+    """One process that serves: its signals, its last deadline and its exit status."""
 
-    __slots__ = ("everything", "grace", "ours", "server", "status", "terminated")
-
-    def __init__(self, server: Server, grace: float) -> None:
+    def __init__(self, server: Server, grace: float, stderr: Stderr | None) -> None:
         self.server = server
-        self.grace = grace
+        self.stderr = stderr
+        """Writes to stderr without waiting; None where stderr cannot make a writer wait."""
         self.status = 0
-        self.everything = trio.CancelScope()
-        self.terminated = trio.Event()
+        self.patience = grace + _LAST
+        """Seconds from the first reason to end until the process is gone; may be infinite."""
+        self._grace = grace
+        self._everything = trio.CancelScope()
+        self._terminated = trio.Event()
+        self._ending = False
+        self._over = threading.Event()
+        main = threading.current_thread() is threading.main_thread()
+        if not main or self.patience > threading.TIMEOUT_MAX:
+            self.patience = math.inf
         # Asked before Trio puts its own handler where Python's default one is.  A program in the background of a
         # shell script ignores SIGINT, and is to go on doing so.
         usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
-        main = threading.current_thread() is threading.main_thread()
-        self.ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
+        self._ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
 
-    async def live(self, serve: Callable[[], Awaitable[object]]) -> None:
-        with self._signals(), self.everything:
+    def __enter__(self) -> Life:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    async def live(self, serve: Callable[[Life], Awaitable[object]]) -> None:
+        with self._signals(), watched(), self._everything:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._drain, name="SIGTERM")
-                await serve()
+                await serve(self)
+
+    def ends(self, why: str) -> None:
+        """The process has a reason to end.  May be called from any thread and from signal handlers.
+
+        The first reason counts.  A thread takes the time, because a handler may block the loop.
+        """
+        if not self._ending and self.patience < math.inf:
+            self._ending = True
+            threading.Thread(target=self._outwait, args=(why,), name="trio_mcp: the last deadline", daemon=True).start()
+
+    def _outwait(self, why: str) -> None:
+        take_no_signals()
+        if not self._over.wait(self.patience):
+            self.leave(why)
+
+    def leave(self, why: str) -> None:
+        """End the process at once.  May be called from any thread."""
+        if self._over.is_set():
+            return
+        what = f"a handler or the lifespan has not ended {self.patience:g} seconds after {why}"
+        line = f"trio_mcp: {what}; the process ends without it\n"
+        if self.stderr is not None:
+            self.stderr.put(line.encode())
+        else:
+            with contextlib.suppress(OSError):
+                os.write(2, line.encode())
+        os._exit(self.status)
+
+    def unwanted(self, why: str) -> None:
+        """Nothing waits for an answer, and the run has not begun.  To be called in the loop."""
+        self._cancel_in_time()
+        self.ends(why)
+
+    def _cancel_in_time(self) -> None:
+        """Everything ends then, also what no run has to do with yet, such as a lifespan that is beginning."""
+        self._everything.deadline = min(self._everything.deadline, trio.current_time() + self._grace + CLOSING)
 
     async def _drain(self) -> None:
-        await self.terminated.wait()
-        # Then everything ends, also what no run has to do with yet, such as a lifespan that is beginning.
-        self.everything.deadline = trio.current_time() + self.grace + CLOSING
-        async with self.server.draining(self.grace):
+        await self._terminated.wait()
+        self._cancel_in_time()
+        async with self.server.draining(self._grace):
             pass
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Hear the signals that are ours."""
         token = trio.lowlevel.current_trio_token()
-        before = {number: signal.getsignal(number) for number in self.ours}
+        before = {number: signal.getsignal(number) for number in self._ours}
 
         def interrupt(_number: int, _frame: FrameType | None) -> None:
             # Here and not in the loop, for the next one must get through to a handler that blocks the loop.
             signal.signal(signal.SIGINT, interrupt_again)
             self.status = 130
-            token.run_sync_soon(self.everything.cancel)
+            token.run_sync_soon(self._everything.cancel)
+            self.ends("Ctrl-C")
 
         def interrupt_again(number: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -215,29 +269,17 @@ class _Life:
             # Heard once: launchers pass on what their whole process group has got already.
             if not self.status:
                 self.status = 143
-                token.run_sync_soon(self.terminated.set)
-                if self.grace < threading.TIMEOUT_MAX - _LAST:
-                    last.append(threading.Timer(self.grace + _LAST, _end_at_last))
-                    last[0].daemon = True
-                    last[0].start()
+                token.run_sync_soon(self._terminated.set)
+                self.ends("SIGTERM")
 
-        last: list[threading.Timer] = []
         handlers = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
         try:
             for number in before:
                 signal.signal(number, handlers[number])
             yield
         finally:
-            for timer in last:
-                timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _end_at_last() -> None:
-    """In a thread of its own, for what still runs may block the loop, or shield itself from being cancelled."""
-    os.write(2, b"trio_mcp: a handler did not end after SIGTERM; the process does\n")
-    os._exit(143)
 
 
 def _unbuffer() -> None:

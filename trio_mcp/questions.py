@@ -144,7 +144,7 @@ _SECRET = re.compile(
 )
 
 
-def _names_a_secret(name: str) -> bool:
+def names_a_secret(name: str) -> bool:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|[\W_]+", " ", name)
     return _SECRET.search(words.strip()) is not None
 
@@ -224,7 +224,7 @@ class _Form:
             if _LINK.search(str(field)):
                 raise _clickable(f"field {name!r}")
             entered = field["type"] in ("string", "number", "integer") and not field.keys() & {"enum", "oneOf"}
-            if entered and (_names_a_secret(name) or _names_a_secret(field.get("title", ""))):
+            if entered and (names_a_secret(name) or names_a_secret(field.get("title", ""))):
                 raise LocalProtocolError(f"a form must not ask for secrets such as {name!r}; use ElicitUrl")
         defaults = {name: field["default"] for name, field in self._fields.items() if "default" in field}
         for problem in self._check.errors(defaults):
@@ -415,7 +415,7 @@ def _visitable(url: str) -> str:
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise LocalProtocolError("the url to visit must be https, or http on loopback")
     # elic-36: it passes through the client, and is no key to anything.
-    if "@" in parts.netloc or any(_names_a_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
+    if "@" in parts.netloc or any(names_a_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
         raise LocalProtocolError("the url to visit holds credentials; let the page ask who its visitor is")
     return url
 

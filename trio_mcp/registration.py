@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import re
+import sys
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +46,8 @@ __all__ = [
 ]
 
 _Function = Callable[..., Any]
+
+_log = logging.getLogger("trio_mcp")
 
 
 # Tools.
@@ -79,7 +84,8 @@ def tool_of(
     _check_details(f"the tool {name!r}", details, "ToolAnnotations")
     arguments = arguments_of(function, handler, parameters_schema(function, handler.skip))
     try:
-        output = Output(hint_of(function, "return")) if structured else None
+        returned = hint_of(function, "return")
+        output = Output(returned) if structured else None
     except LocalProtocolError as error:
         raise LocalProtocolError(f"the tool {name!r}: {error}") from None
     promised = None if output is None else output.schema
@@ -88,7 +94,16 @@ def tool_of(
     return ToolEntry(
         name, handler, make,
         replay=replay, arguments=arguments, output=output, mirrors=mirrors, scopes=_scopes(name, scopes),
+        embeds=_embeds(returned),
     )  # fmt: skip
+
+
+def _embeds(hint: object) -> bool:
+    """Whether what is returned holds resources.  Where their module was never imported, nothing does."""
+    content: Any = sys.modules.get("trio_mcp.core.content")
+    if content is None:
+        return False
+    return hint is content.EmbeddedResource or any(map(_embeds, typing.get_args(hint)))
 
 
 def raw_tool(
@@ -130,10 +145,20 @@ def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
     if "x-mcp-header" not in repr(schema):  # most have none, and need no module that knows headers
         return ()
     from trio_mcp.core.headers import find_mirrors
+    from trio_mcp.questions import names_a_secret
 
     mirrors = find_mirrors(schema)
     if mirrors.faults:
         raise LocalProtocolError(f"the tool {name!r} cannot have its arguments in headers: {'; '.join(mirrors.faults)}")
+    for rule in mirrors.rules:
+        if names_a_secret(rule.path[-1]):
+            _log.warning(
+                "the tool %r repeats its argument %r in the header %s, which every proxy and log on the way sees; "
+                "if that is a secret, do not mark it (tool-28)",
+                name,
+                rule.path[-1],
+                rule.header,
+            )
     return mirrors.rules
 
 

@@ -6,36 +6,59 @@
     async with open_relay("https://notes.example/mcp") as server:
         await serve_stdio(server)                              # an HTTP server over stdio
 
-There is one client, and behind it the server that is shown; before it a `Server` like any other, with no tools of its
-own: a middleware takes each request, and the client makes it again, with an id and a progress token of its own.
+In front is a `Server` like any other, without tools of its own.  Its innermost middleware makes each request again, by
+a client of the server behind, with an id and a progress token of its own.
 
-| Towards the server behind | Back to who asked |
+| Towards the server behind | Back to the client in front |
 |---|---|
-| lists, page by page, with its own cursors | what it lists, in the revision of who asked |
+| lists, page by page, with its own cursors | their pages, in the revision of the client |
 | calls, reads, prompts, completions | results and errors as they came, progress, log messages |
-| the end of a call that is cancelled | |
-| what somebody here listens to, for as long | changes |
-| answers | its questions, asked of the client whose call they belong to |
+| the cancellation of a call | |
+| subscriptions, for as long as a client has them | changes |
+| answers | its questions, asked of the client that made the call |
 
-What is said otherwise between revisions is said otherwise here; what the revision of who asked cannot carry is an error
-that says so.  `_meta` goes along, but for what the protocol means for one hop: tokens, versions, identities.  Headers
-and principals belong to a hop as well, so who may do what is decided by the middleware that is given here.
+Messages are translated between revisions; what the revision of the client cannot carry is an error that says so.
+`_meta` is passed on, except for what the protocol defines for one hop: tokens, versions, identities.  Headers and
+principals belong to one hop as well, so access is decided by the middleware that is given here.
 
-Whose question is it?  In 2026-07-28 a question answers a call, and is asked of who made that.  Before, a server just
-asks.  Then it is for the one client whose calls run; if there is none, or there are several, the question is refused,
-for it must not be shown to somebody else.  A call whose client has been asked in 2026-07-28, and has not come back yet,
-does not count beside others: it may never come back, and nobody could be asked for as long.  That takes a server to ask
-one thing at a time in a call; for one that does not, give a callback of your own.  Log messages are for the one client
-that has calls of any kind, and else they are dropped.
+Each client has a session of its own with the server behind, in which nothing of another client can be seen.  Each is
+a process where the server behind is one.
+
+| A request | uses | which is closed |
+|---|---|---|
+| of a principal | the session of this principal | after `Limits.session_idle_seconds` without a request |
+| without one, in a connection or session | the session of that connection | with the connection |
+| without one, by HTTP without a session | one session for all of these | as that of a principal |
+| any, where `target` is one open stream | that stream | with the relay |
+
+The session that the relay opens at its start goes to the first client.  There are `Limits.relayed` at most; beyond, one
+that is idle is closed, and its client gets another with its next request.  A session whose process or connection has
+ended is opened again by the next request; the calls that were under way fail.
+
+A server of 2026-07-28 asks in the answer to a call, so it is known which client is asked.  Before, a server asks in a
+request of its own, which does not say to which call it belongs; nor does a log message, in any revision.
+
+| Calls that run in this session | Questions | Log messages |
+|---|---|---|
+| none | refused | dropped |
+| of one client | asked in the course of the newest call | told in the course of the newest call |
+| of one client, in a session that several use | the same, but for roots | the same |
+| of several clients, or one was cancelled and not answered | refused | dropped, with one warning |
+
+A cancelled call counts for as long as the server may work on it: until it answers all the same, or for five minutes.
+Roots are refused in a session that several use, because a server keeps them for later calls.  A call whose client has
+been asked in 2026-07-28, and has not come back yet, does not count beside other calls of the same client.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -60,18 +83,23 @@ from trio_mcp.core.errors import (
     RequestError,
     shown,
 )
-from trio_mcp.core.jsonrpc import Json, JsonObject, Request
-from trio_mcp.core.listen import Change, Kind
+from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
+from trio_mcp.core.listen import Change, Kind, resource_updated
 from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
-from trio_mcp.description import revisions_of
+from trio_mcp.core.shares import Shares
+from trio_mcp.description import check_list, revisions_of
 from trio_mcp.groups import Block, open_nursery
+from trio_mcp.listening import NothingToHear
+from trio_mcp.process import check_trio
 from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
-from trio_mcp.relay_server import Shown
+from trio_mcp.relay_server import ChangeFor, Shown, owner_of
+from trio_mcp.relay_sessions import Session
 from trio_mcp.server import Server
 
 if TYPE_CHECKING:
+    from trio_mcp.conversation import Conversation
     from trio_mcp.dispatch import CallNext, Middleware
 
 __all__ = ["ASKS", "open_relay"]
@@ -79,12 +107,13 @@ __all__ = ["ASKS", "open_relay"]
 _log = logging.getLogger("trio_mcp.relay")
 
 ASKS = ("sampling", "elicitation", "elicitation_url", "roots")
-"""What the server behind may ask."""
+"""The questions that the server behind may ask."""
 
-_LOGS = 1000  # messages of one call that wait for a client which reads slowly; then the oldest are left out
-_PAGES = 100  # that were visited and whose end was not told, as in `answering`
+_LOGS = 1000  # log messages of one call that wait for a slow client; beyond, the oldest are dropped
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds from the end of a subscription to the next attempt
+_PAGES = 100  # pages that were visited and are not known to be done, as in `answering`
 _PER_HOP = ("_meta", "inputResponses", "requestState")  # of params
-_QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # may have some
+_QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # requests with questions
 _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
     "tools/list": Client.list_tools,
     "prompts/list": Client.list_prompts,
@@ -104,17 +133,19 @@ def open_relay(
 ) -> AbstractAsyncContextManager[Server]:
     """``async with open_relay(target) as server``: a server that stands for the one at `target`.
 
-    It may be served in every way that a `Server` can, in several at once, for as long as the block; it cannot be
+    It can be served in every way that a `Server` can, in several at once, for as long as the block; it cannot be
     mounted.  `revisions` are those that it speaks, `middleware` is its own.  The options are those of `open_client`,
-    and it raises as that does.
+    and it raises as that does.  Each client has a session of its own with the server behind; the table at the head of
+    this module says which.
 
-    `asks`: what the server behind is told that it may ask.  It has to know at the start, whoever comes then; where that
-    one cannot be asked, it gets the error that it would get from that one.  A callback of your own among the options
-    answers itself, and nobody else is asked.  Log messages are wanted from `log_level` on, which is "debug"; `cache` is
-    False, for clients have caches of their own.
+    `asks`: the questions that are declared to the server behind, before a client is known.  A client that cannot be
+    asked answers with the error that it would give itself.  A callback among the options answers instead of clients.
+    `log_level` is "debug" by default, and `cache` False, because clients have caches of their own.
 
-    When the server behind is gone for good, every request is answered with an error; the block goes on.
+    A process that has died, or a connection that has ended, is replaced with the next request; the calls that were
+    under way fail.  A target that is a stream cannot be: then every request is answered with an error.
     """
+    check_list("asks", asks)
     for name in asks:
         if name not in ASKS:
             raise LocalProtocolError(f"asks: {shown(name)} is nothing to be asked; there are {', '.join(ASKS)}")
@@ -135,20 +166,19 @@ class _Block(Block[Server]):
         revisions: Collection[str],
         options: ClientOptions,
     ) -> None:
-        self._relay = _Relay()
+        self._relay = _Relay(target, asks, options)
         self._limits = options.get("limits")
         self._middleware = middleware
         self._revisions = revisions
-        self._client = open_client(target, **self._relay.options(asks, options))
 
     async def __aenter__(self) -> Server:
+        check_trio()
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._client)
             nursery = await stack.enter_async_context(open_nursery())
-            layers = (*self._middleware, self._relay.serve)
-            server = Shown(self._relay, client, layers, self._revisions, self._limits)
-            self._relay.begin(client, server, nursery)
+            client = await self._relay.begin(nursery)
             stack.callback(self._relay.end)
+            layers = (*self._middleware, self._relay.serve)
+            server = self._relay.server = Shown(self._relay, client, layers, self._revisions, self._limits)
             self._stack = stack.pop_all()
         return server
 
@@ -162,42 +192,255 @@ class _Block(Block[Server]):
 
 
 class _Call:
-    """A call on its way, and who made it."""
+    """A call on its way, and the client that made it."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.whose = ctx.link
-        """The connection or session; of a request without one, that request alone."""
+        self.link: Any = ctx.opened("a request")
+        self.owner = owner_of(self.link)
         self.turn = trio.Lock()  # its questions are asked one after another: in 2026-07-28 a call has one at a time
         self.logs: deque[LoggingMessageParams] = deque(maxlen=_LOGS)
         self.told: trio.Event | None = None  # set when `logs` have been
+
+    @property
+    def whose(self) -> object:
+        """The client; of a request that belongs to no session, that request alone."""
+        return self.link if self.owner is None else self.owner
 
 
 _at_hand: ContextVar[_Call | None] = ContextVar("the call that a relay makes", default=None)
 
 
 class _Watch:
-    """A resource of the server behind that somebody here listens to."""
+    """A change that some clients of one session listen to."""
 
     def __init__(self) -> None:
-        self.hearers = 0  # runs of the server
+        self.hearers = 0
         self.scope = trio.CancelScope()
+        self.told = False
+        """A client was told that it listens; by 2026-07-28 before the server behind has agreed."""
+        self.missed = False
+        """A change may have been missed since then."""
         self.settled = trio.Event()
         self.failure: McpError | None = None
 
 
 class _Relay:
-    """Both directions; see the head of this file."""
+    """All sessions with the server behind, and the way from a request to one of them."""
 
-    _client: Client
-    _server: Shown
-    _nursery: trio.Nursery
+    server: Shown
+    nursery: trio.Nursery
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target, asks: Collection[str], options: ClientOptions) -> None:
+        self.again = not isinstance(target, trio.abc.Stream)
+        """Whether another session can be opened."""
+        self._target = target
+        self._asks = asks
+        self._options = options
+        self._limits = options.get("limits") or Limits()
+        self._first: _Upstream | None = _Upstream(self)  # until a client uses it
+        self._upstreams: dict[Hashable | None, _Upstream] = {}
+        self._shares = Shares(self._limits.relayed)
+        self._room = trio.Event()  # set when a session was forgotten
+        self._watches: dict[tuple[Hashable | None, Change], _Watch] = {}
         self._ended = False
+        self.warned: set[str] = set()  # why log messages were dropped
+        self.connect(self._first)  # which raises for what is no target, and for options that it has no use for
+
+    def connect(self, upstream: _Upstream) -> AbstractAsyncContextManager[Client]:
+        return open_client(self._target, **upstream.options(self._asks, self._options))
+
+    async def begin(self, nursery: trio.Nursery) -> Client:
+        """Open the first session.  Raises as entering `open_client` does."""
+        self.nursery = nursery
+        assert self._first is not None
+        self._first.news = True  # of what clients were told before this relay there is no record
+        session = self._first.begin(math.inf)
+        await session.open()
+        client = await session.client()
+        # Every other session is spoken in the same revision: what clients were told belongs to that.
+        self._options = {**self._options, "revision": client.revision}
+        return client
+
+    def end(self) -> None:
+        """The server may be served for longer; there is nothing behind it any more."""
+        self._ended = True
+
+    # The innermost middleware.
+
+    async def serve(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        if request.method not in _FORWARDED:
+            result = await call_next(request)
+            if request.method == "resources/subscribe":
+                link: Any = ctx.opened("a request")
+                await self._agreed(link, resource_updated(request.params["uri"]))
+            return result
+        call = _Call(ctx)
+        upstream = await self._of(call.owner, call.link)
+        return await upstream.forward(call, request)
+
+    # Whose session it is.
+
+    async def _of(self, owner: Hashable | None, link: Conversation) -> _Upstream:
+        """The session of this client, which may have to be made.  Raises RequestError if there are too many."""
+        while not self._ended and not link.session.closed:
+            room, upstream = self._room, self._upstreams.get(owner)
+            if upstream is not None:
+                if not upstream.session.closing:
+                    return upstream
+            elif not self.again and self._upstreams:  # one open stream is for all
+                (only,) = self._upstreams.values()
+                await only.share()
+                return only
+            elif self._shares.take(holder := None if owner is None else link.account.holder):
+                return self._give(owner, holder)
+            else:
+                self._make_room(holder)
+            await room.wait()
+        raise RequestError(INTERNAL_ERROR, "the server behind this one has given no answer: the relay has ended")
+
+    def _give(self, owner: Hashable | None, holder: Hashable | None) -> _Upstream:
+        idle = self._limits.session_idle_seconds if owner is None or owner == holder else math.inf
+        upstream, self._first = self._first or _Upstream(self), None
+        upstream.begin(idle if self.again else math.inf)
+        upstream.owner, upstream.holder, upstream.shared = owner, holder, owner is None
+        self._upstreams[owner] = upstream
+        return upstream
+
+    def _make_room(self, holder: Hashable | None) -> None:
+        """Close an idle session: the client's own first, and if all are in use that of a client with more of them."""
+        every = self._upstreams.values()
+        idle = [each for each in every if not each.session.users and not each.session.closing]
+        own = [each for each in idle if holder is not None and each.holder == holder]
+        if own or (self._shares.full and idle):
+            most = max(self._shares.of(each.holder) for each in own or idle)
+            taken = [each for each in own or idle if self._shares.of(each.holder) == most]
+            min(taken, key=lambda each: each.session.last_used).session.close()
+        elif not any(each.session.closing for each in every):
+            why = f"{len(every)} sessions with the server behind this one are in use (Limits.relayed); try again later"
+            raise RequestError(INTERNAL_ERROR, why)
+
+    def forget(self, upstream: _Upstream) -> None:
+        """This session was closed."""
+        if self._upstreams.get(upstream.owner) is upstream:
+            del self._upstreams[upstream.owner]
+            self._shares.give(upstream.holder)
+        self._room.set()
+        self._room = trio.Event()
+
+    # What clients listen to, as the server that is shown hears of it.
+
+    def session_of(self, owner: Hashable | None) -> object:
+        if not self.again and self._upstreams:
+            (only,) = self._upstreams.values()
+            return only
+        return self._upstreams.get(owner, self._first)
+
+    def left(self, link: object) -> None:
+        upstream = self._upstreams.get(link)
+        if upstream is not None and self.again:
+            upstream.session.leave()
+
+    def hear(self, link: Conversation, change: Change, *, told: bool = False) -> None:
+        if self._ended:
+            return
+        owner = owner_of(link)
+        watch = self._watches.get((owner, change))
+        if watch is None:
+            watch = self._watches[owner, change] = _Watch()
+            self.nursery.start_soon(self._watch, owner, link, change, watch, name="a relay listens to a change")
+        watch.hearers += 1
+        if told and not watch.settled.is_set():
+            watch.told = watch.missed = True
+
+    def unhear(self, link: Conversation, change: Change) -> None:
+        owner = owner_of(link)
+        watch = self._watches.get((owner, change))
+        if watch is not None:  # None: the server behind has ended it
+            watch.hearers -= 1
+            if not watch.hearers:
+                del self._watches[owner, change]
+                watch.scope.cancel(reason="no client listens any more")
+
+    async def _watch(self, owner: Hashable | None, link: Conversation, change: Change, watch: _Watch) -> None:
+        pause = _SHORTEST_PAUSE
+        try:
+            with watch.scope:
+                while await self._listens(owner, link, change, watch):
+                    await trio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            if self._watches.get((owner, change)) is watch:
+                del self._watches[owner, change]
+            watch.settled.set()
+
+    async def _listens(self, owner: Hashable | None, link: Conversation, change: Change, watch: _Watch) -> bool:
+        """Listen until the server behind ends that or is lost; whether to try again.  A client cannot be told that it
+        does not listen any more, so only a refusal is final."""
+        try:
+            upstream = await self._of(owner, link)
+            with upstream.session.used():
+                await upstream.listen(change, watch)
+        except McpError as error:
+            _log.info("updates of a resource are not passed on: %s", error)
+            refused = isinstance(error, RequestError) and error.code != INTERNAL_ERROR
+            if not watch.told or refused or isinstance(error, NothingToHear | LocalProtocolError):
+                watch.failure = error
+                return False
+        watch.missed = True
+        return not self._ended
+
+    async def _agreed(self, link: Conversation, change: Change) -> None:
+        """Wait until the server behind tells of this resource.  Raises RequestError if it does not."""
+        owner = owner_of(link)
+        if (owner, change) not in self._watches:  # it had refused, or ended it
+            self.hear(link, change)
+        if (watch := self._watches.get((owner, change))) is None:
+            raise RequestError(INTERNAL_ERROR, "the server behind this one is not there any more")
+        await watch.settled.wait()
+        if isinstance(watch.failure, RequestError):
+            raise watch.failure
+        if watch.failure is not None:
+            raise RequestError(INTERNAL_ERROR, "the server behind this one does not tell of changes of this resource")
+
+
+class _Upstream:
+    """One session with the server behind, and the calls that run in it."""
+
+    session: Session
+
+    def __init__(self, relay: _Relay) -> None:
+        self.owner: Hashable | None = None
+        self.holder: Hashable | None = None
+        self.shared = False
+        """Whether calls of several clients may run in it."""
+        self.news = False
+        """Whether clients may know lists that this session did not give them."""
+        self._relay = relay
+        self._begun = False
         self._calls: dict[_Call, None] = {}
-        self._watches: dict[str, _Watch] = {}
         self._pages: OrderedDict[PageRequest, tuple[Context, ElicitUrl]] = OrderedDict()
+        self._gave_roots = False
+
+    def begin(self, idle: float) -> Session:
+        """There is a session from now on, which may be idle for so many seconds."""
+        if self._begun:
+            self.session.idle = idle
+        else:
+            relay = self._relay
+            connect, forget = partial(relay.connect, self), partial(relay.forget, self)
+            self.session = Session(relay.nursery, connect, self._opened, forget, idle=idle, again=relay.again)
+            self._begun = True
+        return self.session
+
+    async def share(self) -> None:
+        """Another client uses it as well."""
+        if self.shared:
+            return
+        self.shared = True
+        if self._gave_roots:
+            client = await self.session.client()
+            await client.set_roots(self._list_roots)  # by which the server hears that those it knows are no more
 
     def options(self, asks: Collection[str], given: ClientOptions) -> ClientOptions:
         answers: dict[str, Any] = {
@@ -214,13 +457,9 @@ class _Relay:
             own["sampling_tools"] = True
         return {**own, **given}
 
-    def begin(self, client: Client, server: Shown, nursery: trio.Nursery) -> None:
-        self._client, self._server, self._nursery = client, server, nursery
-        nursery.start_soon(self._watch_lists, name="a relay listens to lists")
-
-    def end(self) -> None:
-        """Somebody may go on serving the server; there is nothing behind it any more."""
-        self._ended = True
+    def _opened(self, client: Client, nursery: trio.Nursery) -> None:
+        self._client = client
+        nursery.start_soon(self._watch_lists, client, name="a relay listens to lists")
 
     @property
     def _behind(self) -> Revision:
@@ -228,48 +467,45 @@ class _Relay:
 
     # Requests.
 
-    async def serve(self, ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
-        """The innermost middleware."""
-        if request.method not in _FORWARDED:
-            result = await call_next(request)
-            if request.method == "resources/subscribe":
-                await self._agreed(request.params["uri"])
-            return result
-        call = _Call(ctx)
-        if request.method in _QUESTIONS:
-            self._calls[call] = None
-        token = _at_hand.set(call)
-        try:
-            model = await self._forwarded(call, request)
-            async with call.turn:
-                pass  # a question that came for it is still being asked
-            while call.told is not None:  # what was said before the result is heard before it
-                await call.told.wait()
-        finally:
-            _at_hand.reset(token)
-            self._calls.pop(call, None)
-        return _result(model, self._behind, ctx.terms.revision)
+    async def forward(self, call: _Call, request: Request) -> JsonObject:
+        """The result of the request, made once more."""
+        with self.session.used():
+            if request.method in _QUESTIONS:  # from the beginning: some servers ask when they are opened
+                self._calls[call] = None
+            try:
+                model = await self._forwarded(call, request)
+                async with call.turn:
+                    pass  # a question that came for it is still being asked
+                while call.told is not None:  # what was said before the result is heard before it
+                    await call.told.wait()
+            finally:
+                self._calls.pop(call, None)
+            return _result(model, self._behind, call.ctx.terms.revision)
 
     async def _forwarded(self, call: _Call, request: Request) -> Model:
+        client = await self.session.client()
+        token = _at_hand.set(call)
         try:
-            return await self._made(call.ctx, request)
+            return await self._made(client, call.ctx, request)
         except InputNotGiven as error:
             raise _not_given(error) from error
         except (RequestError, RemoteProtocolError):
             raise
-        except McpError as error:
+        except (McpError, trio.TooSlowError) as error:
             # Not in its words, which may be those of a process that has died: they are for the log.
             _log.warning("%s has no answer from the server behind: %s", request.method, error)
-            raise RequestError(INTERNAL_ERROR, "the server behind this one has given no answer") from error
+            again = "; it has ended, and is started again by the next request" * self.session.lost(client)
+            raise RequestError(INTERNAL_ERROR, f"the server behind this one has given no answer{again}") from error
+        finally:
+            _at_hand.reset(token)
 
-    async def _made(self, ctx: Context, request: Request) -> Model:
-        """The request, made once more."""
-        method, client = request.method, self._client
-        params = _params(request, self._behind)
+    async def _made(self, client: Client, ctx: Context, request: Request) -> Model:
+        method, params = request.method, _params(request, self._behind)
         if method in _LISTS:
             page = await _LISTS[method](client, params.get("cursor"))
+            self.news = True
             if isinstance(page, ListToolsResult):
-                self._server.mirrored.learn(page.tools)
+                self._relay.server.mirrored.learn(page.tools)
             return page
         meta = _passed_on(ctx.meta, self._behind)
         on_progress = ctx.progress if "progressToken" in ctx.meta else None
@@ -282,21 +518,26 @@ class _Relay:
 
     # Questions of the server behind.
 
-    def _whose(self, calls: Sequence[_Call]) -> _Call:
-        """To which of these what the server behind says belongs."""
+    def _whose(self, calls: Sequence[_Call]) -> _Call | str:
+        """The call to which belongs what the server behind says, or why there is none; see the head of this file."""
         call = _at_hand.get()
-        # Where servers just ask, this is the context of whoever opened the session.
+        # Where servers just ask, this is the context in which the session was opened.
         if call is not None and call in self._calls and not self._behind.handshake:
             return call
-        clients = {each.whose for each in calls}
-        if len(clients) == 1:
-            return calls[-1]
-        why = "calls of several clients run, and it does not say to which it belongs" if clients else "no call runs"
-        raise RequestError(INTERNAL_ERROR, f"the question was not passed on: {why}")
+        if not calls:
+            return "no call runs"
+        if self.shared:
+            if len({each.whose for each in self._calls}) > 1:
+                return "calls of several clients run, and it does not say to which it belongs"
+            if self._client._keeper.connection.caller.ignored:
+                return "a call was cancelled, and the server behind may still work on that"
+        return calls[-1]
 
     async def _ask(self, make: Callable[[_Call], Inquiry[Any]]) -> Any:
         calls = list(self._calls)
         call = self._whose([each for each in calls if each.ctx.link is not None] or calls)
+        if isinstance(call, str):
+            raise _not_passed_on(call)
         async with call.turn:
             try:
                 return (await call.ctx.ask(passed_on=make(call)))["passed_on"]
@@ -344,13 +585,16 @@ class _Relay:
         return await self._ask(make)
 
     async def _list_roots(self) -> list[Root]:
+        if self.shared and self._behind.handshake:
+            raise _not_passed_on("several clients use this session, and the server behind would keep the roots of one")
+        self._gave_roots = True
         return list(await self._ask(lambda call: ListRoots()))
 
     # What the server behind tells.
 
     def _page_done(self, page: PageRequest) -> None:
         if (asked := self._pages.pop(page, None)) is not None:
-            self._nursery.start_soon(self._tell_page_done, *asked, name="a relay tells that a page is done")
+            self._relay.nursery.start_soon(self._tell_page_done, *asked, name="a relay tells that a page is done")
 
     async def _tell_page_done(self, ctx: Context, question: ElicitUrl) -> None:
         try:
@@ -359,15 +603,16 @@ class _Relay:
             _log.info("that a page is done could not be told: %s", error)
 
     def _logged(self, message: LoggingMessageParams) -> None:
-        try:
-            call = self._whose(list(self._calls))
-        except RequestError:
-            _log.debug("a log message of the server behind was dropped, for it is not known whose it is")
+        call = self._whose(list(self._calls))
+        if isinstance(call, str):
+            level = logging.DEBUG if call in self._relay.warned else logging.WARNING
+            self._relay.warned.add(call)
+            _log.log(level, "log messages of the server behind are dropped: %s", call)
             return
         call.logs.append(message)
         if call.told is None:
             call.told = trio.Event()
-            self._nursery.start_soon(self._tell_logs, call, call.told, name="a relay passes log messages on")
+            self._relay.nursery.start_soon(self._tell_logs, call, call.told, name="a relay passes log messages on")
 
     async def _tell_logs(self, call: _Call, told: trio.Event) -> None:
         try:
@@ -380,75 +625,59 @@ class _Relay:
             call.told = None
             told.set()
 
-    async def _watch_lists(self) -> None:
+    async def _watch_lists(self, client: Client) -> None:
         names = {Kind.TOOLS: "tools", Kind.PROMPTS: "prompts", Kind.RESOURCES: "resources"}
-        changes = [Change(kind) for kind in names if kind.declared_in(self._client.capabilities)]
+        changes = [Change(kind) for kind in names if kind.declared_in(client.capabilities)]
         if not changes:
             return
         try:
-            async with self._client.listen(*changes) as heard:
-                for change in changes:  # between the first reading and now it may have changed
+            async with client.listen(*changes) as heard:
+                for change in changes if self.news else ():
                     self._tell_change(change)
+                self.news = True
                 async for change in heard:
                     self._tell_change(change)
         except McpError as error:
             _log.warning("changes of lists are not passed on any more: %s", error)
 
     def _tell_change(self, change: Change) -> None:
-        if change.kind is Kind.RESOURCE:
-            self._server.updated(change.item)
-        elif change.kind is Kind.TOOLS:
-            self._server.changed("tools")
-        elif change.kind is Kind.PROMPTS:
-            self._server.changed("prompts")
-        else:
-            self._server.changed("resources")
+        self._relay.server.tell(ChangeFor(change.kind, change.item, self))
 
-    # Resources that are listened to.
+    async def listen(self, change: Change, watch: _Watch) -> None:
+        """Pass on what the server behind tells of, in this session and in those that follow it.
 
-    def hear(self, uri: str) -> None:
-        if self._ended:
-            return
-        watch = self._watches.get(uri)
-        if watch is None:
-            watch = self._watches[uri] = _Watch()
-            self._nursery.start_soon(self._watch, uri, watch, name="a relay listens to a resource")
-        watch.hearers += 1
-
-    def unhear(self, uri: str) -> None:
-        watch = self._watches.get(uri)
-        if watch is not None:  # None: the server behind has ended it
-            watch.hearers -= 1
-            if not watch.hearers:
-                del self._watches[uri]
-                watch.scope.cancel(reason="nobody listens any more")
-
-    async def _watch(self, uri: str, watch: _Watch) -> None:
-        try:
-            with watch.scope:
-                async with self._client.listen(resources=uri) as heard:
+        Returns when the server ends that in good order.  Raises as `Client.listen` if it does not begin, or breaks off
+        without the session.
+        """
+        client = await self.session.client()
+        while True:
+            try:
+                if change.kind is Kind.RESOURCE:
+                    async with client.listen(change) as heard:
+                        if watch.missed:
+                            watch.missed = False
+                            self._tell_change(change)
+                        watch.told = True
+                        watch.settled.set()
+                        async for each in heard:
+                            self._tell_change(each)
+                else:  # for lists there is `_watch_lists`
                     watch.settled.set()
-                    async for change in heard:
-                        self._tell_change(change)
-        except McpError as error:
-            _log.info("updates of a resource are not passed on: %s", error)
-            watch.failure = error
-        finally:
-            if self._watches.get(uri) is watch:
-                del self._watches[uri]
-            watch.settled.set()
+                    await client._keeper.gone.wait()
+            except McpError:
+                if not (watch.settled.is_set() and self.session.lost(client)):
+                    raise
+            if not self.session.lost(client):
+                return
+            client = await self.session.next_client(client)
+            if change.kind is Kind.RESOURCE:
+                watch.missed = True
+            else:
+                self._tell_change(change)
 
-    async def _agreed(self, uri: str) -> None:
-        """Wait until the server behind tells of this resource.  Raises RequestError if it does not."""
-        if uri not in self._watches:  # it had refused, or ended it
-            self.hear(uri)
-        if (watch := self._watches.get(uri)) is None:
-            raise RequestError(INTERNAL_ERROR, "the server behind this one is not there any more")
-        await watch.settled.wait()
-        if isinstance(watch.failure, RequestError):
-            raise watch.failure
-        if watch.failure is not None:
-            raise RequestError(INTERNAL_ERROR, "the server behind this one does not tell of changes of this resource")
+
+def _not_passed_on(why: str) -> RequestError:
+    return RequestError(INTERNAL_ERROR, f"the question was not passed on: {why}")
 
 
 # What is said otherwise on the other side.

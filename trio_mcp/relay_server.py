@@ -1,16 +1,18 @@
 """The server that a relay shows: it says of itself what the one behind says, and has nothing of its own.
 
-What it is asked goes to a middleware of the relay, which makes the request once more.  What is here is what no
-middleware sees: who it is, what its clients listen to, and which arguments of a call are in its headers as well.
+Requests go to a middleware of the relay, which makes them again.  Here is the rest, which no middleware sees: identity,
+subscriptions, and the arguments of calls that are repeated in headers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
 
 from trio_mcp.catalog import Catalog
 from trio_mcp.client import Client
@@ -18,11 +20,12 @@ from trio_mcp.context import Context
 from trio_mcp.core.content import Malformed, well_formed
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.headers import find_mirrors
-from trio_mcp.core.jsonrpc import Id, JsonObject, Limits
+from trio_mcp.core.jsonrpc import Id, JsonObject, Limits, Notification
 from trio_mcp.core.listen import Change, Kind, Listeners
 from trio_mcp.core.models import Tool
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
+from trio_mcp.core.shares import holder_of
 from trio_mcp.description import revisions_of
 from trio_mcp.publishing import Key
 from trio_mcp.registration import raw_tool
@@ -33,21 +36,46 @@ if TYPE_CHECKING:
     from trio_mcp.entries import Completer, Entry, ToolEntry
     from trio_mcp.running import Run
 
-__all__ = ["Listener", "Shown"]
+__all__ = ["ChangeFor", "Listener", "Shown", "owner_of"]
 
 _log = logging.getLogger("trio_mcp.relay")
 
 _TOOLS = 10_000  # whose arguments in headers are known, as in `tool_book`
+_PRINCIPAL = holder_of("", None)
+
+
+def owner_of(link: Any) -> Hashable | None:
+    """For whom there is one session with the server behind: see the table in `relay`.
+
+    `link` is a connection, a session, or a request that has neither.
+    """
+    holder = link.account.holder
+    if isinstance(holder, str) and holder.startswith(str(_PRINCIPAL)):
+        return holder
+    return None if link.alone else link
+
+
+@attrs.frozen
+class ChangeFor(Change):
+    """A change for clients of one session with the server behind."""
+
+    session: object = None
 
 
 class Listener(Protocol):
-    """Who wants to know what clients listen to."""
+    """The relay, which subscribes to what clients subscribe to."""
 
-    def hear(self, uri: str) -> None:
-        """The first listens to this resource."""
+    def hear(self, link: Any, change: Change, *, told: bool = False) -> None:
+        """A client has begun to listen to this change."""
 
-    def unhear(self, uri: str) -> None:
-        """The last does not any more."""
+    def unhear(self, link: Any, change: Change) -> None:
+        """It does not any more."""
+
+    def session_of(self, owner: Hashable | None) -> object:
+        """The session with the server behind that it has, or may get; None if there is none."""
+
+    def left(self, link: object) -> None:
+        """This connection or session has ended."""
 
 
 class Shown(Server):
@@ -69,6 +97,9 @@ class Shown(Server):
     def offer(self) -> Offer:
         return self._said
 
+    def tell(self, change: ChangeFor) -> None:
+        self._publish(change)
+
     def running(self) -> AbstractAsyncContextManager[object]:
         return _Attached(super().running(), self._listener)
 
@@ -84,7 +115,7 @@ def _info(client: Client) -> Mapping[str, Any]:
 
 
 def _capabilities(client: Client) -> JsonObject:
-    said: JsonObject = {"logging": {}}  # whoever wants log messages is given those that come
+    said: JsonObject = {"logging": {}}  # clients are given the messages that come
     for name in ("tools", "prompts", "resources", "completions"):
         declared = client.capabilities.get(name)
         if isinstance(declared, Mapping):
@@ -120,10 +151,17 @@ class _Mirrored(Catalog):
     def learn(self, tools: Sequence[Tool | Malformed]) -> None:
         for tool in well_formed(tools):
             self._mirrored.pop(tool.name, None)
-            if not find_mirrors(tool.input_schema).rules or len(self._mirrored) == _TOOLS:
+            found = find_mirrors(tool.input_schema)
+            if not found.rules or len(self._mirrored) == _TOOLS:
                 continue
             try:
-                self._mirrored[tool.name] = raw_tool(tool, _never_called)
+                if found.faults:
+                    raise LocalProtocolError("; ".join(found.faults))
+                # Its schemas are not compiled: the server behind judges arguments and results, and one page of its
+                # tools may hold so many schemas that it takes minutes.
+                known = attrs.evolve(tool, input_schema={"type": "object"}, output_schema=None)
+                entry = self._mirrored[tool.name] = raw_tool(known, _never_called)
+                entry.mirrors = found.rules
             except LocalProtocolError as error:
                 _log.info("the headers of calls of %s are not looked at: %s", shown(tool.name), error)
 
@@ -156,18 +194,35 @@ class _Attached(AbstractAsyncContextManager[Any]):
 
 
 class _Heard(Listeners[Key]):
-    """Those who listen, whose first and last for each resource are told the relay."""
+    """Subscriptions, which the relay hears of; each is told of changes in its own session with the server behind."""
 
     def __init__(self, limits: Limits, listener: Listener) -> None:
         super().__init__(limits)
         self._listener = listener
 
+    def publish(self, change: Change) -> list[tuple[Key, Notification]]:
+        if not isinstance(change, ChangeFor):
+            return super().publish(change)
+        told = super().publish(Change(change.kind, change.item))
+        return [each for each in told if self._listener.session_of(owner_of(each[0].link)) is change.session]
+
+    def forget(self, key: Key) -> bool:
+        known = super().forget(key)
+        if key.id is None:
+            self._listener.left(key.link)
+        return known
+
     def _hear(self, key: Key, id: Id | None, change: Change) -> None:
-        if change.kind is Kind.RESOURCE and change not in self._hearers:
-            self._listener.hear(change.item)
         super()._hear(key, id, change)
+        if _asked_for(id, change):
+            self._listener.hear(key.link, change, told=id is not None)  # such a request is acknowledged at once
 
     def _unhear(self, key: Key, change: Change) -> None:
         super()._unhear(key, change)
-        if change.kind is Kind.RESOURCE and change not in self._hearers:
-            self._listener.unhear(change.item)
+        if _asked_for(key.id, change):
+            self._listener.unhear(key.link, change)
+
+
+def _asked_for(id: Id | None, change: Change) -> bool:
+    """False for changes of lists that a legacy session is told of unasked."""
+    return id is not None or change.kind is Kind.RESOURCE

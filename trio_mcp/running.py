@@ -18,18 +18,21 @@ from trio_mcp.admission import Admission
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
-from trio_mcp.crew import Idle
+from trio_mcp.core.shares import ByteBudget
+from trio_mcp.crew import WorkerPool
 from trio_mcp.dispatch import Dispatcher, Features
 from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING, Wire
+from trio_mcp.outbox import CLOSING
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
+from trio_mcp.rates import Rates
+from trio_mcp.threads import Threads
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from trio_mcp.catalog import Catalog
-    from trio_mcp.core.session import Call, Offer
+    from trio_mcp.core.session import Offer
 
 __all__ = ["Connection", "Draining", "Run", "Runs", "Statistics", "check_seconds"]
 
@@ -76,6 +79,8 @@ class Statistics:
     """Handlers that wait for a client's answer between two requests."""
     listeners: int
     """Subscriptions, and legacy sessions, that hear of changes."""
+    bytes: int
+    """What is held for clients (`Limits.bytes_in_all`)."""
 
 
 class Run:
@@ -103,13 +108,15 @@ class Run:
         self.offer = offer
         self._quiet: tuple[Offer, Offer] | None = None
         self.limits = limits
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}  # in order, so that two runs under one seed end them alike
         self.draining = False
         """Nothing new is taken; this is never undone."""
         self.dismissed = False
         """Nothing at all is taken any more, not even what goes on with what ran."""
-        self.idle = Idle()
-        self.admission: Admission[tuple[Any, Call, Wire]] = Admission(limits)  # each call with its conversation
+        self.workers = WorkerPool(nursery)
+        self.bytes = ByteBudget(limits)
+        self.calls = Rates(limits.call_rate, "call_rate")
+        self.admission: Admission[Any] = Admission(limits)  # each call with its conversation, and what it came with
         self.publisher = Publisher(limits, window)
         self.parking = Parking(sealer, limits)
         self.dispatcher = Dispatcher(
@@ -118,7 +125,7 @@ class Run:
             lifespans,
             parking=self.parking,
             publisher=self.publisher,
-            threads=trio.CapacityLimiter(threads),
+            threads=Threads(threads),
         )
         nursery.start_soon(self.publisher.run, name="changes of the server, merged")
         nursery.start_soon(self.parking.run, name="handlers whose client did not come back")
@@ -153,14 +160,16 @@ class Run:
         for connection in tuple(self.connections):
             connection.stop()
         self.parking.stop()
+        self.workers.end()
 
     def statistics(self) -> Statistics:
         return Statistics(
             sum(connection.clients for connection in self.connections),
-            self.admission.running,
-            self.admission.waiting,
+            self.admission.running.held,
+            self.admission.waiting.held,
             len(self.parking),
             len(self.publisher.listeners),
+            self.bytes.shares.held,
         )
 
 

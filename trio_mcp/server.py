@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,12 +23,16 @@ from trio_mcp.core.listen import Change, resource_updated
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
+from trio_mcp.crew import stale
 from trio_mcp.description import (
     CAPABILITIES,
     check_cache,
     check_hooks,
     check_numbers,
+    check_switches,
+    experimental_of,
     info_of,
+    kind_of,
     offers_of,
     revisions_of,
     text_of,
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
+_log = logging.getLogger("trio_mcp")
 F = TypeVar("F", bound=Callable[..., Any])
 Lifespan: TypeAlias = "Callable[[Server], AbstractAsyncContextManager[Any]]"
 ListName: TypeAlias = Literal["tools", "prompts", "resources"]
@@ -67,7 +73,9 @@ class Server:
     `filter(principal, item)` says what exists for whom, with True or False, and is where access is decided: it is asked
     for every tool, prompt, resource and template that is listed, called, read, completed or listened to.  `offers`
     names what the server will have later though it has none at the start ("tools", "prompts", "resources",
-    "completions"): clients are told once.
+    "completions"): clients are told once.  Without `list_changed` clients are not told when lists change, and without
+    `subscribe` not when a resource does; both are promised otherwise.  `experimental` is declared as it is: objects by
+    name, such as ``{"com.example/voice": {}}``; what clients declare there is found by `ctx.supports`.
 
     `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
     `burst` the seconds for which changes are gathered before clients are told; `threads` how many plain functions run
@@ -80,7 +88,7 @@ class Server:
     def __init__(
         self,
         name: str,
-        *,
+        *more: Never,
         version: str = "0",
         title: str | None = None,
         description: str | None = None,
@@ -91,6 +99,9 @@ class Server:
         middleware: Sequence[Middleware] = (),
         filter: Filter | None = None,
         offers: Collection[str] = (),
+        subscribe: bool = True,
+        list_changed: bool = True,
+        experimental: Mapping[str, Mapping[str, Any]] | None = None,
         page_size: int | None = 100,
         cache: Mapping[str, CacheHints] | None = None,
         burst: float = 0.05,
@@ -98,7 +109,16 @@ class Server:
         limits: Limits | None = None,
         state_keys: Sequence[bytes] | None = None,
         revisions: Collection[str] = tuple(REVISIONS),
+        **other: Never,
     ) -> None:
+        if more:
+            raise TypeError(
+                'Server takes the name by position, and all else by name; write Server("x", instructions="...")'
+            )
+        if other:
+            from trio_mcp.other_names import option_error
+
+            raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
         check_numbers(page_size, burst, threads)
         check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
@@ -106,7 +126,7 @@ class Server:
         check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
-        self.middleware: Sequence[Middleware] = tuple(middleware)
+        self.middleware: Sequence[Middleware] = _Middleware(middleware)
         self.filter = filter
         self.protection: Protection | None = None
         self.page_size = page_size
@@ -119,6 +139,9 @@ class Server:
         self._limits = limits if limits is not None else Limits()
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
         self._offers = offers_of(offers)
+        check_switches(subscribe=subscribe, list_changed=list_changed)
+        self._told = {"subscribe": subscribe, "listChanged": list_changed}
+        self._experimental = experimental_of(experimental)
         self._offer: Offer | None = None
         self._offered = 0  # how many kinds the catalog had when the offer was made
         self._mounted: list[Server] = []
@@ -128,6 +151,13 @@ class Server:
         self._sharing = False
         self.catalog.on_change.append(self._publish)
         self.offer()  # what cannot be declared is told now, not to the first client
+
+    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+
+        def __getattr__(self, name: str) -> Never:
+            from trio_mcp.other_names import attribute_error
+
+            raise attribute_error(self, name)
 
     # Tools, resources, prompts, completions.
 
@@ -161,19 +191,21 @@ class Server:
         the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
         `protect`.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
         """
-        return self._decorate(registration.tool_of, function, options)
+        return self._decorate("tool", registration.tool_of, function, options)
 
     def add_tool(
         self,
         tool: Tool,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | None = None,
         *,
         scopes: Collection[str] = (),
         thread: bool = True,
         abandon: bool = True,
         replay: bool = False,
+        **other: Never,
     ) -> None:
         """Add a tool with a schema of its own; `handler(ctx, arguments)` gets arguments that satisfy it."""
+        handler = _handler_of("tool", tool, handler, other)
         options: dict[str, Any] = {"scopes": scopes, "thread": thread, "abandon": abandon, "replay": replay}
         self.catalog.add(registration.raw_tool(tool, handler, **options))
 
@@ -181,12 +213,11 @@ class Server:
         self.catalog.remove_tool(name)
 
     @overload
-    def resource(self, uri: str, /) -> Callable[[F], F]: ...
+    def resource(self, uri: str) -> Callable[[F], F]: ...
     @overload
     def resource(
         self,
         uri: str,
-        /,
         *,
         name: str | None = None,
         title: str | None = None,
@@ -201,12 +232,12 @@ class Server:
         abandon: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
-    def resource(self, uri: str, /, **options: Any) -> Callable[[F], F]:
+    def resource(self, uri: Any = None, **options: Any) -> Any:
         """Make a resource of a function: one URI, or all that a template such as ``notes://{name}`` stands for, whose
         variables are its parameters."""
 
         if not isinstance(uri, str):
-            raise LocalProtocolError('say which resource it is: @server.resource("notes://{name}")')
+            raise LocalProtocolError('a resource has a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
             self.catalog.add(_made(registration.resource_of, options, function, uri))
@@ -217,28 +248,32 @@ class Server:
     def add_resource(
         self,
         resource: Resource,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | None = None,
         *,
         cache: CacheHints | None = None,
         thread: bool = True,
         abandon: bool = True,
         replay: bool = False,
+        **other: Never,
     ) -> None:
         """Add a resource that `handler(ctx, uri)` reads."""
+        handler = _handler_of("resource", resource, handler, other)
         options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
         self.catalog.add(registration.raw_resource(resource, handler, **options))
 
     def add_template(
         self,
         template: ResourceTemplate,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | None = None,
         *,
         cache: CacheHints | None = None,
         thread: bool = True,
         abandon: bool = True,
         replay: bool = False,
+        **other: Never,
     ) -> None:
         """Add the resources that a template stands for, which `handler(ctx, uri, variables)` reads."""
+        handler = _handler_of("template", template, handler, other)
         options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
         self.catalog.add(registration.raw_template(template, handler, **options))
 
@@ -265,18 +300,20 @@ class Server:
     ) -> Callable[[F], F]: ...
     def prompt(self, function: Any = None, **options: Any) -> Any:
         """Make a prompt of a function whose parameters are text; what it returns are the messages."""
-        return self._decorate(registration.prompt_of, function, options)
+        return self._decorate("prompt", registration.prompt_of, function, options)
 
     def add_prompt(
         self,
         prompt: Prompt,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | None = None,
         *,
         thread: bool = True,
         abandon: bool = True,
         replay: bool = False,
+        **other: Never,
     ) -> None:
         """Add a prompt; `handler(ctx, arguments)` gets all that are required."""
+        handler = _handler_of("prompt", prompt, handler, other)
         self.catalog.add(registration.raw_prompt(prompt, handler, thread=thread, abandon=abandon, replay=replay))
 
     def remove_prompt(self, name: str) -> None:
@@ -301,21 +338,26 @@ class Server:
 
         return register
 
-    def _decorate(self, make: Callable[..., Any], function: Any, options: dict[str, Any]) -> Any:
+    def _decorate(self, kind: str, make: Callable[..., Any], function: Any, options: dict[str, Any]) -> Any:
         if function is None:
-            return lambda function: self._decorate(make, function, options)
+            return lambda function: self._decorate(kind, make, function, options)
         if not callable(function):
-            raise LocalProtocolError(f"what is decorated is a function; say options by name: name={function!r}")
+            how = f"options have names: @server.{kind}(name={function!r})"
+            raise LocalProtocolError(f"a decorator takes a function, got {function!r}; {how}")
         self.catalog.add(_made(make, options, function))
         return function
 
-    def mount(self, other: Server, *, prefix: str = "") -> None:
+    def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
         """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
 
         URIs stay as they are.  The other's middleware and filter go on working for what is its own, after ours, and its
         lifespan is entered with ours.  Raises `LocalProtocolError` for a clash of names, which mounts nothing, for a
         relay, and while the server runs.
         """
+        if more:
+            raise LocalProtocolError(f"mount takes one Server, and a prefix by name; write {_MOUNT}")
+        if not isinstance(other, Server):
+            raise LocalProtocolError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
         if self._runs:
             raise LocalProtocolError("a running server cannot enter the lifespan of another; mount it before it runs")
         self.catalog.mount(other.catalog, prefix)
@@ -356,6 +398,7 @@ class Server:
         for name in lists:
             if name not in CHANGES:
                 raise LocalProtocolError(f"{name!r} is no list; there are {', '.join(CHANGES)}")
+            self._check_told("listChanged", f"the change of {name}")
             self._publish(CHANGES[name])
 
     def updated(self, uri: str) -> None:
@@ -365,7 +408,15 @@ class Server:
         """
         if not isinstance(uri, str):
             raise LocalProtocolError(f"a resource is told by its URI, text; not {type(uri).__name__}")
+        self._check_told("subscribe", "the change of a resource")
         self._publish(resource_updated(uri))
+
+    def _check_told(self, what: str, change: str) -> None:
+        if not self._told[what]:
+            option = "list_changed" if what == "listChanged" else what
+            raise LocalProtocolError(
+                f"{change} cannot be told: the server was made with {option}=False, so no client waits for it"
+            )
 
     def _publish(self, change: Change) -> None:
         for run in tuple(self._runs):
@@ -378,7 +429,9 @@ class Server:
         kinds = self.catalog.kinds
         if self._offer is None or len(kinds) != self._offered:  # asked for each message; and kinds only grow
             self._offered = len(kinds)
-            capabilities = {"logging": {}, **{name: CAPABILITIES[name] for name in sorted(self._offers | kinds)}}
+            capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
+            for name in sorted(self._offers | kinds):
+                capabilities[name] = {key: True for key in CAPABILITIES[name] if self._told[key]}
             self._offer = Offer(self._info, capabilities, self._revisions, self._instructions)
         return self._offer
 
@@ -392,6 +445,7 @@ class Server:
             sum(run.waiting for run in each),
             sum(run.parked for run in each),
             sum(run.listeners for run in each),
+            sum(run.bytes for run in each),
         )
 
     # Running.
@@ -443,9 +497,10 @@ class Server:
 
         That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
         come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), or, with `unix`,
-        to a socket file, with the options of `serve_http`.  Raises SystemExit(130) after Ctrl-C, and SystemExit(143)
-        after SIGTERM, which gives the calls that run `grace` seconds.  `tap` sees all that is said: with `print` it
-        is on standard error of a server on stdio.
+        to a socket file, with the options of `serve_http`.  Raises SystemExit: 130 after Ctrl-C, 143 after SIGTERM, 1
+        with one line where it cannot begin.  Calls that run at the end of input, or when SIGTERM comes, have `grace`
+        seconds; three seconds later the process ends in any case.  It never waits for the reader of its standard
+        error.  `tap` sees all that is said: with `print` it is on standard error of a server on stdio.
         """
         if "transport" in options or (address and address[0] in _TRANSPORTS):
             raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
@@ -480,11 +535,12 @@ class Server:
         told = _Announced(self, unix)
         live(
             self,
-            lambda: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
+            lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
             grace=grace,
         )
 
 
+_MOUNT = 'server.mount(other, prefix="notes_")'
 # What other packages call them, in this place.
 _TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
 
@@ -496,10 +552,49 @@ def _check_http_options(options: HttpOptions) -> None:
     if unknown := options.keys() - known:
         if "listeners" in unknown:
             raise TypeError("run has no option 'listeners'; serve_http has it, for use in a Trio program")
+        from trio_mcp.other_names import OPTIONS, option_error
+
+        if elsewhere := unknown & OPTIONS.keys():
+            raise option_error("run", min(elsewhere), ())
         raise TypeError(
             f"run has no option {min(unknown)!r}; it serves standard input and output, or HTTP at an address, "
             f'run(http="127.0.0.1:3000"), with the options {", ".join(known)}'
         )
+
+
+class _Middleware(tuple[Middleware, ...]):
+    """Says how middleware is given, where it is taken for a decorator."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> Never:
+        raise LocalProtocolError('middleware is an option of the server; write Server("name", middleware=[log_calls])')
+
+
+def _handler_of(
+    kind: str, described: object, handler: Callable[..., Any] | None, other: Mapping[str, object]
+) -> Callable[..., Any]:
+    """The handler of what is described by hand.  A function alone is what a decorator takes."""
+    model, takes = _RAW[kind]
+    if inspect.isroutine(described):
+        made = 'resource("notes://today")' if kind in ("resource", "template") else kind
+        write = f"server.{made}({described.__name__})"
+        raise LocalProtocolError(f"add_{kind} takes a {model} and a handler, got a function; write {write}")
+    if other:
+        raise TypeError(f"add_{kind} has no option {min(other)!r}; what clients are told is in the {model}")
+    if handler is None:
+        write = f"server.add_{kind}({model}(...), handler), with async def handler({takes})"
+        raise LocalProtocolError(f"add_{kind} needs a handler; write {write}")
+    return handler
+
+
+# By the kind of what is described by hand: its class, and what its handler takes.
+_RAW = {
+    "tool": ("Tool", "ctx, arguments"),
+    "resource": ("Resource", "ctx, uri"),
+    "template": ("ResourceTemplate", "ctx, uri, variables"),
+    "prompt": ("Prompt", "ctx, arguments"),
+}
 
 
 class _Announced:
@@ -547,7 +642,8 @@ class _Running:
                             f"lifespan gave {type(begun).__name__}, which is no async context manager; "
                             "write @contextlib.asynccontextmanager above it"
                         )
-                    lifespans[part.catalog] = await stack.enter_async_context(begun)
+                    lifespan = _Lifespan(begun, part._info["name"])
+                    lifespans[part.catalog] = await stack.enter_async_context(lifespan)
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
                 server, parts, lifespans, nursery,
@@ -579,6 +675,37 @@ class _Running:
             return False  # the nursery of a lifespan gives back what has passed through it in a group
         finally:
             self._run.ended.set()
+
+
+class _Lifespan(AbstractAsyncContextManager[Any]):
+    """A lifespan of the author.  It may end the run, but not without a word, as a cancellation would."""
+
+    __slots__ = ("_given", "_name")
+
+    def __init__(self, given: AbstractAsyncContextManager[Any], name: str) -> None:
+        self._given = given
+        self._name = name
+
+    async def __aenter__(self) -> Any:
+        try:
+            return await self._given.__aenter__()
+        except BaseException as error:
+            if (failure := stale(error, "the lifespan")) is None:
+                raise
+            raise failure from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            ended = await self._given.__aexit__(kind, error, traceback)
+        except BaseException as raised:
+            if (failure := stale(raised, "the lifespan")) is None:
+                raise
+            raise failure from raised
+        if ended and stale(error, "the lifespan") is not None:
+            _log.warning("%s ends: its lifespan has cancelled what runs within it", self._name)
+        return ended
 
 
 def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:

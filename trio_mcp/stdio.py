@@ -11,16 +11,21 @@ which always are ready: trio's FdStream never waits for those, as reading and wr
 `serve_stdio` serves within the caller's program: it takes what it needs, puts everything back under every way of
 leaving, and touches no signal.  `run` is a whole process (see `process`), and never puts fds 0 and 1 back, so that what
 an abandoned thread prints or a buffer still holds when the interpreter ends does not reach the wire either.
+
+A process has to end with its input, also while a handler blocks the event loop, which then cannot see the end.  So
+under `run` a thread watches the input, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -29,10 +34,12 @@ import trio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.driver import serve_stream
 from trio_mcp.duplex import Tap, write_now
-from trio_mcp.process import check_trio, live
+from trio_mcp.process import CannotServe, Life, check_trio, live
+from trio_mcp.stderr import take_no_signals
 
 if sys.platform != "win32":
     import fcntl
+    import termios
 
 if TYPE_CHECKING:
     from trio_mcp.server import Server
@@ -57,32 +64,34 @@ async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
     output, and while another block owns them.
     """
     await trio.lowlevel.checkpoint()
-    with _owned(give_back=True) as stream:
+    with _owned() as stream:
         yield stream
 
 
-async def serve_stdio(server: Server, *, tap: Tap | None = None) -> None:
-    """Serve one client on standard input and output; returns at the end of input.
+async def serve_stdio(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+    """Serve one client on standard input and output.
 
-    To be cancelled like anything else.  No signal handler is installed, and what is printed afterwards is on standard
-    output again: a process that does nothing but serve calls `run`.
+    Returns at the end of input, when the calls that run then are answered; they have `grace` seconds for it
+    (`math.inf`: as long as they take).  To be cancelled like anything else.  No signal handler is installed, and what
+    is printed afterwards is on standard output again: a process that does nothing but serve calls `run`.
     """
     check_trio()
     async with own_stdio() as stream:
-        await serve_stream(server, stream, tap=tap)
+        await serve_stream(server, stream, grace=grace, tap=tap)
 
 
 def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output as the purpose of this process.
 
-    Returns at the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM, which gives
-    the calls that run `grace` seconds (`math.inf`: as long as they take).  Signals that the program has ignored or
-    handles already are left to it, and so are all of them outside the main thread.
+    Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
+    run at the end of input, or when SIGTERM comes, have `grace` seconds (`math.inf`: as long as they take); what has
+    not ended three seconds later is left.  Signals that the program has ignored or handles already are left to it, and
+    so are all of them outside the main thread.
     """
 
-    async def serve() -> None:
-        with _owned(give_back=False) as stream:
-            await serve_stream(server, stream, tap=tap)
+    async def serve(life: Life) -> None:
+        with _owned(life) as stream:
+            await serve_stream(server, stream, grace=grace, tap=tap)
 
     _greet(server)
     live(server, serve, grace=grace)
@@ -99,9 +108,13 @@ def _greet(server: Server) -> None:
 
 @contextmanager
 @trio.lowlevel.enable_ki_protection
-def _owned(*, give_back: bool) -> Iterator[trio.abc.HalfCloseableStream]:
-    """The wire as a stream, with fds 0 and 1 out of everybody's way; what is given back is as it was."""
+def _owned(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
+    """The wire as a stream, with fds 0 and 1 out of everybody's way.
+
+    With `life` the process ends with the wire, and the fds stay as they are; else they are given back as they were.
+    """
     _check_that_there_is_a_wire()
+    give_back = life is None
     with ExitStack() as undo:
         if not _owner.acquire(blocking=False):
             raise LocalProtocolError("standard input and output serve a client already; serve one at a time")
@@ -111,14 +124,21 @@ def _owned(*, give_back: bool) -> Iterator[trio.abc.HalfCloseableStream]:
         undo.callback(os.close, null)
         kept_in = undo.enter_context(_kept(0, give_back))
         kept_out = undo.enter_context(_kept(1, give_back))
-        receiving = _Input(_description_of_our_own(kept_in, os.O_RDONLY))
+        own_in = _description_of_our_own(kept_in, os.O_RDONLY)
+        receiving = _Input(own_in, _ignored if life is None else life.ends)
         undo.callback(receiving.close)
-        sending = _Output(_description_of_our_own(kept_out, os.O_WRONLY))
+        own_out = _description_of_our_own(kept_out, os.O_WRONLY)
+        sending = _Output(own_out)
         undo.callback(sending.close)
         os.dup2(null, 0)
-        os.dup2(_where_prints_go(kept_out, null), 1)
+        prints = _where_prints_go(kept_out, null)
+        os.dup2(prints, 1)
         # What was printed while the program was being imported; only now, when it cannot reach the wire any more.
         _flush_prints(null)
+        if life is not None:
+            if life.stderr is not None and prints != null:
+                undo.enter_context(life.stderr.carrying(1, sys.stdout, sys.__stdout__))
+            undo.enter_context(_input_watched(own_in, own_out, receiving, life))
         if give_back:
             undo.callback(_flush_c)
             undo.callback(_flush_prints, null)
@@ -126,9 +146,9 @@ def _owned(*, give_back: bool) -> Iterator[trio.abc.HalfCloseableStream]:
 
 
 def _check_that_there_is_a_wire() -> None:
-    """Raise LocalProtocolError where the process cannot serve on its standard input and output."""
+    """Raise `CannotServe` where the process cannot serve on its standard input and output."""
     if sys.platform == "win32":
-        raise LocalProtocolError("stdio is not supported on Windows; use `serve_stream` with a socket, or WSL")
+        raise CannotServe("stdio is not supported on Windows; use `serve_stream` with a socket, or WSL")
     for fd, name, file in ((0, "input", sys.__stdin__), (1, "output", sys.__stdout__)):
         # An fd that was closed when Python began may be anything by now, Trio's own wakeup socket for one, so what
         # Python saw then decides.
@@ -138,7 +158,7 @@ def _check_that_there_is_a_wire() -> None:
         except OSError:
             closed = True
         if closed:
-            raise LocalProtocolError(f"standard {name} is closed; start the server with a pipe, socket or file there")
+            raise CannotServe(f"standard {name} is closed; start the server with a pipe, socket or file there")
 
 
 @contextmanager
@@ -182,7 +202,11 @@ def _where_prints_go(wire: int, null: int) -> int:
 
 
 def _flush_prints(null: int) -> None:
-    """Send all that Python has buffered for fd 1 to what fd 1 is now."""
+    """Flush Python's buffers for fd 1, which is stderr now; drop their text if stderr is full."""
+    room = select.poll()
+    room.register(1, select.POLLOUT)
+    if not room.poll(0):
+        os.dup2(null, 1)
     for file in (sys.stdout, sys.__stdout__):
         # ValueError: it was closed, or the program has made another file of its buffer.
         if file is not None:
@@ -207,30 +231,109 @@ class _Input(trio.abc.ReceiveStream):
     asks in vain before it sleeps.  It takes more at a time when there is more, and is woken less by a long message.
     """
 
-    __slots__ = ("_size", "_stream", "_waits")
+    __slots__ = ("_ended", "_size", "_stream", "_waits", "begun")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, ended: Callable[[str], object]) -> None:
+        """`ended` is called with the reason when nothing more will be read."""
+        self.begun = False  # it has been read from
         self._waits = _can_be_waited_for(fd)
         self._stream = trio.lowlevel.FdStream(fd)
         self._size = _FEW
+        self._ended = ended
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        self.begun = True
         fd = self._stream.fileno()
         if max_bytes is not None or not self._waits or fd < 0:
-            return bytes(await self._stream.receive_some(max_bytes))
-        await trio.lowlevel.wait_readable(fd)
-        try:
-            data = os.read(fd, self._size)
-        except OSError:  # somebody else was quicker, or the other side has gone: FdStream waits, or says so
-            return bytes(await self._stream.receive_some())
+            data = bytes(await self._stream.receive_some(max_bytes))
+        else:
+            await trio.lowlevel.wait_readable(fd)
+            try:
+                data = os.read(fd, self._size)
+            except OSError:  # somebody else was quicker, or the other side has gone: FdStream waits, or says so
+                data = bytes(await self._stream.receive_some())
+        if not data:
+            self._ended(_END)
         self._size = _MANY if len(data) >= _FEW else _FEW
         return data
 
     def close(self) -> None:
+        self._ended(_GONE)
         self._stream.close()
 
     async def aclose(self) -> None:
+        self._ended(_GONE)
         await self._stream.aclose()
+
+
+_END, _GONE = "the end of standard input", "its client had gone"
+
+
+def _ignored(_: str) -> None:
+    """The process goes on after the end of its input."""
+
+
+@contextmanager
+def _input_watched(fd: int, out: int, stream: _Input, life: Life) -> Iterator[None]:
+    """Within the block a thread looks for the end of this input, which a loop that is blocked cannot see, nor one that
+    does not read yet.
+
+    After the end the thread asks the loop for an answer, again and again.  A loop that gives none for as long as the
+    process may take to end is blocked by a handler.  The system reports the end of pipes and sockets; a file has its
+    end from the start; at a terminal there is Ctrl-C.
+    """
+    if life.patience == math.inf:
+        yield
+        return
+    waits, token = _can_be_waited_for(fd), trio.lowlevel.current_trio_token()
+    woken, wake = os.pipe()
+    over = False
+
+    def turned() -> None:
+        if not over:
+            if not stream.begun and _nothing_waits(fd, out):
+                life.unwanted(_END)
+            os.write(wake, b".")
+
+    def watch() -> None:
+        take_no_signals()
+        look = select.poll()
+        look.register(woken, select.POLLIN)
+        if waits:
+            look.register(fd, getattr(select, "POLLRDHUP", 0))
+            if any(ready == woken for ready, _ in look.poll()):
+                return
+            look.unregister(fd)
+        patience = min(1000 * life.patience, 2**31 - 1)  # milliseconds, in C
+        while True:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(turned)
+            if not look.poll(patience):
+                life.leave(_END)
+            # The loop has answered, or this is over.
+            if not os.read(woken, 1) or look.poll(patience):
+                return
+
+    thread = threading.Thread(target=watch, name="trio_mcp: the end of standard input", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over = True
+        os.close(wake)
+        thread.join()
+        os.close(woken)
+
+
+def _nothing_waits(fd: int, out: int) -> bool:
+    """Whether nothing is unread in this input, or whatever would be answered is read no more."""
+    try:
+        unread = any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is a file, or a device
+        return False
+    reader = select.poll()
+    reader.register(out, 0)
+    return not unread or bool(reader.poll(0))
 
 
 def _can_be_waited_for(fd: int) -> bool:

@@ -37,6 +37,7 @@ class StreamLink:
     ) -> None:
         self._caller = caller
         self._explain = explain
+        self._framing = framing
         limits = caller.session.limits
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
@@ -63,6 +64,13 @@ class StreamLink:
 
     def forget(self, id: Id) -> None:
         """What there is to say of it is in the queue."""
+
+    def give_up(self, why: str) -> None:
+        self._duplex.give_up(why)
+
+    @property
+    def size(self) -> int:
+        return self._framing.size
 
     # As its stream has it.
 

@@ -20,7 +20,8 @@
             ''')
 
 Real bytes go from one side to the other, no socket is opened, nothing sleeps and nothing is patched: under Trio's
-`MockClock` a day passes at once, and two runs say the same in the same order.
+`MockClock` a day passes at once.  Two runs say the same; in the same order as well within `seeded`, also where several
+tasks work side by side.
 
 A transcript is text, one line for each message, in the order in which the client sent and received them:
 
@@ -39,6 +40,7 @@ A transcript has everything that was said, so what was secret there is secret he
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,6 +59,7 @@ from trio_mcp.driver import serve_stream
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
 from trio_mcp.process import check_trio
+from trio_mcp.threads import no_threads
 
 if TYPE_CHECKING:
     import os
@@ -73,7 +76,14 @@ __all__ = [
     "open_memory_pair",
     "open_replayed",
     "replayed",
+    "seeded",
 ]
+
+# Trio has no public way to decide the order of tasks.  These two names are there for its plugins of pytest and
+# Hypothesis; they are looked up here once, so that a Trio without them is told by name and not by runs that differ.
+_trio_run: Any = getattr(getattr(trio, "_core", None), "_run", None)
+_SCHEDULER = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r")
+_missing = [name for name in _SCHEDULER if not hasattr(_trio_run, name)]
 
 _OPEN = "..."
 _WHO = {">": "the client", "<": "the server"}
@@ -82,6 +92,41 @@ _MARKS: dict[str, Literal[">", "<"]] = {"out": ">", "in": "<"}
 
 class TranscriptMismatch(AssertionError):
     """Something else was said than the transcript has; the message shows what."""
+
+
+# The order of tasks.
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block `seed` decides in which order Trio runs tasks that could run at the same time.
+
+    Each seed is one order, and the same in each run:
+
+        for seed in range(1000):
+            with seeded(seed):
+                trio.run(scenario, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    It may also be entered inside a run.  Handlers that are `def` run in the event loop meanwhile, because threads have
+    an order of their own.  What else differs from run to run is left to the test: other threads, sockets, random ids,
+    and sets of text, whose order PYTHONHASHSEED decides.
+
+    Raises RuntimeError if this version of Trio cannot do it.
+    """
+    if _missing:
+        raise RuntimeError(
+            f"seeded() needs {' and '.join(_missing)} of trio._core._run, which Trio {trio.__version__} does not have; "
+            "use Trio 0.35, which has them"
+        )
+    allowed, state = _trio_run._ALLOW_DETERMINISTIC_SCHEDULING, _trio_run._r.getstate()
+    _trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    _trio_run._r.seed(seed)
+    try:
+        with no_threads():
+            yield
+    finally:
+        _trio_run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+        _trio_run._r.setstate(state)
 
 
 # What was said.
@@ -296,7 +341,7 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
 
         async def serve() -> None:
             try:
-                await serve_stream(self._server, theirs)
+                await serve_stream(self._server, theirs, grace=0)  # a client that closes its end reads nothing more
             except Exception as error:
                 self._failure = error
                 raise

@@ -1,7 +1,8 @@
 """Where what is known of MCP servers' authorization outlives the process: registrations and tokens, by server.
 
 An entry is a JSON object, which `core.auth_records` makes and reads.  It is full of secrets, in the clear: a store
-keeps it from other users of the machine (auth-22), and no repr or error of it shows any.
+keeps it from other users of the machine (auth-22), and no repr or error of it shows any.  A file that others can read
+is refused: to tighten its mode in silence would hide that they may have read it.
 
 The file is replaced as a whole, by a name that nobody else has, so whoever reads it sees all of one state.  Whoever
 writes it holds a lock beside it from before the reading, so two processes do not lose each other's entries; it lies
@@ -11,10 +12,14 @@ overwritten: that would be the end of every login in it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import shlex
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -30,6 +35,7 @@ T = TypeVar("T")
 _FORM = 1  # of the file; another number is from another version of this module
 _LOCKED = 10.0  # seconds for which another process may hold the lock, who writes some KiB meanwhile
 _AGAIN = 0.02  # seconds between two attempts to get it
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO  # who can write the file could also plant tokens in it
 
 
 class TokenStore(Protocol):
@@ -68,7 +74,8 @@ class FileTokenStore:
 
     `path` may begin with ``~``.  Folders that are missing are made, likewise for the owner alone; a symbolic link is
     followed.  One file belongs to one application.  Both methods raise `LocalProtocolError` for a file that cannot be
-    read or written, and for one with something else in it, which then is left as it is.
+    read or written, for one with something else in it, and for one that other users can read or write: it then is left
+    as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -105,9 +112,17 @@ class FileTokenStore:
 
     def _read(self) -> dict[str, Json]:
         try:
-            data = self._path.read_bytes()
+            with open(self._path, "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                data = file.read()
         except FileNotFoundError:
             return {}
+        if mode & _OTHERS:
+            raise LocalProtocolError(
+                f"{self._path} must be open to its owner only, and has mode {mode:04o}; "
+                f"chmod 600 {shlex.quote(str(self._path))}, or, if others may have read it, delete it and have "
+                "everything allowed again"
+            )
         try:
             said = json.loads(data)
         except (ValueError, RecursionError):
@@ -122,7 +137,7 @@ class FileTokenStore:
         for folder in reversed(self._path.parents):  # mkdir(parents=True) would leave all but the last to the umask
             if not folder.exists():
                 folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self._lock_file()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             entries = self._read()
@@ -130,6 +145,16 @@ class FileTokenStore:
             self._replace(json.dumps({"form": _FORM, "servers": entries}, indent=1).encode())
         finally:
             os.close(lock)
+
+    def _lock_file(self) -> int:
+        path = f"{self._path}.lock"
+        try:
+            # What a link leads to would be created, or locked, in the name of our user.
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise LocalProtocolError(f"{path} must be a plain file, and is a symbolic link; delete it") from None
 
     def _replace(self, data: bytes) -> None:
         draft = f"{self._path}.new"  # nobody else writes one: we have the lock
@@ -141,6 +166,15 @@ class FileTokenStore:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, self._path)
+        # Until its folder is on the disk too, a crash of the machine may bring the old file back, whose refresh token
+        # is used up.  Some file systems cannot do that, and some folders cannot be read: then the file is in its place
+        # all the same.
+        with suppress(OSError):
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def _damaged(self, why: str) -> LocalProtocolError:
         return LocalProtocolError(

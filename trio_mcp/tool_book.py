@@ -11,7 +11,6 @@ decides nothing (tool-10).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, NewType, TypeVar, Union, cast, get_args, get_origin
@@ -27,8 +26,10 @@ from trio_mcp.core.content import (
     TextContent,
 )
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.glimpse import holds_more_values
 from trio_mcp.core.headers import Mirror, find_mirrors
-from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.json_text import UnreadableNumber, parse
+from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema import schema_of
 from trio_mcp.core.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
@@ -37,6 +38,7 @@ __all__ = ["Returned", "ToolBook", "ToolFailed"]
 
 T = TypeVar("T")
 
+_VALUES = Limits().values  # in a text that is read as JSON, as in a message
 _TOOLS = 10_000  # that are known at the same time; beyond, a tool is called as one that was never listed
 
 
@@ -203,10 +205,8 @@ class Returned(Generic[T]):
             return [None]
         if text is None or self._plain:
             return list(texts)
-        try:  # an old revision, or a value that it cannot carry: servers write it as text then
-            return [json.loads(text), text]
-        except (ValueError, RecursionError):
-            return [text]
+        value = _written(text)
+        return [text] if value is ABSENT else [value, text]
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
@@ -227,6 +227,18 @@ def _text(result: CallToolResult) -> str | None:
     """The text that is all of the result."""
     alone = result.content[0] if len(result.content) == 1 else None
     return alone.text if isinstance(alone, TextContent) else None
+
+
+def _written(text: str) -> Json | Absent:
+    """The JSON that is in a text, as servers write what an old revision, or the value, does not let them say otherwise.
+
+    As in a message, there may be too many values in it, or numbers that take too long to read.
+    """
+    try:
+        data = text.encode()
+        return ABSENT if holds_more_values(data, _VALUES) else parse(data)[0]
+    except (ValueError, RecursionError, UnreadableNumber):
+        return ABSENT
 
 
 def _bytes(result: CallToolResult) -> bytes | None:

@@ -14,7 +14,8 @@ bound them, to answer pings, to take part in the closing, and to stop when the o
 | a binary message | close | 1003 |
 | text that is not UTF-8 | close | 1007 |
 | a message longer than `Limits.message_bytes` | close, as soon as it is | 1009 |
-| the beginning of one, when too much has come of others (`Limits.bodies_bytes`) | close | 1013 |
+| the beginning of one, when too much waits that its client has sent (`Limits.bytes_in_all`) | close | 1013 |
+| the beginning of one that does not go on (`Limits.body_seconds`) | close | 1008 |
 | what is no frame, is masked wrongly, or is compressed | close | 1002 |
 
 Compression (permessage-deflate) is never agreed to.  It costs a window of 32 KiB for each connection and direction,
@@ -38,11 +39,11 @@ from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import INVALID_REQUEST, shown
 from trio_mcp.core.headers import Fields, Headers
-from trio_mcp.core.jsonrpc import Error, Limits, Message, decode
+from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.shares import weight
 from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.intake import Share
 
 __all__ = ["SUBPROTOCOL", "Upgrade", "WebSocketFrames", "judge_upgrade"]
 
@@ -72,13 +73,14 @@ class WebSocketFrames:
     code: int = CloseReason.ABNORMAL_CLOSURE
     """Once `ended`: the close code, theirs or, where they broke the rules, ours; 1005 is a close frame without one."""
 
-    def __init__(self, role: Role, limits: Limits, share: Share | None = None) -> None:
-        """`share`: what has come of a message counts as part of that."""
+    size = 0
+    """What the message that `feed` has given last takes while it is held, in bytes."""
+
+    def __init__(self, role: Role, limits: Limits) -> None:
         self._ws = Connection(ConnectionType.CLIENT if role is Role.CLIENT else ConnectionType.SERVER)
         self._role = role
         self._limits = limits
         self._message = bytearray()  # the pieces of one that is not at its end
-        self._share = share
         self._pong: bytes | None = None  # what the last ping that waits for its answer said
         self._asking = False
         self._control = b""  # a close frame
@@ -86,8 +88,16 @@ class WebSocketFrames:
 
     # What comes in.
 
+    @property
+    def held(self) -> int:
+        """Bytes of a message that is not whole."""
+        return len(self._message)
+
     def feed(self, data: bytes) -> Iterable[Message]:
-        return [decode(text, self._limits) for text in self.texts(data)]
+        for text in self.texts(data):
+            message = decode(text, self._limits)
+            self.size = 0 if type(message) is Invalid else weight(text, self._limits.values)
+            yield message
 
     def texts(self, data: bytes) -> list[bytes]:
         """The messages that `data` completes, not yet decoded."""
@@ -117,11 +127,9 @@ class WebSocketFrames:
             self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message is longer than {limit}", ours)
         elif not event.message_finished:
             self._message += text
-            if self._share is not None and not self._share.fits(len(self._message)):
-                self._fail(CloseReason.TRY_AGAIN_LATER, "too many long messages are being received")
         elif self._message:
             whole.append(bytes(self._message + text))
-            self._forget()
+            self._message = bytearray()
         else:
             whole.append(text)
 
@@ -146,16 +154,15 @@ class WebSocketFrames:
     def _fail(self, code: int, why: str, ours: str | None = None) -> None:
         """Nothing they send can be believed, or understood: RFC 6455, 7.1.7.  `ours`: why, if they broke no rule."""
         self._close(code, why)
-        self._forget()
+        self._message = bytearray()
         if not self.ended:
             self.ended = True
             self.code = code
             self.why = ours or f"the {_OTHER[self._role]} broke the rules of WebSocket ({int(code)}): {why}"
 
-    def _forget(self) -> None:
-        self._message = bytearray()
-        if self._share is not None:
-            self._share.fits(0)
+    def give_up(self, why: str, *, late: bool) -> None:
+        """Wait no longer for the message that is not whole, and so for no other."""
+        self._fail(CloseReason.POLICY_VIOLATION if late else CloseReason.TRY_AGAIN_LATER, why, why)
 
     # What goes out.
 

@@ -17,7 +17,6 @@ from trio_mcp.driver import converse
 from trio_mcp.duplex import Tap
 from trio_mcp.endpoint import tell_refusal
 from trio_mcp.gate import seconds_left
-from trio_mcp.intake import Share
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.running import Run
 from trio_mcp.websocket import Upgrade, WebSocketFrames, judge_upgrade
@@ -48,14 +47,7 @@ async def serve_upgrade(
     Returns when the client has gone, or the run is over, and all its handlers have ended; never raises because of the
     client.  What `tap` or the stream raise otherwise leaves it unchanged.
     """
-    with Share(endpoint.intake) as share:
-        link = _Link(stream, WebSocketFrames(Role.SERVER, run.limits, share), trailing)
-        await _serve(run, endpoint, link, request, peer, tap)
-
-
-async def _serve(
-    run: Run, endpoint: Endpoint, link: _Link, request: HttpRequest, peer: str | None, tap: Tap | None
-) -> None:
+    link = _Link(stream, WebSocketFrames(Role.SERVER, run.limits), trailing)
     try:
         verdict, admitted = await _judge(endpoint, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
@@ -78,7 +70,11 @@ async def _serve(
     assert admitted is not None
     headers, principal = admitted.headers, admitted.caller
     with trio.move_on_after(seconds_left(principal)):  # every message is one in the name of its token
-        await converse(run, link, link.frames, tap=tap, headers=headers, principal=principal, heartbeat=heartbeat)
+        account = endpoint.account(admitted.holder)
+        await converse(
+            run, link, link.frames,
+            tap=tap, headers=headers, principal=principal, heartbeat=heartbeat, account=account,
+        )  # fmt: skip
 
 
 async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, Admitted | None]:

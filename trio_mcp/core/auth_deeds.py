@@ -1,8 +1,8 @@
 """What a flow asks of its driver, and what the driver tells it in return.
 
-Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied` or `Unsent`, `Listen` by
-`Listening`, `OpenBrowser` by `Returned`, `AskAssertion` by `Asserted`.  `GivenUp` answers any of them.  Bounds of time
-stand in the deed, and keeping them is the driver's: it says `Unsent` or `GivenUp` when they have passed.
+Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied`, `Misplaced` or `Unsent`,
+`Listen` by `Listening`, `OpenBrowser` by `Returned`, `AskAssertion` by `Asserted`.  `GivenUp` answers any of them.
+Bounds of time stand in the deed, and keeping them is the driver's: it says `Unsent` or `GivenUp` when they have passed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import TypeAlias
 import attrs
 
 from trio_mcp.core.auth_errors import AuthorizationFailed
+from trio_mcp.core.auth_places import Network
 from trio_mcp.core.auth_records import Record
 from trio_mcp.core.headers import Fields, Headers
 from trio_mcp.core.records import record
 
 __all__ = [
     "AskAssertion", "Asserted", "Deed", "Done", "Failed", "GivenUp", "Heard", "Ignored", "Listen", "Listening",
-    "OpenBrowser", "Persist", "Replied", "Returned", "SendRequest", "Unsent",
+    "Misplaced", "OpenBrowser", "Persist", "Replied", "Returned", "SendRequest", "Unsent",
 ]  # fmt: skip
 
 # Deeds.
@@ -28,7 +29,9 @@ __all__ = [
 class SendRequest:
     """Send this, without cookies or credentials of your own, and do not follow redirects.
 
-    Give up after `seconds`; of a body, hand on no more than `body_bytes` and one.
+    Give up after `seconds`; of a body, hand on no more than `body_bytes` and one.  Where `networks` is not None, see
+    to which address the connection leads, unless a proxy makes it: if `network_at` that address is not among them, send
+    nothing, and answer `Misplaced`.
     """
 
     method: str
@@ -38,6 +41,7 @@ class SendRequest:
     follow_redirects: bool = False
     body_bytes: int = 256 * 1024
     seconds: float = 30.0
+    networks: frozenset[Network] | None = None
 
     def __repr__(self) -> str:
         return f"<{self.method} {self.url.partition('?')[0]}>"  # some keep a key in the query of an MCP server's URL
@@ -62,7 +66,7 @@ class AskAssertion:
     """Get a fresh assertion: a user's, of the enterprise's provider, or the platform's JWT, made for `audience`."""
 
     audience: str
-    resource: str | None
+    resource: str
 
 
 @record
@@ -98,11 +102,19 @@ Deed: TypeAlias = SendRequest | Listen | OpenBrowser | AskAssertion | Persist | 
 
 @record
 class Replied:
-    """The reply to the request, of any status."""
+    """The reply to the request, of any status; `address` is where it came from, if that is known."""
 
     status: int
     headers: Headers
     body: bytes = attrs.field(default=b"", repr=False)
+    address: str | None = None
+
+
+@record
+class Misplaced:
+    """The connection leads to this address, which is in none of the request's networks.  Nothing was sent."""
+
+    address: str
 
 
 @record
@@ -140,4 +152,4 @@ class GivenUp:
     at_fault: bool = False
 
 
-Heard: TypeAlias = Replied | Unsent | Listening | Returned | Asserted | GivenUp
+Heard: TypeAlias = Replied | Misplaced | Unsent | Listening | Returned | Asserted | GivenUp

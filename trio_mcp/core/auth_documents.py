@@ -1,21 +1,35 @@
 """The documents of discovery: what a resource and an authorization server say of themselves.
 
 A document is read for what is needed of it and no further.  What is missing or has another type counts as not said,
-unless nothing works without it; then the error says whose document it is and what it lacks.  Two comparisons happen
-here, and both are refusals before anything is sent anywhere: a resource that is not the server (it could be another's,
-whose tokens we would fetch), and an issuer that is not the one whose URL was asked (auth-91).
+unless nothing works without it; then the error says whose document it is and what it lacks.  Three comparisons happen
+here, and all are refusals before anything is sent anywhere: a resource that is not the server (it could be another's,
+whose tokens we would fetch), an issuer that is not the one whose URL was asked (auth-91), and endpoints where neither
+should be (see `auth_places`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NoReturn
+from urllib.parse import parse_qsl, urlsplit
 
 from trio_mcp.core.auth_challenge import scopes_of
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_places import Rules, covers, issuer_fault, origin_of, url_fault
+from trio_mcp.core.auth_places import (
+    PUBLIC,
+    Network,
+    Rules,
+    covers,
+    is_trusted,
+    issuer_fault,
+    origin_of,
+    place_fault,
+    same_origin,
+    trust,
+    url_fault,
+)
 from trio_mcp.core.errors import shown
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.records import record
@@ -67,8 +81,13 @@ class ResourceDocument:
     wants_dpop: bool = False
 
 
-def read_resource(said: Mapping[str, Json], server_url: str, rules: Rules) -> ResourceDocument:
-    """The document of the server at `server_url`.  Raises `AuthorizationFailed` where it must not be used."""
+def read_resource(
+    said: Mapping[str, Json], server_url: str, rules: Rules, networks: Collection[Network] = PUBLIC
+) -> ResourceDocument:
+    """The document of the server at `server_url`, whose issuers may be in these networks.
+
+    Raises `AuthorizationFailed` where it must not be used.
+    """
     resource = said.get("resource")
     if not isinstance(resource, str):
         raise _server_fault("the resource metadata of the MCP server names no resource", "its operator must add it")
@@ -79,12 +98,16 @@ def read_resource(said: Mapping[str, Json], server_url: str, rules: Rules) -> Re
         )
     listed = said.get("authorization_servers")
     named = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
-    good = [each for each in named[:_ISSUERS] if issuer_fault(each, rules) is None]
+    fit = [each for each in named[:_ISSUERS] if issuer_fault(each, rules) is None]
+    good = [each for each in fit if place_fault(each, rules, networks) is None]
     if not good:
-        came = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}" if named else "none"
+        came, advice = "none", "its operator must mend it"
+        if named:
+            came = f"only {shown(named[0])}, which {issuer_fault(named[0], rules)}"
+        if fit:
+            came, advice = f"only {shown(fit[0])}, which {place_fault(fit[0], rules, networks)}", trust(fit[0])
         raise _server_fault(
-            f"the resource metadata of the MCP server must name its authorization server, and names {came}",
-            "its operator must mend it",
+            f"the resource metadata of the MCP server must name its authorization server, and names {came}", advice
         )
     scopes = said.get("scopes_supported")
     return ResourceDocument(
@@ -122,8 +145,17 @@ class ServerDocument:
     legacy: bool = False
 
 
-def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: bool = False) -> ServerDocument:
-    """The metadata of this issuer.  Raises `AuthorizationFailed` where it must not be used.
+def read_server(
+    said: Mapping[str, Json],
+    issuer: str,
+    rules: Rules,
+    networks: Collection[Network] = PUBLIC,
+    *,
+    legacy: bool = False,
+) -> ServerDocument:
+    """The metadata of this issuer, whose endpoints may be in these networks.
+
+    Raises `AuthorizationFailed` where it must not be used.
 
     `legacy`: by the rules of 2025-03-26, where `issuer` is only the place it was found at.
     """
@@ -136,7 +168,9 @@ def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: 
             f"the metadata of {shown(issuer)} is that of another issuer, {shown(signs_as)}",
             "the two must be the same to the letter, and its operator or that of the MCP server must mend one",
         )
-    token_endpoint = _endpoint(said, "token_endpoint", issuer, rules)
+    promises_iss = said.get("authorization_response_iss_parameter_supported") is True
+    found = {name: _endpoint(said, name, issuer, rules, networks, promises_iss) for name in _ENDPOINTS}
+    token_endpoint, authorization_endpoint, registration_endpoint = found.values()
     if token_endpoint is None:
         raise AuthorizationFailed(
             Blame.AUTHORIZATION_SERVER,
@@ -147,13 +181,13 @@ def read_server(said: Mapping[str, Json], issuer: str, rules: Rules, *, legacy: 
         issuer,
         str(signs_as),
         token_endpoint,
-        _endpoint(said, "authorization_endpoint", issuer, rules),
-        _endpoint(said, "registration_endpoint", issuer, rules),
+        authorization_endpoint,
+        registration_endpoint,
         scopes_of(said.get("scopes_supported")),
         _texts(said.get("token_endpoint_auth_methods_supported")),
         _texts(said.get("grant_types_supported")),
         _texts(said.get("code_challenge_methods_supported")),
-        said.get("authorization_response_iss_parameter_supported") is True,
+        promises_iss,
         said.get("client_id_metadata_document_supported") is True,
         _texts(said.get("dpop_signing_alg_values_supported")) or (),
         legacy,
@@ -166,17 +200,34 @@ def default_server(server_url: str) -> ServerDocument:
     return ServerDocument(base, base, f"{base}/token", f"{base}/authorize", f"{base}/register", legacy=True)
 
 
-def _endpoint(said: Mapping[str, Json], name: str, issuer: str, rules: Rules) -> str | None:
+_ENDPOINTS = ("token_endpoint", "authorization_endpoint", "registration_endpoint")
+# What we ask the user's page for.  In the URL of the page they could send the answer elsewhere, or say who we are.
+_ASKED = frozenset(
+    {"client_id", "code_challenge", "code_challenge_method", "redirect_uri", "response_mode", "response_type", "state"}
+)
+
+
+def _endpoint(
+    said: Mapping[str, Json], name: str, issuer: str, rules: Rules, networks: Collection[Network], promises_iss: bool
+) -> str | None:
     url = said.get(name)
     if url is None:
         return None
-    if (fault := url_fault(url, rules)) is not None:  # auth-24
+    endpoint, advice = str(url), "its operator must mend the metadata"
+    fault = url_fault(url, rules)  # auth-24
+    if fault is None and (twice := _ASKED & {each for each, _ in parse_qsl(urlsplit(endpoint).query)}):
+        fault = f"has {min(twice)} in its query, which is for the client to say"
+    if fault is None and not is_trusted(issuer, rules):
+        if (fault := place_fault(endpoint, rules, networks)) is not None:
+            advice = trust(endpoint)
+        elif not promises_iss and not same_origin(endpoint, issuer):
+            fault = "is at another origin, and its metadata promises no iss, by which answers of others would be told"
+            advice = trust(issuer)
+    if fault is not None:
         raise AuthorizationFailed(
-            Blame.AUTHORIZATION_SERVER,
-            f"the {name} of {shown(issuer)}, {shown(url)}, {fault}",
-            "its operator must mend the metadata",
+            Blame.AUTHORIZATION_SERVER, f"the {name} of {shown(issuer)}, {shown(endpoint)}, {fault}", advice
         )
-    return str(url)
+    return endpoint
 
 
 def _texts(value: Json) -> tuple[str, ...] | None:

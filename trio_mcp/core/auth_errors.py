@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 
-from trio_mcp.core.errors import McpError, shown
+from trio_mcp.core.errors import McpError, redacted, shown
 from trio_mcp.core.jsonrpc import Json
 
 __all__ = ["AuthorizationFailed", "Blame", "censored", "words_of"]
@@ -44,17 +44,9 @@ class AuthorizationFailed(McpError):
         return self.blame in (Blame.NETWORK, Blame.AUTHORIZATION_SERVER, Blame.IDENTITY_PROVIDER)
 
 
-# What is shorter than this is found in ordinary words, and is no secret worth the name.
-_SECRET_LENGTH = 4
-
-
 def censored(text: object, secrets: Iterable[str | None], limit: int = 200) -> str:
     """What a server said, as an error of ours may repeat it."""
-    said = text if isinstance(text, str) else repr(text)
-    for secret in secrets:
-        if secret is not None and len(secret) >= _SECRET_LENGTH:
-            said = said.replace(secret, "[secret]")
-    return shown(said, limit)
+    return shown(redacted(text if isinstance(text, str) else repr(text), secrets), limit)
 
 
 def words_of(said: Mapping[str, Json] | None, status: int) -> str:

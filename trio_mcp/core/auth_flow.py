@@ -50,6 +50,7 @@ from trio_mcp.core.auth_deeds import (
     Ignored,
     Listen,
     Listening,
+    Misplaced,
     OpenBrowser,
     Persist,
     Replied,
@@ -86,16 +87,23 @@ from trio_mcp.core.auth_grants import (
 )
 from trio_mcp.core.auth_places import (
     Rules,
+    is_trusted,
     legacy_place,
+    network_at,
+    networks_of,
     origin_of,
+    place_fault,
     redirect_fault,
+    resource_of,
     resource_places,
+    same_origin,
     server_places,
+    trust,
     url_fault,
 )
 from trio_mcp.core.auth_proofs import Entropy, Key, Nonces, dpop_proof
 from trio_mcp.core.auth_records import Authorization, Record
-from trio_mcp.core.auth_search import Search
+from trio_mcp.core.auth_search import Search, led_elsewhere
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.headers import JSON, PROTOCOL_VERSION, Fields
 from trio_mcp.core.jsonrpc import JsonObject
@@ -170,7 +178,7 @@ FLOW: dict[Step, dict[Found, Step]] = {
     },
 }
 
-_REPLY = (Replied, Unsent)
+_REPLY = (Replied, Misplaced, Unsent)
 _ANSWERS: Final[dict[Step, tuple[type, ...]]] = {
     Step.START: (),
     Step.RESOURCE: _REPLY,
@@ -220,13 +228,14 @@ class Flow:
         self._setting = setting
         self._application = setting.application
         self._said: list[Deed] = []  # what goes before the next deed
+        self._networks = networks_of(setting.server_url, record.network)
         self._search = self._search_resource()
         self._document: ResourceDocument | None = None
         self._server: ServerDocument | None = None
         self._legacy = False
         self._issuer = ""
         self._token_endpoint = ""
-        self._resource: str | None = None
+        self._resource = resource_of(setting.server_url)
         self._client: Client | None = None
         self._asked: tuple[str, ...] = ()
         self._proof_key: Key | None = None
@@ -236,7 +245,7 @@ class Flow:
         self._pending: Pending | None = None
         self._assertion = ""
         self._grant: dict[str, str | None] = {}
-        self._posted_to = ""
+        self._asked_at = ""
 
     @property
     def over(self) -> bool:
@@ -295,7 +304,7 @@ class Flow:
     def _ask(self, now: float) -> Deed:
         match self.step:
             case Step.RESOURCE | Step.SERVER:
-                return self._search.request()
+                return self._sent(self._search.request())
             case Step.LISTEN:
                 return Listen()
             case Step.REGISTER:
@@ -312,8 +321,19 @@ class Flow:
                 return Done()
 
     def _post(self, url: str, headers: Fields, body: bytes) -> SendRequest:
-        rules, self._posted_to = self._setting.rules, url
-        return SendRequest("POST", url, headers, body, body_bytes=rules.document_bytes, seconds=rules.request_seconds)
+        rules = self._setting.rules
+        request = SendRequest(
+            "POST", url, headers, body, body_bytes=rules.document_bytes, seconds=rules.request_seconds
+        )
+        return self._sent(request)
+
+    def _sent(self, request: SendRequest) -> SendRequest:
+        """The request with the networks that it may lead to: any, if the application has named the place."""
+        self._asked_at, rules = request.url, self._setting.rules
+        of_application = self.step is Step.EXCHANGE or same_origin(request.url, self._setting.server_url)
+        if of_application or is_trusted(request.url, rules) or is_trusted(self._issuer, rules):
+            return request
+        return attrs.evolve(request, networks=self._networks)
 
     def _ask_registration(self) -> Deed:
         assert self._server is not None
@@ -353,14 +373,19 @@ class Flow:
         match heard:
             case GivenUp():
                 raise self._given_up(heard)
-            case Replied() | Unsent() if self.step is Step.RESOURCE:
+            case Replied() | Misplaced() | Unsent() if self.step is Step.RESOURCE:
                 return self._find_resource(heard)
-            case Replied() | Unsent() if self.step is Step.SERVER:
+            case Replied() | Misplaced() | Unsent() if self.step is Step.SERVER:
                 return self._find_server(heard)
             case Unsent(why=why):
                 raise AuthorizationFailed(
-                    Blame.NETWORK, f"{shown(self._posted_to)} could not be asked: {why}", "it may be tried again later"
+                    Blame.NETWORK, f"{shown(self._asked_at)} could not be asked: {why}", "it may be tried again later"
                 )
+            case Misplaced() if self.step is Step.REFRESH and self.demand is None:
+                # Of a network that has changed, as by a VPN, the MCP server tells when it is asked: after its refusal.
+                return Found.SPENT
+            case Misplaced():
+                raise led_elsewhere(self._asked_at, heard, Blame.AUTHORIZATION_SERVER)
             case Replied() if self.step is Step.REGISTER:
                 return self._find_registration(heard)
             case Replied() if self.step is Step.EXCHANGE:
@@ -422,7 +447,10 @@ class Flow:
             return False
         if held.tokens.kind == DPOP and app.dpop is None:
             return False
-        if url_fault(held.token_endpoint, self._setting.rules) is not None:
+        rules, endpoint = self._setting.rules, held.token_endpoint
+        if url_fault(endpoint, rules) or not (
+            is_trusted(held.issuer, rules) or place_fault(endpoint, rules, self._networks) is None
+        ):
             return False  # the rules were others then
         return not app.clients or any((client.client_id, client.secret) == (c.client_id, c.secret) for c in app.clients)
 
@@ -441,16 +469,24 @@ class Flow:
     # Discovery.
 
     def _search_resource(self) -> Search:
-        setting = self._setting
+        url, rules = self._setting.server_url, self._setting.rules
         named = None if self.demand is None else self.demand.metadata_url
-        return Search(resource_places(setting.server_url, named, setting.rules), setting.rules, Blame.SERVER)
+        fault = None
+        if named is not None and url_fault(named, rules) is None:
+            fault = place_fault(named, rules, self._networks)
+        search = Search(resource_places(url, named if fault is None else None, rules), rules, Blame.SERVER)
+        if named is not None and fault is not None:  # what is well known may do
+            why = f"the MCP server names its metadata at {shown(named)}, which {fault}"
+            search.pass_over(AuthorizationFailed(Blame.SERVER, why, trust(named)))
+        return search
 
-    def _find_resource(self, heard: Replied | Unsent) -> Found:
+    def _find_resource(self, heard: Replied | Misplaced | Unsent) -> Found:
         setting = self._setting
         fields: Fields = ()
+        self._see(heard)
         said = self._search.read(heard)
         if said is not None:
-            self._document = read_resource(said, setting.server_url, setting.rules)
+            self._document = read_resource(said, setting.server_url, setting.rules, self._networks)
             self._resource = self._document.resource
             self._issuer = self._choose_issuer(self._document.issuers)
             places = server_places(self._issuer)
@@ -466,6 +502,13 @@ class Flow:
             places = (legacy_place(setting.server_url),)
         self._search = Search(places, setting.rules, Blame.AUTHORIZATION_SERVER, fields)
         return Found.RENEWABLE if self._can_renew() else Found.GOOD
+
+    def _see(self, heard: Replied | Misplaced | Unsent) -> None:
+        """Where the MCP server is, if this is its reply: at its own origin, so that no name of another tells it."""
+        if isinstance(heard, Replied) and heard.address and same_origin(self._asked_at, self._setting.server_url):
+            seen = network_at(heard.address)
+            self.record = attrs.evolve(self.record, network=seen)  # stored with what else there will be
+            self._networks = networks_of(self._setting.server_url, seen)
 
     def _refuse_to_guess(self) -> None:
         """A server that names its metadata is of a revision that has no default endpoints."""
@@ -500,12 +543,12 @@ class Flow:
         self._grant = refresh_grant(held.tokens.refresh)
         return True
 
-    def _find_server(self, heard: Replied | Unsent) -> Found:
+    def _find_server(self, heard: Replied | Misplaced | Unsent) -> Found:
         setting = self._setting
         said = self._search.read(heard)
         if said is not None:
             try:
-                self._server = read_server(said, self._issuer, setting.rules, legacy=self._legacy)
+                self._server = read_server(said, self._issuer, setting.rules, self._networks, legacy=self._legacy)
             except AuthorizationFailed as error:
                 self._search.pass_over(error)  # auth-91: not used; another place may have the right one
         if self._server is None and not self._search.exhausted:

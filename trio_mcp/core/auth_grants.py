@@ -78,7 +78,7 @@ def check_pkce(server: ServerDocument) -> None:
 
 
 def authorization_url(
-    server: ServerDocument, client_id: str, asked: Pending, scopes: Collection[str], resource: str | None
+    server: ServerDocument, client_id: str, asked: Pending, scopes: Collection[str], resource: str
 ) -> str:
     """The page to open.  Raises `AuthorizationFailed` where the server has none."""
     if server.authorization_endpoint is None:
@@ -173,7 +173,7 @@ def jwt_grant(assertion: str, scopes: Collection[str]) -> dict[str, str | None]:
 
 
 def exchange_grant(
-    grant: IdentityAssertion, assertion: str, issuer: str, resource: str | None, scopes: Collection[str]
+    grant: IdentityAssertion, assertion: str, issuer: str, resource: str, scopes: Collection[str]
 ) -> dict[str, str | None]:
     """What the enterprise's identity provider is asked for: an assertion for this issuer and this MCP server."""
     return {

@@ -3,24 +3,57 @@
 Everything is https; plain http is good enough on loopback, and only where the application says so (`Rules.loopback`).
 The redirect URI of a program that runs beside the browser is the one exception: http on loopback is how it is done.
 
+A server names URLs for us to follow, and a hostile one would name what it cannot reach itself, but this process can.
+
+| A URL that a server names is | followed |
+|---|---|
+| at the origin of the MCP server, whose URL is the application's | always |
+| in a public network | always |
+| in another `Network` | if the MCP server is in the same one, or the application lists the origin (`trusted_origins`) |
+| an endpoint at another origin than its issuer's | if the issuer promises `iss` (RFC 9207), or is listed |
+
+A name tells its network only when a connection to it stands: `SendRequest.networks` says which ones are allowed then,
+and a driver whose connection leads elsewhere says `Misplaced`, before it sends anything.  What is behind a proxy is for
+that proxy to judge, and the page that the browser is shown, beyond what its URL tells, for the browser.
+
+The last line is against a mix-up: an authorization server that names another's page and its own token endpoint would be
+sent the code of the other.  With a promise of `iss` that comes to nothing, as the code is dropped unless it comes with
+the issuer that was asked, which the other server does not say.  The endpoints of a listed issuer may be anywhere.
+
 A resource is compared with the server's URL as RFC 9728 means it: same origin, and a path that contains the server's.
 An issuer is compared nowhere here, for issuers are plain strings: `==` is the rule.
 """
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Collection
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from trio_mcp.core.records import record
 
 __all__ = [
-    "Rules", "client_id_fault", "covers", "is_loopback", "issuer_fault", "legacy_place", "moved_to", "origin_of",
-    "redirect_fault", "resource_places", "same_origin", "server_places", "url_fault",
+    "PUBLIC", "Network", "Rules", "client_id_fault", "covers", "is_loopback", "is_trusted", "issuer_fault",
+    "legacy_place", "misplaced", "moved_to", "network_at", "networks_of", "origin_of", "place_fault", "redirect_fault",
+    "resource_of", "resource_places", "same_origin", "server_places", "trust", "url_fault",
 ]  # fmt: skip
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _DEFAULT_PORTS = {"https": 443, "http": 80}
+
+
+class Network(enum.Enum):
+    """A part of the network that has addresses of its own; the value says where something in it is."""
+
+    PUBLIC = "on a public network"
+    PRIVATE = "on a private network"  # whatever else is not reachable from everywhere
+    LINK_LOCAL = "on the link-local network"  # where clouds tell machines their credentials
+    LOOPBACK = "on this machine"
+
+
+PUBLIC = frozenset({Network.PUBLIC})
 
 
 @record
@@ -29,6 +62,8 @@ class Rules:
 
     # For development: http to an MCP server and to authorization servers, on loopback only.
     loopback: bool = False
+    # Origins that are followed in any network, and whose issuers may have endpoints at other origins.
+    trusted_origins: tuple[str, ...] = ()
     # The longest metadata documents seen have some 10 KB; beyond, a reply counts as unreadable.
     document_bytes: int = 256 * 1024
     # No document takes a healthy server seconds, and no person half an hour to find a password.
@@ -47,7 +82,7 @@ def url_fault(url: object, rules: Rules) -> str | None:
     if not isinstance(url, str) or not re.fullmatch(r"[!-\[\]-~]{1,2048}", url):
         return "is no URL"
     parts = _split(url)
-    if parts is None or not parts.hostname:
+    if parts is None or not parts.hostname or not _is_host(parts.hostname):
         return "is no absolute URL"
     if parts.scheme != "https" and not (rules.loopback and parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return "is not https"
@@ -80,6 +115,86 @@ def client_id_fault(url: str) -> str | None:
 
 def is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in _LOOPBACK
+
+
+_NAME = re.compile(r"[a-z0-9_.-]+")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+def _is_host(host: str) -> bool:
+    """Whether this is a name, or an address as addresses are written.
+
+    What ends in a number is an address to browsers and systems, so that 2130706433 and 0x7f.1 lead to this machine; and
+    what is quoted by "%", only browsers read.
+    """
+    if _address(host) is not None:
+        return "%" not in host
+    return bool(_NAME.fullmatch(host)) and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2])
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+# Networks.
+
+_GLOBAL = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def network_at(address: str) -> Network:
+    """Where the host with this IP address is; an address that holds another one is where that is."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (IPv4Address(found.packed[12:]) if found in _NAT64 else None)
+        found = inner or found
+    if found.is_loopback or found.is_unspecified:  # a connection to 0.0.0.0 leads to this machine
+        return Network.LOOPBACK
+    if found.is_link_local:
+        return Network.LINK_LOCAL
+    public = found.is_global and not found.is_multicast and (found.version == 4 or found in _GLOBAL)
+    return Network.PUBLIC if public else Network.PRIVATE
+
+
+def _network_named(url: str) -> Network | None:
+    """Where the host of a URL is, if the URL tells; None for a name, of which only a connection tells."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if _address(host) is not None:
+        return network_at(host)
+    if host == "localhost" or host.endswith(".localhost"):
+        return Network.LOOPBACK
+    return Network.PRIVATE if host.endswith(".local") else None
+
+
+def networks_of(server_url: str, seen: Network | None) -> frozenset[Network]:
+    """Where URLs that the MCP server names may lead to; `seen` is where it was when it last answered, if known."""
+    return PUBLIC | {each for each in (_network_named(server_url), seen) if each is not None}
+
+
+def is_trusted(url: str, rules: Rules) -> bool:
+    """Whether the application trusts what is at the origin of this URL."""
+    return any(same_origin(url, each) for each in rules.trusted_origins)
+
+
+def place_fault(url: str, rules: Rules, networks: Collection[Network]) -> str | None:
+    """What is wrong with where a URL leads that a server has named, as far as the URL tells, or None."""
+    found = _network_named(url)
+    if found is None or found in networks or is_trusted(url, rules):
+        return None
+    return misplaced(found)
+
+
+def misplaced(network: Network) -> str:
+    """Why what is there is not followed."""
+    return f"is {network.value}, and the MCP server is not"
+
+
+def trust(url: str) -> str:
+    """What the application can do so that this is followed."""
+    return f"trusted_origins=[{origin_of(url)!r}] allows it, where the application trusts what is there"
 
 
 def _split(url: str) -> SplitResult | None:
@@ -116,6 +231,11 @@ def covers(resource: str, url: str) -> bool:
         return False
     within = theirs.path.rstrip("/")  # auth-46: the slash at the end makes no other resource
     return ours.path == within or ours.path.startswith(f"{within}/")
+
+
+def resource_of(server_url: str) -> str:
+    """auth-43 to auth-46: how a server is named that does not say it itself.  A query may hold a key."""
+    return f"{origin_of(server_url)}{urlsplit(server_url).path.rstrip('/')}"
 
 
 # Where documents are, in the order in which they are asked for.

@@ -14,6 +14,7 @@ import attrs
 
 from trio_mcp.core.auth_challenge import scopes_of
 from trio_mcp.core.auth_clients import Client, Method
+from trio_mcp.core.auth_places import Network
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.records import record
@@ -39,25 +40,29 @@ class Tokens:
 class Authorization:
     """Tokens, and all that it takes to get the next.
 
-    `resource` is None at a server of 2025-03-26, which knows no such parameter.  `asked` are the scopes requested so
-    far, which may be more than were granted.
+    `asked` are the scopes requested so far, which may be more than were granted.
     """
 
     issuer: str
     token_endpoint: str
     client: Client
-    resource: str | None
+    resource: str
     asked: tuple[str, ...]
     tokens: Tokens
 
 
 @record
 class Record:
-    """What is known of one MCP server.  `registered` are the clients that were registered on the way, by issuer."""
+    """What is known of one MCP server.
+
+    `registered` are the clients that were registered on the way, by issuer.  `network` is where the server was when it
+    last answered, if that is known: what it names may be there too.
+    """
 
     server_url: str
     authorization: Authorization | None = None
     registered: tuple[Client, ...] = ()
+    network: Network | None = None
 
     @property
     def issuers(self) -> dict[str, str]:
@@ -93,6 +98,7 @@ def as_json(record: Record) -> JsonObject:
     return {
         "form": _FORM,
         "server_url": record.server_url,
+        "network": None if record.network is None else record.network.name,
         "registered": [_client_as_json(each) for each in record.registered],
         "authorization": None
         if held is None
@@ -132,6 +138,7 @@ def read_record(said: Json) -> Record:
         _text(said, "server_url"),
         None if held is None else _authorization(held),
         tuple(_client(each) for each in registered),
+        None if said.get("network") is None else _network(said),
     )
 
 
@@ -145,7 +152,7 @@ def _authorization(said: Json) -> Authorization:
         _text(said, "issuer"),
         _text(said, "token_endpoint"),
         _client(said.get("client")),
-        _optional(said, "resource"),
+        _text(said, "resource"),
         scopes_of(said.get("asked")),
         Tokens(
             _text(tokens, "access"),
@@ -196,6 +203,13 @@ def _time(said: Mapping[str, Json], name: str) -> float | None:
     if value is not None and type(value) not in (int, float):
         _damaged(name)
     return value if value is None else float(value)
+
+
+def _network(said: Mapping[str, Json]) -> Network:
+    try:
+        return Network[_text(said, "network")]
+    except KeyError:
+        _damaged("network")
 
 
 def _damaged(name: str) -> NoReturn:

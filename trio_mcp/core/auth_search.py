@@ -1,23 +1,24 @@
 """Looking for one document at several places, in order, until one of them has it.
 
 A place that answers 4xx, or with something that is no JSON object, does not have it; programs with one page for all
-paths answer 200 to everything.  One that answers 5xx, or not at all, may have it: the search goes on, but when it ends
-with nothing it has failed, instead of having found that there is nothing.
+paths answer 200 to everything.  One that answers 5xx, or not at all, may have it, and so may one in a network where it
+must not be asked: the search goes on, but when it ends with nothing it has failed, instead of having found that there
+is nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trio_mcp.core.auth_deeds import Replied, SendRequest, Unsent
+from trio_mcp.core.auth_deeds import Misplaced, Replied, SendRequest, Unsent
 from trio_mcp.core.auth_documents import read_object
 from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_places import Rules, moved_to
+from trio_mcp.core.auth_places import Rules, misplaced, moved_to, network_at, trust
 from trio_mcp.core.errors import shown
 from trio_mcp.core.headers import JSON, Fields
 from trio_mcp.core.jsonrpc import JsonObject
 
-__all__ = ["Search"]
+__all__ = ["Search", "led_elsewhere"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 425, 429)
@@ -49,9 +50,12 @@ class Search:
             seconds=self._rules.request_seconds,
         )
 
-    def read(self, heard: Replied | Unsent) -> JsonObject | None:
+    def read(self, heard: Replied | Misplaced | Unsent) -> JsonObject | None:
         """The document, if this is one."""
         url = self.asked[-1]
+        if isinstance(heard, Misplaced):
+            self.pass_over(led_elsewhere(url, heard, self._blame))
+            return None
         if isinstance(heard, Unsent):
             self.pass_over(AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be asked: {heard.why}", _LATER))
             return None
@@ -78,6 +82,11 @@ class Search:
         if target is not None and self._redirects > 0:
             self._redirects -= 1
             self._places.insert(0, target)
+
+
+def led_elsewhere(url: str, heard: Misplaced, blame: Blame) -> AuthorizationFailed:
+    where = misplaced(network_at(heard.address))
+    return AuthorizationFailed(blame, f"{_bare(url)} leads to {shown(heard.address)}, which {where}", trust(url))
 
 
 def _bare(url: str) -> str:

@@ -4,6 +4,9 @@ A server says of its lists and resources for how long they are likely to stay th
 see them (`cacheScope`).  `ResponseCache` keeps complete results for that long: by method, by the params that affect the
 result, and, unless the server said "public", by the principal who asked.  Every page of a list is an entry of its own.
 
+Completions have no such hints, in no revision, and are asked for with each key that a user presses.  They are kept for
+`COMPLETION_SECONDS`, for the principal who asked.
+
 The cache never acts by itself.  It answers when asked, and what is stale is simply not there (cache-12: nothing is
 fetched in the background).  The caller looks with `get`, sends its request if that gives None, and offers the result to
 `store`; what may not be kept is turned away there, so every result may be offered.
@@ -23,8 +26,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -34,7 +37,7 @@ from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_CLIENT_INFO, META_LOG_LEVEL, Revision
 from trio_mcp.core.terms import stable_name
 
-__all__ = ["MAX_BYTES", "MAX_ENTRIES", "MAX_TTL_MS", "CacheHints", "ResponseCache"]
+__all__ = ["COMPLETION_SECONDS", "MAX_BYTES", "MAX_ENTRIES", "MAX_TTL_MS", "CacheHints", "ResponseCache"]
 
 MAX_ENTRIES = 1024
 """The pages of every list of a large server, and a working set of resources.  Beyond, the least recently used goes."""
@@ -45,11 +48,17 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_TTL_MS = 365 * 24 * 60 * 60 * 1000
 """No process lives longer; a number with a thousand digits, which JSON allows, must not break the arithmetic."""
 
-# What the notice of a change makes stale (cache-19).
+COMPLETION_SECONDS = 10.0
+"""A user who deletes a letter and types it again does so within seconds; files and branches, which servers complete,
+come and go within minutes."""
+
+_COMPLETE: Final = "completion/complete"
+
+# What the notice of a change makes stale (cache-19).  Completions are for arguments of prompts and of templates.
 _STALE: Mapping[str, tuple[str, ...]] = {
     "notifications/tools/list_changed": ("tools/list",),
-    "notifications/prompts/list_changed": ("prompts/list",),
-    "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
+    "notifications/prompts/list_changed": ("prompts/list", _COMPLETE),
+    "notifications/resources/list_changed": ("resources/list", "resources/templates/list", _COMPLETE),
 }
 _UPDATED = "notifications/resources/updated"
 
@@ -70,10 +79,13 @@ class _Entry:
 
 
 class ResponseCache:
-    """Complete results of the methods that `revision` lets be cached.  Times are those of the caller's one clock."""
+    """Complete results of the methods that `revision` lets be cached, and completions.
+
+    Times are those of the caller's one clock.
+    """
 
     def __init__(self, revision: Revision, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
-        self._methods = revision.cacheable
+        self._methods = revision.cacheable | {_COMPLETE}
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
@@ -112,6 +124,10 @@ class ResponseCache:
             self._drop(key)
         return None
 
+    def key(self, method: str, params: Mapping[str, Any], *, principal: str | None) -> Hashable:
+        """Equal for requests of which one answer, on its way now, is the answer to all."""
+        return method, _affecting(params), stable_name(principal), self._changes
+
     def store(
         self,
         method: str,
@@ -135,13 +151,13 @@ class ResponseCache:
         text = _affecting(params)
         for older in (private, _PUBLIC):
             self._drop((method, text, older))
-        ttl = result.get("ttlMs")
+        ttl = int(1000 * COMPLETION_SECONDS) if method == _COMPLETE else result.get("ttlMs")
         if type(ttl) is not int or ttl <= 0:  # cache-05, 07, 08: stale at once; so is what is no number of milliseconds
             return False
         body = json.dumps(result, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
         stale_at = now + min(ttl, MAX_TTL_MS) / 1000  # cache-06, 27: each from its own receipt
         # cache-17: whatever is not clearly public is for the one who asked.
-        owner = _PUBLIC if result.get("cacheScope") == "public" else private
+        owner = _PUBLIC if result.get("cacheScope") == "public" and method != _COMPLETE else private
         return self._keep((method, text, owner), _Entry(body, stale_at, params.get("uri", "")))
 
     def changed(self, notification: str, params: Mapping[str, Any]) -> None:
@@ -191,7 +207,8 @@ def _affecting(params: Mapping[str, Any]) -> str:
     """The params that affect the result, as one text for one value."""
     meta = {name: value for name, value in params.get("_meta", {}).items() if name not in _PASSING}
     rest = {name: value for name, value in params.items() if name != "_meta"}
-    return json.dumps([rest, meta], sort_keys=True, separators=(",", ":"))
+    # What is no JSON is never sent, so a text that stands for it will do.
+    return json.dumps([rest, meta], sort_keys=True, separators=(",", ":"), default=repr)
 
 
 def _size(key: _Key, entry: _Entry) -> int:

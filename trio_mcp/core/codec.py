@@ -353,9 +353,9 @@ class _Readers(dict[Any, Callable[..., Any]]):
     def object(self, shapes: Sequence[type[Model]], open_ended: bool) -> Callable[[JsonObject], Any]:
         if len(shapes) == 1:
             return lambda value: self[shapes[0]](value)
-        marked = [(cls, tuple(cls.MARKS.items())) for cls in shapes]
         alike = all(cls.MARKS.keys() == {"type"} for cls in shapes)
         by_type = {cls.MARKS["type"]: cls for cls in shapes} if alike else {}
+        marked = [] if by_type else [(cls, tuple(cls.MARKS.items())) for cls in shapes]
         fits_none = "fits none of " + ", ".join(cls.__name__ for cls in shapes)
 
         def pick(value: JsonObject) -> Any:

@@ -11,6 +11,8 @@ The numbers are the error codes of JSON-RPC and of the five revisions.  Which re
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ __all__ = [
     "RequestError",
     "ResourceNotFound",
     "SessionClosed",
+    "printable",
+    "redacted",
     "shown",
 ]
 
@@ -158,3 +162,27 @@ def shown(value: object, limit: int = 80) -> str:
     """Whatever the peer sent, as a message of ours may repeat it: on one line, and no longer than `limit`."""
     text = repr(value[: limit + 1] if isinstance(value, str) else value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def printable(line: str) -> str:
+    """A line of another program, for terminals and logs: without what would move a cursor there."""
+    return "".join([char if char.isprintable() or char == "\t" else "\ufffd" for char in line])
+
+
+# A shorter one guards nothing, and is in every other sentence.
+_SECRET_LENGTH = 4
+# From this length on a secret is replaced wherever it stands: no other word contains it by chance, and a letter may
+# stand before it, as that of an escaped line break in a JSON text does.
+_UNMISTAKABLE = 8
+
+
+def redacted(text: str, secrets: Iterable[str | None]) -> str:
+    """The peer's words with "[secret]" in place of each of these; a short secret counts only as a whole word."""
+    for secret in secrets:
+        if secret is None or len(secret) < _SECRET_LENGTH:
+            continue
+        if len(secret) >= _UNMISTAKABLE:
+            text = text.replace(secret, "[secret]")
+        else:
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", "[secret]", text)
+    return text

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import LocalProtocolError, redacted, shown
 from trio_mcp.core.jsonrpc import Json, Notification, Request
 from trio_mcp.core.records import record
 
@@ -190,7 +190,7 @@ def _weight(text: str) -> float:
 
 # Origin and Host.
 
-_AUTHORITY = r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{1,5}))?"
+_AUTHORITY = r"(?:([a-z][a-z0-9+.\-]*)://)?(\[[0-9a-f:.]+\]|[a-z0-9._\-]+)(?::(\d{0,5}))?"  # a port may be empty
 _DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"http": 80, "https": 443})
 
 
@@ -224,6 +224,11 @@ class AllowList:
         self._literal = {each for each in patterns if each == "*" or (each == "null" and schemes)}
         self._sites = {_pattern(setting, each, schemes) for each in patterns if each not in self._literal}
         self._known: dict[str, bool] = {}
+
+    @property
+    def everything(self) -> bool:
+        """Whether ``*`` is in it."""
+        return "*" in self._literal
 
     def allows(self, value: str) -> bool:
         known = self._known.get(value)
@@ -299,11 +304,8 @@ _FIELD_VALUE = re.compile(r"[\t -~]*")
 
 def blotted(body: bytes, sent: Fields) -> bytes:
     """auth-22: what a server says of a request, without the credentials that it may repeat of what was sent."""
-    for name, value in sent:
-        secret = value.rpartition(" ")[2]
-        if name.lower() == "authorization" and secret:
-            body = body.replace(secret.encode("latin-1", "replace"), b"[secret]")
-    return body
+    secrets = [value.rpartition(" ")[2] for name, value in sent if name.lower() == "authorization"]
+    return redacted(body.decode("latin-1"), secrets).encode("latin-1") if secrets else body
 
 
 def encode_value(text: str) -> str:

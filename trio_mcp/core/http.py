@@ -5,10 +5,12 @@ No socket is seen here, so an h11 server, an ASGI or WSGI adapter and a test all
 1. `screen` with the head alone: Origin, Host, path, method, sizes and types.  What is refused here is refused before a
    byte of the body is read, and a preflight is answered before anybody is asked for a token.
 2. its own authentication, which gives a principal.
-3. `judge` with the body: eras, versions, sessions, mirrored headers.  The verdict says what to do: send this `Reply`;
-   feed a message and send 202 (`Deliver`); `Serve` messages and answer by JSON or by a stream; open or end something.
+3. `check_session`: a session that is named in the head is known, and belongs to this principal.  No body is read for
+   any other.
+4. `judge` with the body: eras, versions, mirrored headers.  The verdict says what to do: send this `Reply`; feed a
+   message and send 202 (`Deliver`); `Serve` messages and answer by JSON or by a stream; open or end something.
 
-A driver without a use for the first step calls `judge` at once.  What only a driver can know is an argument: the
+A driver without a use for the other steps calls `judge` at once.  What only a driver can know is an argument: the
 sessions there are, the header rules of the tools, who is asking.
 
 WebSockets share the first step, for their rules about sites and paths are the same.  Where `Screened.websocket` is true
@@ -84,7 +86,7 @@ from trio_mcp.core.verdicts import (
     where_websockets_are,
 )
 
-__all__ = ["judge", "screen"]
+__all__ = ["check_session", "judge", "screen"]
 
 
 class _Refusal(Exception):
@@ -127,7 +129,8 @@ def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix
 # Step one: the head.
 
 
-_ENDPOINT = Place.ENDPOINT  # in Python 3.11 a member of an enum is looked up eight times as slowly
+# In Python 3.11 a member of an enum is looked up eight times as slowly.
+_ENDPOINT, _MESSAGES = Place.ENDPOINT, Place.MESSAGES
 
 
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
@@ -159,9 +162,18 @@ def _where_messages_go(policy: HttpPolicy, prefix: str) -> str:
     return f"the MCP endpoint is {prefix + policy.path or '/'}"
 
 
+_OTHER_SITES = frozenset({"cross-site", "same-site"})  # the latter has another port, or another first name
+
+
 def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]:
     """Who asks, and whom: the CORS headers for a page that may, and the path."""
     origin = request.headers.get("Origin")
+    if origin is None:
+        # Browsers leave it out where a page of another site embeds a URL, as <img> does, and say so in this header.
+        site = request.headers.get("Sec-Fetch-Site")
+        if site in _OTHER_SITES and not policy.origins.everything:
+            why = f"a page of another site asks (Sec-Fetch-Site: {site}), and without an Origin none is allowed"
+            raise _Refusal(403, f"{why}; it must ask by fetch() or EventSource, and be in allowed_origins")
     # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
     if origin is not None and not policy.origins.allows(origin):
         raise _Refusal(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
@@ -269,10 +281,31 @@ class _Case:
     find_mirrors: Callable[[str], Sequence[Mirror] | None]
     principal: Any
     prefix: str
+    session: tuple[str, SessionFacts] | None = None  # that the head names
 
     @property
     def version(self) -> str | None:
         return self.request.headers.get(PROTOCOL_VERSION)
+
+
+def check_session(
+    policy: HttpPolicy,
+    request: HttpRequest,
+    screened: Screened,
+    *,
+    find_session: Callable[[str], SessionFacts | None],
+    principal: Any = None,
+    prefix: str = "",
+) -> Reply | None:
+    """What `judge` would refuse whatever the body is, because of the session that the head names."""
+    if SESSION_ID not in request.headers and screened.place is not _MESSAGES:
+        return None
+    case = _Case(policy, request, screened, find_session, lambda tool: None, principal, prefix)
+    try:
+        _check_session(case)
+    except _Refusal as refused:
+        return refused.reply(policy, request, screened.cors, prefix)
+    return None
 
 
 def judge(
@@ -297,15 +330,36 @@ def judge(
         return head
     case = _Case(policy, request, head, find_session, find_mirrors, principal, prefix)
     try:
+        _check_session(case)
         return _ROUTES[head.place, request.method](case)
     except _Refusal as refused:
         return refused.reply(policy, request, head.cors, prefix)
 
 
+def _check_session(case: _Case) -> None:
+    """Look the session up, where the head names one that counts."""
+    place, policy = case.head.place, case.policy
+    if place is _MESSAGES:
+        pairs = (each.partition("=") for each in case.request.target.partition("?")[2].split("&"))
+        session = next((value for name, _, value in pairs if name == SESSION_PARAMETER), None)
+        if session is None:
+            raise _Refusal(400, f"the query has no {SESSION_PARAMETER}; post to the URI of the endpoint event")
+        case.session = session, _facts(case, session)
+        return
+    session = case.request.headers.get(SESSION_ID)
+    if place is not _ENDPOINT or session is None or not policy.sessions or not policy.serves(handshake=True):
+        return
+    named = REVISIONS.get(case.version or "")
+    if named is not None and not named.handshake and policy.serves(handshake=False):
+        return  # modern messages have no session, whatever else is in the head
+    facts = _facts(case, session)
+    _legacy_revision(case, facts)
+    case.session = session, facts
+
+
 def _standing(case: _Case) -> Verdict:
     """GET and DELETE: both are about a session that stands."""
     session, facts = _session(case)
-    _legacy_revision(case, facts)
     if case.request.method == "DELETE":
         return EndSession(session, case.head.cors)
     return OpenStream(session, facts.revision, case.request.headers.get(LAST_EVENT_ID) or None, case.head.cors)
@@ -332,7 +386,7 @@ def _by_era(case: _Case, message: Message) -> Verdict:
         return _modern(case, message, stated)
     _compare_if_sent(case, message)
     if opening:
-        # A handshake agrees the version itself, so its header says nothing yet; neither does an old session's id.
+        # A handshake agrees the version itself, so its header says nothing yet; nor does the id of another session.
         return Serve(message, None, None, case.policy.sessions, case.head.answer, case.head.cors)
     return _legacy(case, message)
 
@@ -448,7 +502,7 @@ def _legacy(case: _Case, message: Message) -> Verdict:
     facts: SessionFacts | None = None
     if case.policy.sessions:
         session, facts = _session(case)
-    revision = _legacy_revision(case, facts)
+    revision = _legacy_revision(case, None) if facts is None else facts.revision
     if facts is None and isinstance(message, Result | Error | Invalid):
         # http-16: each POST stands alone, so nothing was ever asked.
         raise _Refusal(400, "this server keeps no sessions (sessions=False), so it waits for no response")
@@ -491,8 +545,7 @@ def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
 
 
 def _session(case: _Case) -> tuple[str, SessionFacts]:
-    session = case.request.headers.get(SESSION_ID)
-    if session is None:  # http-56
+    if case.session is None:  # http-56
         if case.version is not None and case.version not in REVISIONS:
             raise _unsupported(case, case.version, errors.INVALID_REQUEST)  # what its sender should hear of first
         why = f"the {SESSION_ID} header is missing; initialize opens a session and gives its id"
@@ -500,12 +553,12 @@ def _session(case: _Case) -> tuple[str, SessionFacts]:
         if modern and case.request.method == "POST":
             why += f", or send {PROTOCOL_VERSION}: {max(modern)} and the _meta that goes with it"
         raise _Refusal(400, why)
-    return session, _facts(case, session, legacy_stream=False)
+    return case.session
 
 
-def _facts(case: _Case, session: str, *, legacy_stream: bool) -> SessionFacts:
+def _facts(case: _Case, session: str) -> SessionFacts:
     facts = case.find_session(session)
-    if facts is None or facts.legacy_stream is not legacy_stream:  # http-57
+    if facts is None or facts.legacy_stream is not (case.head.place is Place.MESSAGES):  # http-57
         raise _Refusal(404, "this session is unknown or has ended; open a new one by initialize")
     if facts.principal != case.principal:
         raise _Refusal(403, "this session belongs to another principal than this request")
@@ -529,11 +582,7 @@ def _legacy_revision(case: _Case, facts: SessionFacts | None) -> Revision:
 
 def _legacy_post(case: _Case) -> Verdict:
     """Every message is accepted: what it is owed goes out on the session's stream."""
-    pairs = (each.partition("=") for each in case.request.target.partition("?")[2].split("&"))
-    session = next((value for name, _, value in pairs if name == SESSION_PARAMETER), None)
-    if session is None:
-        raise _Refusal(400, f"the query has no {SESSION_PARAMETER}; post to the URI of the endpoint event")
-    facts = _facts(case, session, legacy_stream=True)
+    session, facts = _session(case)
     message = _message(case)
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 

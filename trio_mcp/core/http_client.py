@@ -20,7 +20,9 @@ DELETE means only that the server does without.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
@@ -61,9 +63,9 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
 __all__ = [
-    "Accepted", "Challenged", "Exchange", "Failed", "NoStream", "Received", "Reconnect", "Redirected", "RefreshTools",
-    "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize", "TrySse",
-    "TryVersion", "kind_of", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
+    "Accepted", "Challenged", "Exchange", "Failed", "KeepAlives", "NoStream", "Received", "Reconnect", "Redirected",
+    "RefreshTools", "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize",
+    "TrySse", "TryVersion", "kind_of", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
 ]  # fmt: skip
 
 
@@ -490,6 +492,41 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 3600
 _HELD = 8.0
 
 
+_MISSED = 3  # keep-alives in a row, after which nothing more is expected: one may be late, and one lost on the way
+# Seconds between two keep-alives, or they are one that came in pieces.  A proxy that held them back gives several at
+# once, and what it says of their interval would have the stream taken for dead.
+_APART = 1.0
+
+
+class KeepAlives:
+    """For how long one connection of a stream may be silent: `_MISSED` intervals of its keep-alives.
+
+    A dead line is not seen otherwise: nothing comes on it, and whoever only listens sends nothing that could fail.  A
+    keep-alive is whatever brings no message: a comment, an event without data, an event of another name.  Servers send
+    them at fixed times, or after so many seconds of silence.  So the interval is the longest of the last three between
+    which nothing else came; before there is one, that of the last two, which is never too short.
+    """
+
+    def __init__(self) -> None:
+        self.patience = math.inf
+        """Seconds; for ever, as long as fewer than two keep-alives have come."""
+        self._last = -math.inf
+        self._only = False  # nothing else has come since
+        self._intervals: deque[float] = deque(maxlen=3)  # a stalled line makes one too long, and is forgotten
+
+    def heard(self, now: float, *, keep_alive: bool) -> None:
+        """Something has come: a keep-alive and nothing else, or something else."""
+        if not keep_alive:
+            self._only = False
+        elif now - self._last >= _APART:
+            interval = now - self._last
+            if interval < math.inf:
+                if self._only:
+                    self._intervals.append(interval)
+                self.patience = _MISSED * max(self._intervals, default=interval)
+            self._last, self._only = now, True
+
+
 @record
 class Reconnect:
     """After so many seconds, GET the endpoint with this Last-Event-ID ("": there was none)."""
@@ -573,4 +610,6 @@ class StreamResumption:
             again = self.ended()
             seconds = min(verdict.seconds, _LONGEST_WAIT)
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
-        return Failed(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}")
+        # A server may have forgotten what was said, which is no breach of the protocol.
+        status = verdict.status if isinstance(verdict, Failed) else None
+        return Failed(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}", status)

@@ -20,7 +20,9 @@ from json.encoder import encode_basestring
 from math import inf, isinf
 from typing import Any, NoReturn, TypeAlias
 
-__all__ = ["Json", "parse", "plain_text", "quoted", "to_readable", "to_text", "writable"]
+__all__ = [
+    "LONG_NUMBERS", "Json", "UnreadableNumber", "parse", "plain_text", "quoted", "to_readable", "to_text", "writable",
+]  # fmt: skip
 
 Json: TypeAlias = Any
 
@@ -36,7 +38,8 @@ with suppress(ImportError):
 def parse(data: bytes) -> tuple[Json, bool]:
     """The value of `data`, and whether it may hold something that cannot be written again.
 
-    Raises UnicodeDecodeError, JSONDecodeError, or RecursionError for what is nested too deep for Python.
+    Raises UnicodeDecodeError, JSONDecodeError, RecursionError for what is nested too deep for Python, or
+    `UnreadableNumber`.
     """
     if _orjson is not None:
         try:
@@ -46,7 +49,7 @@ def parse(data: bytes) -> tuple[Json, bool]:
         else:
             if (len(data) > _SHORT and _is_ordinary(value, _FEW)) or _short_numbers(data) or _is_ordinary(value):
                 return value, False
-    return _parse(plain_text(data))
+    return _parse(data)
 
 
 _BLANK = " \t\r\n"
@@ -71,39 +74,88 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _int_or_infinity(digits: str) -> float:
-    try:
-        return int(digits)
-    except ValueError:  # more digits than sys.get_int_max_str_digits() allows
-        return inf
-
-
 _Scan: TypeAlias = Callable[[str, int], tuple[Json, int]]
 _Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
-# What each scanner makes of a number it cannot hold: an error, or infinity.
 _strict: _Scan = _Decoder(parse_constant=_no_constant, parse_float=_finite).scan_once
-_lenient: _Scan = _Decoder(parse_constant=_no_constant, parse_int=_int_or_infinity).scan_once
 
 # Perhaps half of one: whether the other half is there, only the parser can tell.
 _half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
 
+LONG_NUMBERS = 64 * 1024
+"""Characters of all numbers of one text that have more than 45 of them.  Python takes time for these: 17 ns for each
+character of an integer of 4,300 digits, the longest that it reads, and 35 ns for each of a double that is written out
+to a point between two others.  Nobody needs the latter, and few the former."""
+_LONG_NUMBER = 45  # what 40 digits, a sign, a point and an exponent take; up to here a double costs 0.6 µs at most
+_LARGE = 64 * 1024  # bytes in which there is no room for more
 
-def _parse(text: str) -> tuple[Json, bool]:
-    try:
+
+class UnreadableNumber(Exception):
+    """A large text has a number that is too large, or more than `LONG_NUMBERS` characters of long ones."""
+
+
+class _Numbers:
+    """Reads the numbers of a text in which some may be too long or too large."""
+
+    def __init__(self) -> None:
+        self._left = LONG_NUMBERS
+        self.beyond = False
+        """There was one that cannot be held; infinity stands in its place."""
+
+    def integer(self, digits: str) -> float:
+        self._count(digits)
         try:
-            value, end = _strict(text, 0)
-            doubtful = "\\" in text and _half_pair(text) is not None
-        except JSONDecodeError:
-            raise
-        except ValueError:
-            # Some number is too large.  The rest is still worth reading: the id is owed an answer.
-            value, end = _lenient(text, 0)
-            doubtful = True
+            return int(digits)
+        except ValueError:  # more digits than sys.get_int_max_str_digits() allows
+            self.beyond = True
+            return inf
+
+    def double(self, digits: str) -> float:
+        self._count(digits)
+        number = float(digits)
+        self.beyond = self.beyond or isinf(number)
+        return number
+
+    def _count(self, digits: str) -> None:
+        if len(digits) > _LONG_NUMBER:
+            self._left -= len(digits)
+            if self._left < 0:
+                raise UnreadableNumber(f"numbers with many digits, of more than {LONG_NUMBERS} characters in all")
+
+
+def _parse(data: bytes) -> tuple[Json, bool]:
+    text, large = plain_text(data), len(data) > _LARGE
+    if large and _long_numbers(data):
+        return _parse_with_care(text)
+    try:
+        value = _whole(_strict, text)
+    except JSONDecodeError:
+        raise
+    except ValueError:
+        if large:  # to refuse it must not take longer than to read it
+            raise UnreadableNumber("a number too large") from None
+        return _parse_with_care(text)  # the rest is still worth reading: the id is owed an answer
+    return value, _may_hold_half_a_pair(text)
+
+
+def _parse_with_care(text: str) -> tuple[Json, bool]:
+    numbers = _Numbers()
+    decoder = _Decoder(parse_constant=_no_constant, parse_int=numbers.integer, parse_float=numbers.double)
+    value = _whole(decoder.scan_once, text)
+    return value, numbers.beyond or _may_hold_half_a_pair(text)
+
+
+def _whole(scan: _Scan, text: str) -> Json:
+    try:
+        value, end = scan(text, 0)
     except StopIteration as stop:  # so a scanner says where a value is missing
         raise JSONDecodeError("Expecting value", text, stop.value) from None
     if end != len(text):
         raise JSONDecodeError("Extra data", text, end)
-    return value, doubtful
+    return value
+
+
+def _may_hold_half_a_pair(text: str) -> bool:
+    return "\\" in text and _half_pair(text) is not None
 
 
 # Where orjson and json may differ.
@@ -119,6 +171,11 @@ def _short_numbers(data: bytes) -> bool:
     Six of them are among every third of the bytes, and nearly nothing else is.
     """
     return b"0" * 6 not in data[::3].translate(_AS_DIGITS) or b"0" * 19 not in data.translate(_AS_DIGITS)
+
+
+def _long_numbers(data: bytes) -> bool:
+    """Whether `data` has 21 digits in a row, as a number has of which more than 40 digits count."""
+    return b"0" * 3 in data[::7].translate(_AS_DIGITS) and b"0" * 21 in data.translate(_AS_DIGITS)
 
 
 _BEYOND = 2.0**63
@@ -242,9 +299,24 @@ quoted: Callable[[str], str] = encode_basestring
 
 
 def writable(value: Json) -> bool:
-    """Whether `to_text` can write what was read."""
+    """Whether `to_text` can write what was read, all of it: no infinity, and no half of a surrogate pair.
+
+    By a look at it, for to write it would take longer than to read it.
+    """
+    todo = [value]
     try:
-        to_text(value)
-    except (ValueError, RecursionError):
+        for each in todo:
+            kind = type(each)
+            if kind is dict:
+                todo += each
+                todo += each.values()
+            elif kind is list:
+                todo += each
+            elif kind is str:
+                if not each.isascii():
+                    each.encode()
+            elif kind is float and isinf(each):
+                return False
+    except UnicodeEncodeError:
         return False
     return True

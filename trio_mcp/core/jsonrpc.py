@@ -9,9 +9,9 @@ The envelope is taken apart by hand: there are four shapes, every call passes he
 id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
 
 Which code for what: -32700 for bytes that are not JSON (bad UTF-8 and NaN included); -32600 for JSON that is no
-message, or that we cannot carry (too long, itself or its id; too deep; a number without bounds; half a surrogate pair);
--32602 for params that are no object.  Whether a well-formed message is welcome (its method, its revision, a batch at
-all) is the peer's business.
+message, or that we cannot carry (too long, itself or its id; too many values; too deep; a number without bounds; half a
+surrogate pair); -32602 for params that are no object.  Whether a well-formed message is welcome (its method, its
+revision, a batch at all) is the peer's business.
 
 Three things surprise.  A byte order mark is skipped: RFC 8259 lets a parser ignore it, and the first line of a Windows
 console has one.  Of two equal members the last counts, as everywhere in Python.  And what Python would have trouble to
@@ -30,8 +30,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import attrs
 
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
-from trio_mcp.core.glimpse import Shape, beginning, ending
-from trio_mcp.core.json_text import Json, parse, plain_text, quoted, to_text, writable
+from trio_mcp.core.glimpse import Shape, beginning, ending, holds_more_values
+from trio_mcp.core.json_text import Json, UnreadableNumber, parse, plain_text, quoted, to_text, writable
 from trio_mcp.core.records import record, thawed
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "Notification",
     "Request",
     "Result",
+    "bare",
     "decode",
     "encode",
     "is_prepared",
@@ -184,6 +185,12 @@ class Limits:
     # Beyond: the rest of that line, body, event or frame is skipped.  A request gets -32600, with a null id where its
     # own stands neither near its beginning nor at its end; a response fails the call that it answers.
     message_bytes: int = 16 * 1024 * 1024
+    # Values in a message, counted before it is parsed: one, and one more for each bracket and comma outside strings.
+    # A value of two bytes takes a hundred and more as an object of Python, and time in each step up to the answer, in
+    # which nobody else is served.  Real hosts send some thousand; ten thousand rows of ten columns are half as many.
+    # Numbers of more than 45 characters take long to read, and may have 64 Ki characters together.
+    # Beyond: as for `message_bytes`.
+    values: int = 200_000
     # Objects and arrays inside each other, the envelope being the first.  The deepest messages seen are JSON Schemas
     # about 20 deep; Python's own parser gives up near 1000.  Beyond: -32600.
     depth: int = 128
@@ -197,6 +204,10 @@ class Limits:
     # Open at once, each way, on one link.  Hosts have been seen with 5,000; each costs about a KiB.
     # Beyond: theirs are answered with -32603, ours raise.
     requests: int = 10_000
+    # What is "in all" below, and `sessions`, `parked`, `subscriptions` and `connections`, is shared fairly: a client,
+    # which is a principal, else an address, may take as long as it then has at most three times what remains free.  So
+    # one alone has three quarters.  One that cannot be told from others (stdio, a Unix socket) may have all.
+    #
     # Handlers at work for one connection, and for all that a server has.  Hosts have been seen with 5,000 calls open; a
     # handler that waits costs some KiB.  Beyond: the call waits its turn.
     calls: int = 5_000
@@ -216,6 +227,13 @@ class Limits:
     # Seconds for which one waits, and for which a request state is good.  "A short expiry", yet a person must find the
     # time to read, think and type.  Beyond: the handler is cancelled, and a late retry is refused with -32602.
     parked_seconds: float = 600.0
+    # Questions of its server that a client answers at the same time: sampling, elicitation and roots, in both eras.
+    # Each may be on the bill of the user's model; a host shows a few dialogues.  Beyond: the question waits its turn.
+    questions: int = 32
+    # Questions that wait their turn.  One round may ask a hundred.  Beyond, and beyond `bytes_each` of all that are not
+    # answered: -32603 at once with the name of the limit; in 2026-07-28, where a call brings its questions in one
+    # message, the call that the question belongs to raises InputNotGiven.
+    questions_waiting: int = 256
     # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
     # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
     # Beyond: the oldest are forgotten, and who asks for what followed them is told so.
@@ -233,33 +251,58 @@ class Limits:
     # mirrored argument may be a long one.  Beyond: 431, and the connection is closed.
     header_bytes: int = 64 * 1024
     # Open to one HTTP server, WebSockets and streams included.  One that idles costs some tens of KiB; who expects more
-    # gives the process more file descriptors too.  Beyond: 503, closed.
+    # gives the process more file descriptors too.  Beyond: an idle one is closed, chosen as for `sessions`, or if there
+    # is none, 503, closed.
     connections: int = 10_000
     # HTTP requests per second of one client, which is its principal, else its address; so many at once are taken too.
-    # Off unless it is set: what stands behind one address (a proxy, a university) only the operator knows.
-    # Beyond: 429 with Retry-After.
+    # The address is counted before it is asked who the client is, and gets that back if it is a principal: a refused
+    # guess costs.  Off unless it is set: what stands behind one address (a proxy, a university) only the operator
+    # knows.  Beyond: 429 with Retry-After.
     request_rate: float = inf
+    # Requests per second, on any transport, that reach a handler: calls, lists, completions, subscriptions.  Of one
+    # client as above, or of one connection where it cannot be told from others.  Off unless it is set: what a tool
+    # costs only its author knows.  Beyond: -32603, before a handler begins.
+    call_rate: float = inf
     # Seconds for the head of a request, from its first byte.  The slowest client seen needs one.  Beyond: 408, closed.
     head_seconds: float = 10.0
-    # Seconds for a body, and one more for so many bytes of it that have come: 30 seconds pass for a bad connection, and
-    # 16 MiB may take as long as a modem needs, but not for ever at a byte a minute.  Beyond: 408, closed.
+    # Seconds for `authenticate` or `verify`, which may ask another server.  Clients wait for a minute as a rule, and an
+    # answer is to be there before.  Beyond: it is cancelled, 503 with Retry-After, and the log says which it was.
+    authenticate_seconds: float = 30.0
+    # A body, or a message over a network that has begun to come, must be whole within so many seconds, or in each such
+    # window bring so many bytes a second: 30 seconds pass for a bad connection, and 16 MiB may take as long as a modem
+    # needs, but who stops before the last byte has only one window.  Beyond: 408 or close code 1008, closed.
     body_seconds: float = 30.0
     body_rate: float = 4096.0
-    # Bytes of bodies, and of messages by WebSocket, that have come and are not whole yet, of all clients of one HTTP
-    # server; those of up to 64 KiB are not counted.  Sixteen of the longest messages, which few servers ever see at
-    # once.  Beyond: 503, or close code 1013, and closed.
-    bodies_bytes: int = 256 * 1024 * 1024
+    # Bytes that are held for clients: messages that are not whole yet, requests until they are answered, answers and
+    # notifications until they are written, logs kept for replay, what subscriptions name, and how a client has
+    # introduced itself.  A request counts with what Python takes for it: 100 bytes for each value, and two or four for
+    # each character where one in it needs so many.  Messages of up to 512 bytes, and requests of up to 4 KiB by that
+    # count, are free, for their number is bounded elsewhere.  Of one connection or session, four of the longest
+    # messages; in all, what a small machine has.  Where a client may take no more, its own logs forget their oldest
+    # events.
+    # Beyond: 503 or close code 1013 for what is not whole, else -32603 with the name of the limit, before a handler
+    # begins or in place of the answer.
+    bytes_each: int = 64 * 1024 * 1024
+    bytes_in_all: int = 512 * 1024 * 1024
     # Seconds for which a connection is kept without a request.  Proxies close theirs after 60 as a rule; who closes
     # first loses no request.  Beyond: closed, without a word.
     idle_seconds: float = 75.0
-    # Seconds in which one write must get on.  Who reads nothing for so long is gone.  Beyond: dropped.
+    # Over a network, what waits to be written must get on: within so many seconds it is gone, or in each such window
+    # so many bytes a second are.  The slowest modem takes five times as many.  Beyond: dropped.
     write_seconds: float = 60.0
-    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: the one that is idle for
-    # longest makes room, or if all are in use 503 with Retry-After.
+    write_rate: float = 1024.0
+    # Sessions of the legacy era, of all clients.  One that idles costs some KiB.  Beyond: the client's own that is idle
+    # for longest makes room, else an idle one of a client that has more of them; or if there is none, 503 with
+    # Retry-After.
     sessions: int = 10_000
-    # Seconds for which a session is kept that has neither an open stream nor a running request: a person who comes back
-    # from a meeting.  Beyond: it is ended, and a request for it is answered by 404, as that of any that has ended.
+    # Seconds for which a session, and a legacy call in none, is kept whose client is absent: no response to it is open,
+    # and nothing is heard of it.  A person comes back from a meeting.  Beyond: it is ended, its handlers are cancelled,
+    # and a request for it is answered by 404, as that of any that has ended.
     session_idle_seconds: float = 1800.0
+    # Sessions that a relay has with the server behind it: one for each principal, or else for each connection.  Each is
+    # a process where that is one, and takes some tens of MiB then.  One that idles for as long as above is closed.
+    # Beyond: an idle one is closed, chosen as for `sessions`, or if there is none, -32603.
+    relayed: int = 64
     # Response streams open at once in one session.  A host has one for changes and one for each call that takes long.
     # Beyond: 429.
     streams: int = 32
@@ -285,16 +328,25 @@ KINDS: Mapping[type, str] = {
 """What JSON gives, in words."""
 
 
+# Integers that can be ids.  Python hashes those that differ by a multiple of 2**61 - 1 alike, and finding one of
+# thousands takes thousands of comparisons; of these at most nine are alike.  Peers count from 0, or take a time in
+# nanoseconds or 64 random bits; 53 bits, which every JSON has, would keep out the latter.
+_FIRST, _LAST = -(2**63), 2**64 - 1
+
 _FEW = 4096  # bytes that are copied, and looked through, sooner than anything that would spare it is done
 
 
 def decode(data: bytes, limits: Limits) -> Message:
     """The message in `data`.  Never raises: what is no message is `Invalid`."""
     if len(data) > limits.message_bytes:
-        shape, id = beginning(data, limits.message_bytes)
-        return too_long(limits.message_bytes, shape, ending(data) if id is None else id)
+        return _unread(data, f"is longer than {limits.message_bytes} bytes (Limits.message_bytes)", limits)
+    # Each value takes a byte at least, and the more there are the longer nobody else is served.
+    if len(data) > limits.values and holds_more_values(data, limits.values):
+        return _unread(data, f"has more than {limits.values} values (Limits.values)", limits)
     try:
         value, doubtful = parse(data)
+    except UnreadableNumber as error:
+        return _unread(data, f"holds {error}", limits)
     except UnicodeDecodeError as error:
         return _owed(f"the message is not UTF-8: {error.reason} at byte {error.start}", PARSE_ERROR)
     except JSONDecodeError as error:
@@ -318,7 +370,8 @@ def _message(
     """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
         return _owed(f"a message is an object, not {KINDS[type(value)]}")
-    if not deep and not doubtful and type(id := value.get("id")) is int and value.get("jsonrpc") == "2.0":
+    id = value.get("id")
+    if not deep and not doubtful and type(id) is int and _FIRST <= id <= _LAST and value.get("jsonrpc") == "2.0":
         # Nearly every message is one of these; what is not is looked at member by member.
         if len(value) == 4:
             method, params = value.get("method"), value.get("params")
@@ -326,13 +379,12 @@ def _message(
                 return _request(id, method, params)
         elif len(value) == 3 and type(result := value.get("result")) is dict:
             return _result(id, result)
-    if type(id := value.get("id")) is str and len(id) > limits.id_length:
-        why = f"the id is longer than {limits.id_length} characters (Limits.id_length)"
+    if (why := _too_long_an_id(id, limits)) is not None:
         return _refused({**value, "id": None}, why)
     if deep and _deeper_than(limits.depth, value):
         return _too_deep(value, limits.depth)
     if doubtful and not writable(value):
-        return _refused(value, "the message holds a number too large, half a surrogate pair, or too many levels")
+        return _refused(value, "the message holds a number too large, or half a surrogate pair")
     # core-01: "a received message without it is not processed".
     if value.get("jsonrpc") != "2.0":
         return _refused(
@@ -343,6 +395,14 @@ def _message(
     if "result" in value or "error" in value:
         return _response(value)
     return _refused(value, "a message needs a method, a result or an error")
+
+
+def _too_long_an_id(id: Json, limits: Limits) -> str | None:
+    if type(id) is str and len(id) > limits.id_length:
+        return f"the id is longer than {limits.id_length} characters (Limits.id_length)"
+    if type(id) is int and not _FIRST <= id <= _LAST:
+        return "the id is an integer of more than 64 bits"
+    return None
 
 
 _thawed_request, _thawed_result = thawed(Request), thawed(Result)
@@ -425,13 +485,21 @@ def _no_json(text: str, error: JSONDecodeError) -> Invalid:
     return Invalid(why + seen, reply=Error(None, PARSE_ERROR, why))
 
 
+def _unread(data: bytes, what: str, limits: Limits) -> Invalid:
+    shape, id = beginning(data, limits.message_bytes)
+    return _beyond(what, shape, ending(data) if id is None else id)
+
+
 def too_long(limit: int, shape: Shape, id: Id | None) -> Invalid:
+    return _beyond(f"is longer than {limit} bytes (Limits.message_bytes)", shape, id)
+
+
+def _beyond(what: str, shape: Shape, id: Id | None) -> Invalid:
     """For a message of which only that much is known."""
     if shape is Shape.RESPONSE:
-        return Invalid(f"the answer is longer than {limit} bytes (Limits.message_bytes)", answers=id, response=True)
+        return Invalid(f"the answer {what}", answers=id, response=True)
     # An id in what is neither is no id: it may stand in an array, or in no JSON at all.
-    id = id if shape is Shape.REQUEST else None
-    return _owed(f"the message is longer than {limit} bytes (Limits.message_bytes)", id=id)
+    return _owed(f"the message {what}", id=id if shape is Shape.REQUEST else None)
 
 
 def _too_deep(value: JsonObject, limit: int) -> Invalid:
@@ -537,6 +605,13 @@ def prepared_request(id: int, method: str, params: JsonObject, more: Kept | None
     return message
 
 
+def bare(message: Result) -> Result:
+    """An answer that is prepared, with nothing but its bytes: while it waits to be read, it is there once."""
+    made = _result(message.id, {})
+    _keep(made, message._bytes)
+    return made
+
+
 def is_prepared(message: _Sendable) -> bool:
     return getattr(message, "_bytes", None) is not None
 
@@ -577,13 +652,19 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ke
             head = b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":' % (message.id, _method_text(message.method))
             return b"".join((head, *_joined(own, more), b"}"))
         _check(message)
-        return to_text(_envelope(message))
+        text = to_text(_envelope(message))
+        return text if len(text) > _FEW else bytes(memoryview(text))  # orjson keeps 4 KiB for each, used or not
     except UnicodeEncodeError:
         why = "it holds half a surrogate pair, which UTF-8 cannot carry"
     except RecursionError:
         why = "it is nested too deeply, or contains itself"
     except (TypeError, ValueError) as error:  # an object, a key, NaN, or an integer of thousands of digits
         why = str(error)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # an author's object may raise anything, such as GeneratorExit
+        why = f"an object in it has raised {type(error).__name__}"
+        raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}") from error
     raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}")
 
 

@@ -26,6 +26,11 @@ class LineFramer:
         self._skipping = False  # the line is too long, and the rest is dropped
         self._nameless: Shape | None = None  # of a line that is skipped and not reported: its id may be at its end
 
+    @property
+    def held(self) -> int:
+        """Bytes of a line whose end has not come."""
+        return self._length
+
     def feed(self, data: bytes) -> list[bytes | Invalid]:
         """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
 

@@ -22,7 +22,7 @@ When to publish, and whether to merge what comes in a burst, is the caller's bus
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -32,6 +32,7 @@ from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notifica
 from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
+from trio_mcp.core.shares import Account, Shares
 
 __all__ = [
     "ACKNOWLEDGED",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+_KEPT = 512  # bytes that one thing takes in the index, beside its name
 
 
 class Kind(enum.Enum):
@@ -132,11 +134,14 @@ def _to_filter(changes: Iterable[Change]) -> JsonObject:
     return filter
 
 
-def _from_filter(filter: Json) -> tuple[Change, ...]:
-    """What a filter asks for, each once.  Unknown fields are kinds we have not; raises RequestError for bad ones."""
+def _from_filter(filter: Json) -> dict[Kind, Collection[str]]:
+    """What a filter asks for: the items of each kind, each once.  Not as changes, for there may be 200,000 of them.
+
+    Unknown fields are kinds we have not; raises RequestError for bad ones.
+    """
     if not isinstance(filter, dict):
         raise _malformed("notifications", "an object", filter)
-    changes: dict[Change, None] = {}
+    asked_for: dict[Kind, Collection[str]] = {}
     for kind in Kind:
         asked = filter.get(kind.field, ABSENT)
         if asked is ABSENT:
@@ -144,12 +149,12 @@ def _from_filter(filter: Json) -> tuple[Change, ...]:
         if kind.item:
             if not isinstance(asked, list) or not all(isinstance(item, str) for item in asked):
                 raise _malformed(f"notifications.{kind.field}", "an array of strings", asked)
-            changes.update((Change(kind, item), None) for item in asked)
+            asked_for[kind] = dict.fromkeys(asked)
         elif not isinstance(asked, bool):
             raise _malformed(f"notifications.{kind.field}", "a boolean", asked)
         elif asked:
-            changes[Change(kind)] = None
-    return tuple(changes)
+            asked_for[kind] = ("",)
+    return asked_for
 
 
 def _malformed(name: str, expected: str, got: Json) -> RequestError:
@@ -165,6 +170,8 @@ K = TypeVar("K", bound=Hashable)
 class _Listener:
     id: Id | None  # of its listen request; None for a legacy session
     changes: tuple[Change, ...]  # a tuple, because ten thousand idle listeners hold one each
+    account: Account | None
+    places: int  # that it has taken: of a legacy session none, until it subscribes to a resource
 
 
 class Listeners(Generic[K]):
@@ -179,23 +186,31 @@ class Listeners(Generic[K]):
         self._limits = limits if limits is not None else Limits()
         self._listeners: dict[K, _Listener] = {}
         self._hearers: dict[Change, dict[K, Id | None]] = {}
-        self._places = 0  # listeners, and changes they wait for, taken together
+        self._places = Shares(self._limits.subscriptions)  # listeners, and changes they wait for, taken together
 
     def __len__(self) -> int:
         return len(self._listeners)
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._listeners
+
     # Modern.
 
-    def listen(self, key: K, request: Request, declared: Mapping[str, Any]) -> Notification:
+    def listen(
+        self, key: K, request: Request, declared: Mapping[str, Any], account: Account | None = None
+    ) -> Notification:
         """Serve a `subscriptions/listen` request; returns the acknowledgement, to be sent before anything else.
 
         `declared` is what the server declares under the terms of the request; what it does not is left out (sub-11).
-        Raises RequestError for a malformed filter and beyond a limit; then nobody listens.
+        What is kept for it is charged to `account`.  Raises RequestError for a malformed filter and beyond a limit;
+        then nobody listens.
         """
         asked = _from_filter(request.params.get("notifications", ABSENT))
-        agreed = tuple(change for change in asked if change.kind.declared_in(declared))
-        self._check_room(len(agreed), 1 + len(agreed), max((len(change.item) for change in agreed), default=0))
-        self._add(key, request.id, agreed)
+        items = {kind: each for kind, each in asked.items() if kind.declared_in(declared)}
+        self._check_number(sum(map(len, items.values())))
+        agreed = tuple(Change(kind, item) for kind, each in items.items() for item in each)
+        self._take_room(len(agreed), agreed, account, 1)
+        self._add(key, request.id, agreed, account, 1 + len(agreed))
         meta = {META_SUBSCRIPTION_ID: request.id}
         return Notification(ACKNOWLEDGED, {"_meta": meta, "notifications": _to_filter(agreed)})
 
@@ -217,9 +232,10 @@ class Listeners(Generic[K]):
 
     # Legacy.
 
-    def add_session(self, key: K, declared: Mapping[str, Any]) -> None:
+    def add_session(self, key: K, declared: Mapping[str, Any], account: Account | None = None) -> None:
         """A legacy session that has been initialized.  It hears of every list that the server declares changes of."""
-        self._add(key, None, tuple(Change(kind) for kind in Kind if not kind.item and kind.declared_in(declared)))
+        lists = tuple(Change(kind) for kind in Kind if not kind.item and kind.declared_in(declared))
+        self._add(key, None, lists, account, 0)
 
     def subscribe(self, key: K, params: JsonObject) -> JsonObject:
         """Serve a `resources/subscribe` request of a session; returns its result.
@@ -229,8 +245,10 @@ class Listeners(Generic[K]):
         """
         session, change = self._session(key), _resource_in(params)
         if key not in self._hearers.get(change, ()):
-            self._check_room(len(session.changes) + 1, 1, len(change.item))
+            more = 0 if session.places else 1
+            self._take_room(len(session.changes) + 1, (change,), session.account, more)
             session.changes += (change,)
+            session.places += 1 + more
             self._hear(key, None, change)
         return {}
 
@@ -239,7 +257,9 @@ class Listeners(Generic[K]):
         session, change = self._session(key), _resource_in(params)
         if key in self._hearers.get(change, ()):
             session.changes = tuple(each for each in session.changes if each != change)
+            session.places -= 1
             self._unhear(key, change)
+            self._give_room(session.account, 1, (change,))
         return {}
 
     # Both.
@@ -249,9 +269,10 @@ class Listeners(Generic[K]):
         listener = self._listeners.pop(key, None)
         if listener is None:
             return False
-        self._places -= 1
         for change in listener.changes:
             self._unhear(key, change)
+        if listener.places:
+            self._give_room(listener.account, listener.places, listener.changes)
         return True
 
     def publish(self, change: Change) -> list[tuple[K, Notification]]:
@@ -264,33 +285,46 @@ class Listeners(Generic[K]):
 
     # Within.
 
-    def _check_room(self, own: int, more: int, longest: int) -> None:
-        limits = self._limits
-        if own > limits.listener_changes:
-            raise RequestError(
-                INVALID_PARAMS, f"one listener may ask for {limits.listener_changes} changes; these would be {own}"
-            )
+    def _take_room(self, own: int, changes: tuple[Change, ...], account: Account | None, more: int) -> None:
+        """Take places for so many `changes`, and `more`, of a listener that has `own` then; or raise RequestError."""
+        limits, longest = self._limits, max((len(change.item) for change in changes), default=0)
+        self._check_number(own)
         if longest > limits.uri_length:
             raise RequestError(INVALID_PARAMS, f"a URI may have {limits.uri_length} characters; one has {longest}")
-        if self._places + more > limits.subscriptions:
-            raise RequestError(INTERNAL_ERROR, "this server has no room for more subscriptions; try again later")
+        holder, places, full = None if account is None else account.holder, len(changes) + more, "subscriptions"
+        if self._places.take(holder, places):
+            limit = None if account is None else account.take(sum(map(_weight, changes)))
+            if limit is None:
+                return
+            self._places.give(holder, places)
+            full = limit
+        raise RequestError(
+            INTERNAL_ERROR, f"this server has no room for more subscriptions (Limits.{full}); try again later"
+        )
 
-    def _add(self, key: K, id: Id | None, changes: tuple[Change, ...]) -> None:
+    def _check_number(self, own: int) -> None:
+        if own > self._limits.listener_changes:
+            why = f"one listener may ask for {self._limits.listener_changes} changes; these would be {own}"
+            raise RequestError(INVALID_PARAMS, why)
+
+    def _give_room(self, account: Account | None, places: int, changes: tuple[Change, ...]) -> None:
+        self._places.give(None if account is None else account.holder, places)
+        if account is not None:
+            account.give(sum(map(_weight, changes)))
+
+    def _add(self, key: K, id: Id | None, changes: tuple[Change, ...], account: Account | None, places: int) -> None:
         if key in self._listeners:
             raise LocalProtocolError(f"{key!r} listens already; forget it first, or choose another key")
-        self._listeners[key] = _Listener(id, changes)
-        self._places += 1
+        self._listeners[key] = _Listener(id, changes, account, places)
         for change in changes:
             self._hear(key, id, change)
 
     def _hear(self, key: K, id: Id | None, change: Change) -> None:
         self._hearers.setdefault(change, {})[key] = id
-        self._places += 1
 
     def _unhear(self, key: K, change: Change) -> None:
         hearers = self._hearers[change]
         del hearers[key]
-        self._places -= 1
         if not hearers:
             del self._hearers[change]
 
@@ -299,6 +333,11 @@ class Listeners(Generic[K]):
         if session is None or session.id is not None:
             raise LocalProtocolError(f"{key!r} is no legacy session here; add it with add_session first")
         return session
+
+
+def _weight(change: Change) -> int:
+    """Bytes that a change of one thing is charged for; one of a list, of which there are three, costs nothing."""
+    return _KEPT + len(change.item) if change.item else 0
 
 
 def _resource_in(params: JsonObject) -> Change:
@@ -339,6 +378,7 @@ class Subscription:
     agreed: tuple[Change, ...] | None = None
     state: SubscriptionState = SubscriptionState.ASKED
     attached: bool = False  # of the legacy era, where no request stands for it
+    undeclared: bool = False  # the server may tell of more than it has agreed to
 
     @property
     def missing(self) -> tuple[Change, ...]:
@@ -347,6 +387,11 @@ class Subscription:
             return ()
         agreed = frozenset(self.agreed)
         return tuple(change for change in self.asked if change not in agreed)
+
+    @property
+    def expected(self) -> tuple[Change, ...]:
+        """What the server may tell of."""
+        return self.asked if self.undeclared else self.agreed or ()
 
     def may_hear(self, change: Change) -> bool:
         """Whether we asked for changes of this kind; a named one may stand for what lies below it."""
@@ -378,15 +423,17 @@ class Subscriptions:
     def __init__(self) -> None:
         self._open: dict[Id, Subscription] = {}
 
-    def ask(self, id: Id, asked: Iterable[Change]) -> Subscription:
+    def ask(self, id: Id, asked: Iterable[Change], *, undeclared: bool = False) -> Subscription:
         """A listen request with `listen_params(asked)` was made under this id."""
-        return self._add(Subscription(id, tuple(dict.fromkeys(asked))))
+        return self._add(Subscription(id, tuple(dict.fromkeys(asked)), undeclared=undeclared))
 
-    def attach(self, name: Id, asked: Iterable[Change], declared: Mapping[str, Any]) -> Subscription:
+    def attach(
+        self, name: Id, asked: Iterable[Change], declared: Mapping[str, Any], *, undeclared: bool = False
+    ) -> Subscription:
         """A subscription in the legacy era: the server agrees to what it has declared."""
         asked = tuple(dict.fromkeys(asked))
         agreed = tuple(change for change in asked if change.kind.declared_in(declared))
-        return self._add(Subscription(name, asked, agreed, SubscriptionState.OPEN, attached=True))
+        return self._add(Subscription(name, asked, agreed, SubscriptionState.OPEN, True, undeclared))
 
     def _add(self, subscription: Subscription) -> Subscription:
         if subscription.id in self._open:
@@ -397,7 +444,7 @@ class Subscriptions:
     @property
     def uris(self) -> frozenset[str]:
         """What must be subscribed with `resources/subscribe` for the subscriptions of the legacy era."""
-        changes = [change for each in self._attached() for change in each.agreed or ()]
+        changes = [change for each in self._attached() for change in each.expected]
         return frozenset(change.item for change in changes if change.kind is Kind.RESOURCE)
 
     def _attached(self) -> list[Subscription]:
@@ -432,10 +479,10 @@ class Subscriptions:
         if subscription.state is not SubscriptionState.ASKED:
             return []
         try:
-            given = frozenset(_from_filter(filter))
+            given = _from_filter(filter)
         except RequestError:
-            given = frozenset()  # what cannot be read is no promise
-        subscription.agreed = tuple(change for change in subscription.asked if change in given)
+            given = {}  # what cannot be read is no promise
+        subscription.agreed = tuple(each for each in subscription.asked if each.item in given.get(each.kind, ()))
         subscription.state = SubscriptionState.OPEN
         return [SubscriptionAcknowledged(subscription)]
 

@@ -225,12 +225,16 @@ class ClientSession(Session):
         deadline: float | None = None,
         progress: bool = False,
         about: Id | None = None,
+        undeclared: bool = False,
     ) -> int:
         """As `Session.request`.  What the terms of the link have allowed once, they allow from then on."""
         terms = self.terms
         if terms is None or method not in self._allowed:
-            id = super().request(method, params, deadline=deadline, progress=progress, about=about)
-            if terms is not None and all(need.method != method for need in terms.revision.conditional_needs):
+            id = super().request(
+                method, params, deadline=deadline, progress=progress, about=about, undeclared=undeclared
+            )
+            conditional = terms is None or any(need.method == method for need in terms.revision.conditional_needs)
+            if not conditional and not undeclared:
                 self._allowed.add(method)
             return id
         params, more = params or {}, None
@@ -459,6 +463,9 @@ class ClientSession(Session):
 
     def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
         return [judged for event in super().lost(about, why) for judged in self._judge_outcome(event)]
+
+    def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
+        return [judged for event in super().input_ended(why) for judged in self._judge_outcome(event)]
 
     def fail(self, id: Id, why: str) -> list[Event]:
         return [judged for event in super().fail(id, why) for judged in self._judge_outcome(event)]

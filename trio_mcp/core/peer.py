@@ -40,6 +40,7 @@ from trio_mcp.core.jsonrpc import (
     Notification,
     Request,
     Result,
+    bare,
     is_prepared,
     prepare,
     prepared_progress,
@@ -59,6 +60,7 @@ from trio_mcp.core.outcomes import (
     answered,
 )
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.shares import FEW, Account
 from trio_mcp.core.state import (
     ANSWER,
     CALLING,
@@ -79,6 +81,7 @@ from trio_mcp.core.terms import Terms
 __all__ = [
     "Outgoing",
     "Peer",
+    "charged",
 ]
 
 
@@ -97,7 +100,18 @@ _TEARS_DOWN = Deed.WRITE_AND_TEAR_DOWN
 _REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
 _ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
 _NO_META: JsonObject = {}
+_UNREAD = "too much waits to be read by the other side"
 _LIMITS = Limits()
+
+
+def charged(message: Message) -> int:
+    """The bytes that a message in the queue is charged for: all of one that is not short, but for errors."""
+    if isinstance(message, Batch):
+        return sum(map(charged, message.items))
+    if isinstance(message, Error | Invalid):
+        return 0
+    size = len(getattr(message, "_bytes", b""))  # what is not prepared has not been charged
+    return size if size > FEW else 0
 
 
 def _is_id(value: object) -> TypeGuard[Id]:
@@ -185,6 +199,8 @@ class Peer:
         self.limits = limits if limits is not None else _LIMITS
         self.terms: Terms | None = None
         self.closed = False
+        self.half_closed = False
+        """The other side sends nothing more: no request of ours can be answered.  What is sent may still be read."""
         self._first_id = self._next_id = first_id
         self._calling: dict[Id, _Calling] = {}
         self._serving: dict[Id, _Serving] = {}
@@ -197,6 +213,9 @@ class Peer:
         self._arrival = _Arrival()  # of the message before
         # The next id when we last sent what has no answer, or gave up what has one; 0 once a later request is answered.
         self._doubtful = 0
+        self.account: Account | None = None
+        """What is not short in the queue is charged here, if it is set; whoever takes the queue out takes that over."""
+        self._charged = 0
         # Requests of theirs that were cancelled with something in the queue, and how much of that is older.  So it is
         # never longer than the queue, whatever a peer that does not read cancels.
         self._withdrawn: dict[Id | None, int] = {}
@@ -233,6 +252,8 @@ class Peer:
         """As `request`; `more` goes along with plain params that have none of its members, and no progress with it."""
         if self.closed:
             raise SessionClosed(f"{method} was not sent: the link is closed")
+        if self.half_closed:
+            raise SessionClosed(f"{method} was not sent: the {self.role.other.value} has closed its side of the link")
         if len(self._calling) >= self.limits.requests:
             raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
         label = None if about is None else self.label_of(about)
@@ -249,6 +270,8 @@ class Peer:
                 why = "say progress=True instead of choosing a progressToken"
                 raise LocalProtocolError(f"{method} was not sent: {why}")
             request = prepare(Request(id, method, params))
+        if (limit := self._charge(request)) is not None:
+            raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_UNREAD} (Limits.{limit})")
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
         self._calling[id] = _Calling(id, method, state, about, label, -math.inf if progress else None)
@@ -258,7 +281,8 @@ class Peer:
         return id
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """Queue a notification.  False if the link, or the request that it belongs to, is over: nothing was sent.
+        """Queue a notification.  False if nothing was sent: the link, or the request that it belongs to, is over, or it
+        is long and the other side has too much to read already.
 
         Raises `LocalProtocolError` for what cannot be written, and for cancellations and progress, which only `cancel`
         and `progress` keep in step.
@@ -270,14 +294,14 @@ class Peer:
         if about is not None:
             serving = self._serving.get(about)
             return serving is not None and self._note(about, serving, note)
-        if self.closed:
+        if self.closed or self._charge(prepare(note)) is not None:
             return False
-        self._tell(prepare(note), None)
+        self._tell(note, None)
         return True
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
-        """Report progress of a request that we serve.  False if nothing was sent: nobody wants it (any more), or
-        `progress` is the last value again ("The progress value MUST increase").
+        """Report progress of a request that we serve.  False if nothing was sent: nobody wants it (any more), there is
+        no room as in `notify`, or `progress` is the last value again ("The progress value MUST increase").
 
         Raises `LocalProtocolError` when `progress` is no number or falls, and for what cannot be written.
         """
@@ -305,7 +329,8 @@ class Peer:
         """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent.
 
         The result is written here and now: what becomes of the dict later does not matter.  Raises
-        `LocalProtocolError` for one that cannot be written; the request then still waits for its answer.
+        `LocalProtocolError` for one that cannot be written, and `RequestError` for a long one when the other side has
+        too much to read already; the request then still waits for its answer.
         """
         return self._finish(id, Result(id, result), ANSWER)
 
@@ -335,15 +360,33 @@ class Peer:
         if about is not None:
             return self._lose_stream(about, why)
         self.closed = True
+        events = self._end_all(Seen.LINK_LOST, why)
+        self._outgoing.clear()
+        if self._charged and self.account is not None:
+            self.account.give(self.take_charge())
+        return events
+
+    def _end_all(self, seen: Seen, why: str) -> list[Event]:
+        """Let all requests, of both sides, see the end of the link, or of half of it."""
         events: list[Event] = [
             Lost(calling.id, calling.method, why)
             for calling in list(self._calling.values())
-            if self._call_step(calling, Seen.LINK_LOST)
+            if self._call_step(calling, seen)
         ]
         for id, serving in list(self._serving.items()):
-            self._stop(id, serving, Seen.LINK_LOST, why, events)
-        self._outgoing.clear()
+            self._stop(id, serving, seen, why, events)
         return events
+
+    def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
+        """The other side has ended its half of the link: nothing more comes, and what is sent may still be read.
+
+        Requests of ours are `Lost`, and no other can be made.  Those that we serve go on, and their answers are sent.
+        Raises `LocalProtocolError` on a link that is no single stream.
+        """
+        if Seen.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
+            raise LocalProtocolError("only a link that is one stream for everything has an end of input")
+        self.half_closed = True
+        return self._end_all(Seen.INPUT_ENDED, why)
 
     def fail(self, id: Id, why: str) -> list[Event]:
         """A request of ours can never be answered: its POST was refused, or its stream given up.  Nothing is sent.
@@ -399,6 +442,21 @@ class Peer:
         withdrawn, self._withdrawn = self._withdrawn, {}
         # cancel-18: what was queued for a request before its cancellation stays here.
         return [(message, label) for at, (message, label, id) in enumerate(out) if at >= withdrawn.get(id, 0)]
+
+    def take_charge(self) -> int:
+        """The bytes in `account` of what `outgoing` has just handed out; to be given back when they are written."""
+        charged, self._charged = self._charged, 0
+        return charged
+
+    def _charge(self, message: Request | Notification | Result | Error) -> str | None:
+        """Charge a message that is prepared and about to be queued; or the name of the limit that does not allow it."""
+        size = len(message._bytes)
+        if size <= FEW or self.account is None:
+            return None
+        limit = self.account.take(size)
+        if limit is None:
+            self._charged += size
+        return limit
 
     # Time.
 
@@ -607,8 +665,14 @@ class Peer:
     ) -> Deed:
         """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
         state, deed = step(SERVING[self.link], serving.state, seen)
-        if message is not None and deed is not NOTHING and not is_prepared(message):
-            prepare(message)  # before anything changes: it raises for what cannot be written
+        if message is not None and deed is not NOTHING:
+            if not is_prepared(message):
+                prepare(message)  # before anything changes: it raises for what cannot be written
+            # Errors are not charged, or nothing could be said of what finds no room.
+            if len(message._bytes) > FEW and type(message) is not Error and (limit := self._charge(message)):
+                if seen is NOTE:
+                    return NOTHING
+                raise RequestError(errors.INTERNAL_ERROR, f"the answer was not sent: {_UNREAD} (Limits.{limit})")
         serving.state = state
         if state is GONE:
             del self._serving[id]
@@ -645,6 +709,8 @@ class Peer:
         deed = self._serve_step(id, serving, seen, message)
         if deed is NOTHING:
             return False
+        if len(message._bytes) > FEW and type(message) is Result:
+            message = bare(message)
         if serving.batch is not None:
             serving.batch.answers.append(message)
             serving.batch.waiting.discard(id)

@@ -26,6 +26,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.records import record
+from trio_mcp.core.shares import Account
 
 __all__ = ["EventLog", "LoggedEvent", "MemoryEventLog", "NotReplayable", "Replay", "Replayed"]
 
@@ -81,6 +82,9 @@ class EventLog(Protocol):
         ...
 
 
+_EVENT = 512  # bytes of memory for each event: most streams have two, and one takes 900 bytes without any
+
+
 @attrs.define(eq=False, repr=False)
 class _Stream:
     name: str
@@ -90,10 +94,15 @@ class _Stream:
 
 
 class MemoryEventLog:
-    """An `EventLog` for as long as the process lives, with room for so many events and so many bytes."""
+    """An `EventLog` for as long as the process lives, with room for so many events and so many bytes.
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    The bytes are charged to `account`, and what keeping an event takes beside them.  When its holder needs the room for
+    something else, the oldest events go first.
+    """
+
+    def __init__(self, limits: Limits | None = None, account: Account | None = None) -> None:
         self._limits = limits or Limits()
+        self._account = account
         self._streams: dict[str, _Stream] = {}
         self._order: deque[_Stream] = deque()  # that of each event held, oldest event first
         self._bytes = 0
@@ -108,10 +117,12 @@ class MemoryEventLog:
     def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
         held = self._open_stream(stream)
         first, held.next = held.next, held.next + len(data)
-        held.events.extend(data)
-        self._order.extend([held] * len(data))
-        self._bytes += sum(map(len, data))
-        self._forget_oldest()
+        size = sum(map(len, data))
+        if self._charge(size + len(data) * _EVENT):
+            held.events.extend(data)
+            self._order.extend([held] * len(data))
+            self._bytes += size
+            self._forget_beyond_limits()
         return [f"{stream}-{number}" for number in range(first, held.next)]
 
     def finish(self, stream: str) -> None:
@@ -136,6 +147,9 @@ class MemoryEventLog:
 
     def clear(self) -> None:
         self._streams.clear()
+        if self._account is not None:
+            self._account.give(self._bytes + len(self._order) * _EVENT)
+            self._account.budget.drop(self._account.holder, self)
         self._order.clear()
         self._bytes = 0
 
@@ -149,13 +163,34 @@ class MemoryEventLog:
             raise LocalProtocolError(f"stream {name!r} is not open in this log; open() gives a new one")
         return held
 
-    def _forget_oldest(self) -> None:
-        order, most = self._order, self._limits.replay_bytes
-        over = len(order) - self._limits.replay_events
+    def _charge(self, size: int) -> bool:
+        """Take so many bytes, be it in the place of what is held; False if there is no room even so.
+
+        Then nothing is held any more, so that no replay can have a hole.
+        """
+        account = self._account
+        if account is None:
+            return True
+        while account.take(size) is not None:
+            if not self.forget_oldest():
+                return False
+        account.budget.wrote(account.holder, self)
+        return True
+
+    def _forget_beyond_limits(self) -> None:
         # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
-        while over > 0 or self._bytes > most:
-            over -= 1
-            held = order.popleft()
-            self._bytes -= len(held.events.popleft())
-            if held.finished and not held.events:
-                del self._streams[held.name]
+        while len(self._order) > self._limits.replay_events or self._bytes > self._limits.replay_bytes:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> bool:
+        """Forget the oldest event; False if there is none."""
+        if not self._order:
+            return False
+        held = self._order.popleft()
+        size = len(held.events.popleft())
+        self._bytes -= size
+        if self._account is not None:
+            self._account.give(size + _EVENT)
+        if held.finished and not held.events:
+            del self._streams[held.name]
+        return True

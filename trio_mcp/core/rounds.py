@@ -35,7 +35,7 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -54,6 +54,7 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Capability, Revision, capability_object, missing_capabilities
+from trio_mcp.core.shares import Shares
 from trio_mcp.core.terms import stable_name
 
 __all__ = [
@@ -384,29 +385,33 @@ class Parked:
     ) -> None:
         self._prefix = f"{instance}."
         self._ttl = ttl
-        self._limit = limit
+        self._shares = Shares(limit)
         self._each = each
         self._last = 0
-        self._waiting: dict[str, tuple[float, str | None]] = {}  # handle -> deadline, principal
+        self._waiting: dict[str, tuple[float, Hashable | None]] = {}  # handle -> deadline, holder
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def park(self, principal: str | None, now: float) -> str:
-        """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room."""
+    def park(self, principal: str | None, now: float, holder: Hashable | None = None) -> str:
+        """A handle for one more handler.  Raises `RequestError`, ready to be the answer, when there is no room.
+
+        `holder` is the one of `core.shares`; without it the principal is.
+        """
         parking = stable_name(principal)
-        mine = sum(owner == parking for _, owner in self._waiting.values())
-        # Without authentication everybody has the principal None; there is no share to keep.
-        if len(self._waiting) >= self._limit or (parking is not None and mine >= self._each):
+        holder = parking if holder is None else holder
+        # `each` is for persons; behind one address there may be many.
+        if (parking is not None and self._shares.of(holder) >= self._each) or not self._shares.take(holder):
             raise RequestError(INTERNAL_ERROR, "Too many calls are waiting for input: try again later")
         self._last += 1
         handle = f"{self._prefix}{self._last}"
-        self._waiting[handle] = (now + self._ttl, parking)
+        self._waiting[handle] = (now + self._ttl, holder)
         return handle
 
     def take(self, handle: str) -> Refusal | None:
         """Take the handler back.  None: it was parked, it is the caller's now, and its state is spent."""
-        if self._waiting.pop(handle, None):
+        if (found := self._waiting.pop(handle, None)) is not None:
+            self._shares.give(found[1])
             return None
         return Refusal.SPENT if handle.startswith(self._prefix) else Refusal.ELSEWHERE
 
@@ -421,7 +426,7 @@ class Parked:
                 break
             due.append(handle)
         for handle in due:
-            del self._waiting[handle]
+            self.take(handle)
         return due
 
 

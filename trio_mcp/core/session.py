@@ -179,6 +179,9 @@ class Offer:
                 raise LocalProtocolError(f"the capability {name} is declared by an object, such as {{}}")
         for extension in self.capabilities.get("extensions", NOTHING):
             check_extension(extension)
+        for name, value in self.capabilities.get("experimental", NOTHING).items():
+            if not isinstance(value, Mapping):
+                raise LocalProtocolError(f"the experimental capability {name!r} is declared by an object, such as {{}}")
         return {
             (role, revision): revision.declarable(role, self.capabilities)
             for revision in self.revisions
@@ -282,11 +285,12 @@ class Session(Peer):
         deadline: float | None = None,
         progress: bool = False,
         about: Id | None = None,
+        undeclared: bool = False,
     ) -> int:
         """As `Peer.request`, if the terms allow it.
 
-        Raises `NotInThisRevision` for a method that the revision lacks and `NotDeclared` for one that stands on a
-        capability which the other side did not declare; nothing is sent then.
+        Raises `NotInThisRevision` for a method that the revision lacks and `NotDeclared`, unless `undeclared` is set,
+        for one that stands on a capability which the other side did not declare; nothing is sent then.
         """
         terms = self._terms_for(method, about)
         row = terms.revision.request(self.role, method)
@@ -295,7 +299,7 @@ class Session(Peer):
         if self._too_early(row, terms.revision):
             raise LocalProtocolError(f"{method} was not sent: the handshake has not ended")
         missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
-        if missing:
+        if missing and not undeclared:
             raise NotDeclared(method, row.owner.value, missing[0])
         params = self._spoken(terms, params or {})
         return super().request(method, params, deadline=deadline, progress=progress, about=about)
@@ -608,7 +612,10 @@ class ServerSession(Session):
         result["capabilities"] = self.declared(revision)
         if self.offer.instructions is not None:
             result["instructions"] = self.offer.instructions
-        self.answer(request.id, result)
+        try:
+            self.answer(request.id, result)
+        except RequestError as error:  # long instructions, and a client that does not read
+            self.refuse(request.id, error)
 
     def _set_level(self, request: Request, terms: Terms) -> list[Event]:
         level = request.params.get("level")

@@ -134,6 +134,7 @@ class EventReader:
         self._limit = limit
         self.last_event_id = ""  # of the last whole event that named one; "" as long as there is none
         self.retry: int | None = None  # the last one seen, in milliseconds
+        self.comments = 0  # that have begun
         self._at_start = True
         self._after_cr = False
         self._line = bytearray()  # the current line, as far as it came
@@ -167,6 +168,7 @@ class EventReader:
             return
         self._line += part
         if self._line.startswith(b":"):  # http-112: comments are ignored
+            self.comments += 1
             self._dropping = True
             self._line.clear()
         elif len(self._data) + len(self._line) > self._limit + len(_NAME):

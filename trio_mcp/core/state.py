@@ -60,6 +60,7 @@ class Seen(_Key):
     EXPIRE = enum.auto()
     STREAM_LOST = enum.auto()
     FAILED = enum.auto()  # our own side cannot send the request, or cannot get its answer any more
+    INPUT_ENDED = enum.auto()  # half of the link: the other side sends nothing more, and may still read
     LINK_LOST = enum.auto()
 
 
@@ -112,8 +113,15 @@ _BY_ITS_STREAM: Row = {
     Seen.STREAM_LOST: (GONE, Deed.REPORT),
 }
 
+# No answer can come any more.  The peer is not told: a cancellation is for work whose answer would be read.
+_UNANSWERABLE: Row = {Seen.INPUT_ENDED: (GONE, Deed.REPORT)}
+
 CALLING: dict[Link, Table] = {
-    Link.DUPLEX: {OPEN: {**_WAITING}, STANDING: {**_SUBSCRIBED}, FIXED: {**_OPENING}},
+    Link.DUPLEX: {
+        OPEN: {**_WAITING, **_UNANSWERABLE},
+        STANDING: {**_SUBSCRIBED, **_UNANSWERABLE},
+        FIXED: {**_OPENING, **_UNANSWERABLE},
+    },
     # The answer can still come: by resumption of that stream, or by the next GET.
     Link.SESSION: {
         OPEN: {**_WAITING, Seen.STREAM_LOST: (OPEN, Deed.NOTHING)},
@@ -150,7 +158,14 @@ _STOPPED: Row = {
 }
 
 SERVING: dict[Link, Table] = {
-    Link.DUPLEX: {OPEN: {**_RUNNING}, STANDING: {**_LISTENED}, FIXED: {**_OPENED}, CANCELLED: {**_STOPPED}},
+    # A peer that ends its side of the stream may still read: what runs goes on, and is answered.  How long it may, and
+    # that a subscription has nothing to wait for any more, is known to the owner of the link.
+    Link.DUPLEX: {
+        OPEN: {**_RUNNING, Seen.INPUT_ENDED: (OPEN, Deed.NOTHING)},
+        STANDING: {**_LISTENED, Seen.INPUT_ENDED: (STANDING, Deed.NOTHING)},
+        FIXED: {**_OPENED, Seen.INPUT_ENDED: (FIXED, Deed.NOTHING)},
+        CANCELLED: {**_STOPPED, Seen.INPUT_ENDED: (CANCELLED, Deed.NOTHING)},
+    },
     # http-28: a dropped connection is not a cancellation; the answer waits in the session.
     Link.SESSION: {
         OPEN: {**_RUNNING, Seen.STREAM_LOST: (OPEN, Deed.NOTHING)},

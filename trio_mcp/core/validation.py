@@ -7,13 +7,15 @@ may cost.
 
 Dialects (`DIALECTS`): draft 4, 6, 7, 2019-09 and 2020-12; without `$schema` it is 2020-12; any other is refused.
 `format` is a note and never checked, in every dialect: 2020-12 has it so, the older ones permit it, and a peer is not
-blamed for what its dialect does not promise.  Patterns run in linear time, so look-around and back-references, which
-cannot, are refused when the schema is compiled.
+blamed for what its dialect does not promise.  Patterns run in time linear in the text, so look-around and
+back-references, which cannot, are refused when the schema is compiled.
 
 What surprises:
 - A schema of a kilobyte can ask for more work than there is time: definitions that use the next one twice, 40 deep, or
   a recursive `anyOf` under a deep value.  So each schema is priced before it is compiled (see `_Price`), and each
   value is measured before it is judged.
+- Linear is not cheap: `a[ab]{4000}c` has 4,000 places to be in after each character, and takes 14 µs for it.  So
+  patterns are priced by their places, and the price of a value counts its characters.
 - A verdict is cheap and its reasons are not (a thousandfold, as measured), so reasons are only worked out where the
   price allows.  The verdict is right in any case.
 - A problem names the place, the keyword and what the schema wants, and never of the value found more than what kind of
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from types import MappingProxyType
@@ -64,12 +67,17 @@ DIALECTS: Mapping[str, str] = MappingProxyType(
 # Schemas.  The largest tool schemas met have about 2,000 values, 20 deep; the engine compiles recursively.
 _SCHEMA_VALUES = 20_000
 _SCHEMA_DEPTH = 64
-# A pattern may grow into a program of 2 MiB (`.{1,1000}` makes half of that), and it takes milliseconds to build one.
+# A pattern may grow into a program of 2 MiB (`.{1,1000}` makes half of that), which takes 1.5 ms to build; and all that
+# a schema has into one of 32 MiB.  To read their text takes 0.2 µs a character.
 _PATTERNS = 200
+_PATTERN_TEXT = 64 * 1024
 _PATTERN_BYTES = 2 * 1024 * 1024
+_PATTERNS_BYTES = 32 * 1024 * 1024
 # Subschemas that may meet on one way into a value (`_Price.width`), and references that may follow one another.
 _WIDTH = 5_000
 _HEIGHT = 200
+# Bytes that the places of all subschemas take, and copies of some: 0.1 s at the worst.
+_SCHEMA_TEXT = 100_000_000
 # Names and references, joined to their base: as long a URI as servers commonly take.  10,000 fit into a schema.
 _URI = 2_048
 # Places looked at on the way to what references mean.  10,000 references of 20 steps take 100 ms.
@@ -79,13 +87,18 @@ _LOOKS = 200_000
 _DEPTH = 250
 # A message of 16 MiB (`Limits.message_bytes`) holds no more.
 _VALUES = 8 * 1024 * 1024
-# Subschemas applied to a value, at about 10 ns each: a second at the worst.
-_WORK = 100_000_000
+# Subschemas applied to a value, at up to 17 ns each: 0.1 s at the worst.
+_WORK = 6_000_000
+# Places of patterns that may be reached at the bytes of a value, at up to 5 ns each: 0.1 s again.  A pattern of a few
+# places becomes a table, which takes 1 ns for a byte whatever it is.
+_PLACES = 25_000_000
+_FEW_PLACES = 10
 # Frames of the engine's recursion; a thread's stack of 1 MiB has been seen to carry 12,000.
 _FRAMES = 12_000
 # Bytes that all reasons together may hold.  The engine gives each its place, on paper and in the schema, and, four
-# times over, the value and what was wanted of it.  A reason alone takes 1,000 bytes and 10 µs: again a second at worst.
+# times over, the value and what was wanted of it.  A reason alone takes 1,000 bytes and 5 µs: again 0.1 s at worst.
 _TEXT = 100_000_000
+_REASONS = 20_000
 _REASON = 1_000
 _STEP = 64
 _COPIES = 4
@@ -93,6 +106,7 @@ _COPIES = 4
 _CROWD = 100
 _EXACT_IN_A_DOUBLE = 2**53
 _BITS_OF_A_DOUBLE = 1024
+_BYTES_OF_A_LETTER = 3  # beyond ASCII; a few scripts and emoji take 4
 
 # Answers: enough for a model to mend its call, and short whatever the schema and the names are.
 _PROBLEMS = 20
@@ -136,13 +150,15 @@ class CompiledSchema:
     _validator: jsonschema_rs.Validator = attrs.field(repr=False)
     _price: _Price = attrs.field(repr=False)
 
+    def judges(self, instance: Json) -> bool:
+        """Whether `errors` would look at `instance` at all, which it does not where that is too much work."""
+        return not isinstance(self._sized(instance), str)
+
     def errors(self, instance: Json) -> list[Problem]:
         """What is wrong with `instance`: nothing, or at most 20 problems.  Raises for no value whatever."""
-        size = _measure(instance, _DEPTH)
+        size = self._sized(instance)
         if isinstance(size, str):
             return [Problem("", "", size)]
-        if not self._price.allows_verdict(size):
-            return [Problem("", "", "would take too much work to check against this schema")]
         try:
             if self._validator.is_valid(instance):
                 return []
@@ -153,6 +169,12 @@ class CompiledSchema:
             return [Problem("", "", "is not JSON")]
         problems = chain.from_iterable(_problems(leaf, self._schema) for error in found for leaf in _closest(error))
         return list(dict.fromkeys(problems))[:_PROBLEMS]
+
+    def _sized(self, instance: Json) -> _Size | str:
+        size = _measure(instance, _DEPTH, letters=self._price.letters > 0)
+        if isinstance(size, str) or self._price.allows_verdict(size):
+            return size
+        return "would take too much work to check against this schema"
 
 
 def compile_schema(schema: Json) -> CompiledSchema:
@@ -169,7 +191,7 @@ def compile_schema(schema: Json) -> CompiledSchema:
 
     dialect = DEFAULT_DIALECT
     try:
-        if _text(schema, _STEP) > _TEXT:  # the engine keeps the place of every subschema, and some of them whole
+        if _text(schema, _STEP) > _SCHEMA_TEXT:  # the engine keeps the place of every subschema, and some of them whole
             raise InvalidSchema("limit", "the schema has too much text, too deep")
         document = _Document(schema if isinstance(schema, dict) else {})
         price = _Pricing(document).price()
@@ -178,7 +200,9 @@ def compile_schema(schema: Json) -> CompiledSchema:
             schema,
             validate_formats=False,
             offline=True,  # the engine would fetch; no reference out of the document has come this far
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
+            pattern_options=jsonschema_rs.RegexOptions(
+                size_limit=min(_PATTERN_BYTES, _PATTERNS_BYTES // max(document.patterns, 1))
+            ),
         )
     except jsonschema_rs.ValidationError as error:
         raise _refusal(error, dialect) from None
@@ -208,11 +232,12 @@ class _Size(NamedTuple):
     values: int
     depth: int
     crowd: int  # the most large integers that share one double
+    letters: int  # bytes of all strings, names included; 0 where nobody asked
 
 
-def _measure(value: Json, most: int) -> _Size | str:
+def _measure(value: Json, most: int, *, letters: bool = False) -> _Size | str:
     """How large `value` is, or what makes it unfit.  Level by level, so that no depth can exhaust a stack."""
-    values = depth = 0
+    values = depth = text = 0
     crowds: dict[float, int] = {}
     level = [value]
     while level:
@@ -222,6 +247,8 @@ def _measure(value: Json, most: int) -> _Size | str:
             return f"is nested more than {most} deep"
         if values > _VALUES:
             return f"has more than {_VALUES} values"
+        if letters:
+            text += sum(_letters(item) for item in level if isinstance(item, (str, dict)))
         below: list[Json] = []
         for item in level:
             if isinstance(item, dict):
@@ -234,7 +261,14 @@ def _measure(value: Json, most: int) -> _Size | str:
                 if isinstance(item, int):
                     crowds[float(item)] = crowds.get(float(item), 0) + 1
         level = below
-    return _Size(values, depth, max(crowds.values(), default=0))
+    return _Size(values, depth, max(crowds.values(), default=0), text)
+
+
+def _letters(item: str | JsonObject) -> int:
+    """Bytes of a string, or of the names of members, which patterns may judge."""
+    if isinstance(item, str):
+        return len(item) if item.isascii() else _BYTES_OF_A_LETTER * len(item)
+    return sum(_letters(name) for name in item if isinstance(name, str))
 
 
 def _text(value: Json, step: int) -> int:
@@ -286,6 +320,14 @@ def _subschemas(schema: JsonObject) -> Iterator[tuple[str, JsonObject]]:
                 yield keyword, each
 
 
+def _patterns(schema: JsonObject) -> Iterator[str]:
+    """The patterns that a subschema has itself."""
+    named = schema.get("patternProperties")
+    for pattern in (schema.get("pattern"), *(named if isinstance(named, dict) else ())):
+        if isinstance(pattern, str):
+            yield pattern
+
+
 class _Document:
     """A schema as a set of places that references can name.  A name given twice means all that have it."""
 
@@ -296,7 +338,8 @@ class _Document:
         # By base and fragment; by None and name, what a dynamic reference may mean from anywhere.
         self._places: dict[tuple[str | None, str], list[Json]] = {("", ""): [root]}
         self._base: dict[int, str] = {}  # by identity
-        self._patterns = 0
+        self.patterns = 0
+        self._pattern_text = 0
         self._looks = 0
         self._walk(root, "")
 
@@ -309,11 +352,14 @@ class _Document:
                 raise InvalidSchema("dialect", "the schema mixes dialects; all of its parts must have the root's")
             base = self._enter(schema, base)
             self.subschemas.append(schema)
-            named = schema.get("patternProperties")
-            self._patterns += ("pattern" in schema) + (len(named) if isinstance(named, dict) else 0)
+            for pattern in _patterns(schema):
+                self.patterns += 1
+                self._pattern_text += len(pattern)
             waiting.extend((below, base) for _, below in _subschemas(schema))
-        if self._patterns > _PATTERNS:
+        if self.patterns > _PATTERNS:
             raise InvalidSchema("limit", f"the schema has more than {_PATTERNS} patterns")
+        if self._pattern_text > _PATTERN_TEXT:
+            raise InvalidSchema("limit", f"the patterns of the schema have more than {_PATTERN_TEXT} characters")
 
     def _enter(self, schema: JsonObject, base: str) -> str:
         """Note the names of `schema`; return the base URI for the references in it."""
@@ -415,13 +461,15 @@ class _Price:
 
     `width`: subschemas applied along the worst way from the root of a value down to one of its leaves, a recursive
     reference counting as one.  `loops`: the recursive references among them; each starts the whole anew, one level
-    further down at least.  `height`: how deep the engine recurses before it comes to such a reference.  `wanted`: the
-    longest part of the schema that one reason quotes, in characters.
+    further down at least.  `height`: how deep the engine recurses before it comes to such a reference.  `letters`:
+    places of patterns, and other work, for each byte of text on that way.  `wanted`: the longest part of the schema
+    that one reason quotes, in characters.
     """
 
     width: int
     loops: int
     height: int
+    letters: float = 0.0
     wanted: int = 0
     compares: bool = False  # has uniqueItems
     looks_again: bool = False  # has unevaluatedItems or unevaluatedProperties
@@ -433,11 +481,14 @@ class _Price:
         work = size.values * again * (self._unremembered(size) if self.looks_again else self.width)
         levels = size.depth if self.loops else 1
         crowded = self.compares and size.crowd > _CROWD
-        return work <= _WORK and self.height * levels <= _FRAMES and not crowded
+        places = size.letters * self.letters * (self._unremembered(size) // self.width if self.looks_again else 1)
+        return work <= _WORK and places <= _PLACES and self.height * levels <= _FRAMES and not crowded
 
     def allows_reasons(self, size: _Size, value: Json) -> bool:
         # It remembers no reasons either, and works them out for every branch of an anyOf, all of them at once.
         times = self._unremembered(size)
+        if times * size.values > _REASONS or size.letters * self.letters * (times // self.width) > _PLACES:
+            return False
         place = _STEP * self.height  # in the schema; each recursive reference goes as far again
         text = size.values * (_REASON + place + _COPIES * self.wanted)
         return times * text <= _TEXT and times * (text + _text(value, _STEP + (place if self.loops else 0))) <= _TEXT
@@ -472,8 +523,8 @@ class _Pricing:
             raise InvalidSchema("limit", f"subschemas or references follow one another more than {_HEIGHT} times")
         again = 3 if _UNEVALUATED & schema.keys() else 1
         parts = [*_subschemas(schema), *(("$ref", target) for target in self._document.targets(schema))]
-        width, loops, height = _own_reasons(schema), 0, 0
-        widest = most_loops = 0
+        width, loops, height, letters = _own_reasons(schema), 0, 0, _own_letters(schema)
+        widest, most_loops, most_letters = 0, 0, 0.0
         for keyword, part in parts:
             if keyword in _DEFINITIONS:
                 continue
@@ -481,13 +532,58 @@ class _Pricing:
             height = max(height, price.height)
             if keyword in _ONE_OF_THEM:
                 widest, most_loops = max(widest, price.width), max(most_loops, price.loops)
+                most_letters = max(most_letters, price.letters)
             else:
                 times = again if keyword in _EVALUATED_AGAIN else 1
                 width, loops = width + times * price.width, loops + times * price.loops
-        width, loops, height = width + widest, loops + most_loops, height + 1
+                letters += times * price.letters
+        width, loops, height, letters = width + widest, loops + most_loops, height + 1, letters + most_letters
         if width > _WIDTH or height > _HEIGHT:
             raise InvalidSchema("limit", f"more than {_WIDTH} subschemas can meet at one value, or {_HEIGHT} in a row")
-        return _Price(width, loops, height)
+        return _Price(width, loops, height, letters)
+
+
+def _own_letters(schema: JsonObject) -> float:
+    """What a subschema itself does for each byte of a text, in places of a pattern."""
+    counting = _COUNTED & schema.keys()  # which count the characters of a text
+    return sum(map(_places, _patterns(schema))) + len(counting) * _OF_A_COUNT
+
+
+_COUNTED = frozenset({"maxLength", "minLength"})
+_OF_A_COUNT = 1 / 256
+_OF_A_TABLE = 1 / 4
+_quantifier = re.compile(r"\{(\d+)(?:(,)(\d*))?\}").match
+_escape = re.compile(r"\\(?:[pP]\{[^}]*\}|u\{[^}]*\}|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)?", re.DOTALL).match
+_class = re.compile(r"\[\^?(?:[^\]\\]|\\.)*\]?", re.DOTALL).match
+
+
+def _places(pattern: str) -> float:
+    """How much a pattern does for each byte of a text: the places in it that may be reached together there, or less
+    where they are few.  What is understood otherwise than the engine does counts as more places."""
+    outer: list[int] = []  # places before each group that is open
+    places = last = at = 0  # in this group, and those of its last part, which a quantifier repeats
+    while at < len(pattern):
+        char = pattern[at]
+        found = None
+        if char == "(":
+            outer.append(places)
+            places = last = 0
+        elif char == ")" and outer:
+            last = places
+            places += outer.pop()
+        elif char == "{" and (found := _quantifier(pattern, at)) is not None:
+            times = max(int(each) for each in found.group(1, 3) if each)
+            places, last = places + last * (min(times, _MOST_PLACES) - 1), last * times
+        elif char not in "*+?|":
+            found = _escape(pattern, at) or _class(pattern, at)
+            places, last = places + 1, 1
+        places, last = min(places, _MOST_PLACES), min(last, _MOST_PLACES)
+        at = at + 1 if found is None else found.end()
+    places = min(sum(outer, places), _MOST_PLACES)
+    return places if places > _FEW_PLACES else _OF_A_TABLE
+
+
+_MOST_PLACES = 10**9
 
 
 def _own_reasons(schema: JsonObject) -> int:

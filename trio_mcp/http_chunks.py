@@ -1,0 +1,131 @@
+"""Bodies that come in chunks (RFC 9112, 7.1), for both roles and without I/O.
+
+The reader is strict.  Where two readers of the same bytes disagree about the end of a body, a request or a reply can be
+smuggled past one of them; so every line ends with CRLF, and no line has a control character in it, not even in the
+extensions and trailers, of which nothing else is read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import Enum
+
+__all__ = ["ChunkError", "ChunkReader", "take"]
+
+
+class ChunkError(Exception):
+    """The body is malformed, or a line of it is longer than it may be.  Nothing of the bytes is in the message."""
+
+
+class _Part(Enum):
+    SIZE = "the size of a chunk"
+    CONTENT = "its content"
+    AFTER = "the line break after it"
+    TRAILER = "the fields after the last chunk"
+    DONE = "done"
+
+
+class ChunkReader:
+    """The chunks of one body.
+
+    Call `read` with the buffer to which the bytes are appended, whenever there are more; any chunking of the bytes
+    gives the same content, and the same fault.  A line, and the whole trailer, may have `limit` bytes
+    (`Limits.header_bytes`).
+    """
+
+    __slots__ = ("_limit", "_part", "_seen", "_trailer", "left")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._part = _Part.SIZE
+        self._seen = 0  # bytes of the buffer in which no line ends
+        self._trailer = 0  # bytes of the trailer so far
+        self.left = 0
+        """Bytes of the chunk at hand that have not come."""
+
+    @property
+    def done(self) -> bool:
+        """The end of the body was read; what is left in the buffer follows it."""
+        return self._part is _Part.DONE
+
+    def read(self, buffer: bytearray, most: float = math.inf) -> bytes:
+        """Take from the front of the buffer what belongs to the body, about `most` bytes of it, and give the content.
+
+        Raises `ChunkError`.  Content that came before the fault is given first; the fault is found by the next call.
+        """
+        content = []
+        rest = len(buffer) - most
+        while self._part is not _Part.DONE and len(buffer) > rest:
+            if self._part is _Part.CONTENT:
+                data = take(buffer, self.left)
+                self.left -= len(data)
+                content.append(data)
+                if self.left:
+                    break
+                self._part = _Part.AFTER
+            try:
+                line = self._line(buffer)
+                if line is None:
+                    break
+                self._next(line)
+            except ChunkError:
+                if not any(content):
+                    raise
+                break
+            self._seen = 0
+            del buffer[: len(line) + 2]
+        return b"".join(content)
+
+    def _line(self, buffer: bytearray) -> bytes | None:
+        end = buffer.find(b"\n", self._seen)
+        whole = end > 0 and buffer[end - 1] == 0x0D
+        length = end - whole if end >= 0 else len(buffer) - buffer.endswith(b"\r")
+        if self._trailer + length > self._limit:
+            which = "trailer" if self._part is _Part.TRAILER else "header of a chunk"
+            raise ChunkError(f"the {which} has more than {self._limit} bytes (Limits.header_bytes)")
+        if whole:
+            return bytes(buffer[:length])
+        if end >= 0 or (self._part is _Part.AFTER and length):
+            raise ChunkError(_FAULTS[self._part])
+        self._seen = len(buffer)
+        return None
+
+    def _next(self, line: bytes) -> None:
+        """Go on after this line; if that raises, nothing has changed."""
+        match = _LINES[self._part].fullmatch(line)
+        if match is None:
+            raise ChunkError(_FAULTS[self._part])
+        if self._part is _Part.SIZE:
+            self.left = int(match[1], 16)
+            self._part = _Part.CONTENT if self.left else _Part.TRAILER
+        elif self._part is _Part.AFTER:
+            self._part = _Part.SIZE
+        elif line:
+            self._trailer += len(line) + 2
+        else:
+            self._part = _Part.DONE
+
+
+_LINES = {
+    _Part.SIZE: re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*+(?:;[\t\x20-\x7e\x80-\xff]*+)?"),
+    _Part.AFTER: re.compile(rb""),
+    _Part.TRAILER: re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+)?"),
+}
+_FAULTS = {
+    _Part.SIZE: "a chunk does not begin with its size in hexadecimal digits and CRLF",
+    _Part.AFTER: "a chunk does not end with CRLF where its size says",
+    _Part.TRAILER: "a field after the last chunk is malformed, or does not end with CRLF",
+}
+
+
+def take(buffer: bytearray, most: int) -> bytes:
+    """Take so many bytes from the front of the buffer, or all that are there; a slice would be one copy more."""
+    if len(buffer) <= most:
+        data = bytes(buffer)
+        buffer.clear()
+        return data
+    with memoryview(buffer) as view:
+        data = bytes(view[:most])
+    del buffer[:most]
+    return data

@@ -1,0 +1,111 @@
+"""Names that FastMCP and the official SDK have, and what to write here.
+
+Loaded for an error only.  docs/official_sdk.md has all of them, with those that the error cannot help with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = ["MODULE", "OPTIONS", "attribute_error", "import_error", "option_error"]
+
+_RUN = 'server.run(http="127.0.0.1:8000")'
+_SERVE = 'await serve_stdio(server), or await serve_http(server, "127.0.0.1", 3000)'
+_RAW = "@server.tool, or server.add_tool(Tool(...), handler) for a schema of your own"
+_PROTECT = "server.protect(verify=..., authorization_servers=[...])"
+_CHANGED = "server.changed({})".format
+
+OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("host", "port"), _RUN),
+    **dict.fromkeys(("debug", "log_level"), 'logging.basicConfig(level="DEBUG")'),
+    "stateless_http": 'server.run(http="127.0.0.1:8000", sessions=False)',
+    "json_response": 'server.run(http="127.0.0.1:8000", json_only=True)',
+    "streamable_http_path": 'server.run(http="127.0.0.1:8000", path="/mcp")',
+    "mount_path": "a framework that mounts trio_mcp.asgi.AsgiApp(server)",
+    **dict.fromkeys(("sse_path", "message_path"), 'server.run(http=..., sse_path="/sse", message_path="/messages")'),
+    "transport_security": "server.run(http=..., allowed_hosts=[...], allowed_origins=[...])",
+    "tools": "server.tool(function) for each",
+    **dict.fromkeys(("auth", "token_verifier", "auth_server_provider"), _PROTECT),
+}
+
+_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "Server": {
+        "run_async": _SERVE,
+        "run_stdio_async": "await serve_stdio(server)",
+        **dict.fromkeys(
+            ("run_http_async", "run_sse_async", "run_streamable_http_async"),
+            'await serve_http(server, "127.0.0.1", 3000)',
+        ),
+        **dict.fromkeys(("streamable_http_app", "sse_app", "http_app"), "trio_mcp.asgi.AsgiApp(server)"),
+        "custom_route": "a route of the framework that mounts trio_mcp.asgi.AsgiApp(server)",
+        "add_middleware": 'Server("name", middleware=[log_calls])',
+        "import_server": 'server.mount(other, prefix="notes_")',
+        "get_context": "a parameter ctx: Context of the handler",
+        "settings": f"options where the server is made or run, such as {_RUN}",
+        **dict.fromkeys(("list_tools", "call_tool"), _RAW),
+        **dict.fromkeys(("list_resources", "read_resource"), '@server.resource("notes://{name}")'),
+        **dict.fromkeys(("list_prompts", "get_prompt"), "@server.prompt"),
+        "get_capabilities": "nothing: the server declares what it has",
+        "create_initialization_options": "nothing: serve_stdio(server) takes the server alone",
+    },
+    "Context": {
+        **{level: f'await ctx.log("{level}", "...")' for level in ("debug", "info", "warning", "error")},
+        "report_progress": "await ctx.progress(1, 3)",
+        "session": "await ctx.sample(...), ctx.elicit(...) or ctx.roots()",
+        "list_roots": "await ctx.roots()",
+        "request_context": "ctx.lifespan, ctx.meta or ctx.request",
+        "lifespan_context": "ctx.lifespan",
+        "client_id": "ctx.principal",
+        "read_resource": "a call of the function that gives the resource",
+        "fastmcp": "the Server itself, which handlers see in their module",
+        "mcp_server": "the Server itself, which handlers see in their module",
+        **dict.fromkeys(("get_state", "set_state"), "a contextvars.ContextVar"),
+        "send_tool_list_changed": 'server.changed("tools")',
+        "send_resource_updated": "server.updated(uri)",
+    },
+    "Client": {
+        "initialize": "nothing: open_client has done that",
+        "close": "await client.aclose()",
+        "send_ping": "await client.ping()",
+        "send_request": "await client.request(method, params)",
+        "read_resource": "await client.read(uri)",
+        "get_prompt": "await client.prompt(name, arguments)",
+        "list_resource_templates": "async for template in client.templates()",
+        "set_logging_level": 'await client.set_log_level("info")',
+        "call_tool_mcp": "await client.call_tool(name, arguments)",
+        **dict.fromkeys(
+            ("subscribe_resource", "unsubscribe_resource"), "async with client.listen(resources=[uri]) as changes"
+        ),
+    },
+}
+
+MODULE: Mapping[str, str] = {
+    **dict.fromkeys(("FastMCP", "MCPServer"), "Server"),
+    **dict.fromkeys(
+        ("ClientSession", "StdioServerParameters", "sse_client", "stdio_client", "streamablehttp_client"),
+        "open_client",
+    ),
+    "stdio_server": "serve_stdio",
+    "Image": "image",
+    "Audio": "audio",
+    "ResourceNotFoundError": "ResourceNotFound",
+    "get_context": "Context",
+}
+
+
+def option_error(owner: str, name: str, known: Iterable[str]) -> TypeError:
+    if name in OPTIONS:
+        return TypeError(f"{owner} has no option {name!r}; write {OPTIONS[name]}")
+    return TypeError(f"{owner} has no option {name!r}; there are {', '.join(known)}")
+
+
+def attribute_error(thing: object, name: str) -> AttributeError:
+    kind = type(thing).__name__
+    write = next((_ATTRIBUTES[each.__name__] for each in type(thing).__mro__ if each.__name__ in _ATTRIBUTES), {})
+    if name in write:
+        return AttributeError(f"a {kind} has no {name!r}; write {write[name]}")  # without what Python would suggest
+    return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=thing)
+
+
+def import_error(name: str) -> ImportError:
+    return ImportError(f"trio_mcp has no {name!r}; write from trio_mcp import {MODULE[name]}")

@@ -1,0 +1,93 @@
+"""Worker threads for handlers that are plain functions, shared fairly by those whose calls run in them.
+
+A thread cannot be stopped: when its call is cancelled, it goes on, and its place stays taken.  So places are a resource
+of which each client has a share (see `core.shares`), and who waits for one waits in a queue of its client.  Trio's own
+limiter has one queue for all: forty calls of one client, each cancelled at once, would make everybody wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import trio
+
+from trio_mcp.core.shares import Shares, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Threads", "no_threads"]
+
+T = TypeVar("T")
+
+_inline = False
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Within the block plain functions run in the event loop: the order of threads is the operating system's, and a
+    test that repeats a run has to decide it itself."""
+    global _inline
+    before, _inline = _inline, True
+    try:
+        yield
+    finally:
+        _inline = before
+
+
+class Threads:
+    """Places for so many threads in one run of a server."""
+
+    def __init__(self, total: float) -> None:
+        self._places = Shares(total)
+        self._turns: Turns[trio.Event] = Turns(self._places)
+
+    async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon: bool) -> T:
+        """What `call` returns, in a thread; `abandon` leaves the thread behind where this is cancelled."""
+        if _inline:
+            await self.acquire(holder)
+            try:
+                return contextvars.copy_context().run(call)  # its variables are its own, as in a thread
+            finally:
+                self.release(holder)
+        # Of a limiter no more than the two methods that this one has is called.
+        limiter = cast("trio.CapacityLimiter", _Limiter(self, holder))
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=limiter)
+
+    async def acquire(self, holder: Hashable | None) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        # Nothing waits for a place that this may take: whenever one is free, what waits has got it.
+        if self._places.take(holder):
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        turn = trio.Event()
+        self._turns.add(holder, turn)
+        try:
+            await turn.wait()
+        except trio.Cancelled:  # and then it had no turn: of both, only one happens
+            self._turns.discard(holder, turn)
+            raise
+
+    def release(self, holder: Hashable | None) -> None:
+        self._places.give(holder)
+        while (turn := self._turns.next()) is not None:
+            turn.set()
+
+
+class _Limiter:
+    """The two methods of a `trio.CapacityLimiter` that `trio.to_thread.run_sync` calls."""
+
+    __slots__ = ("_holder", "_threads")
+
+    def __init__(self, threads: Threads, holder: Hashable | None) -> None:
+        self._threads = threads
+        self._holder = holder
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        await self._threads.acquire(self._holder)
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._threads.release(self._holder)

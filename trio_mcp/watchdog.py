@@ -1,0 +1,118 @@
+"""Tells of a handler that holds the event loop, while `server.run()` serves.
+
+Nobody else is served while a handler computes, or calls what blocks, and no error says why.  The loop itself cannot see
+it, and to compare clocks at each step of each task would cost more than the protocol.  So a thread looks four times a
+second what the thread of the loop is doing, for as long as there are calls; it sleeps while there are none.  A loop
+that is in a handler is asked to answer.  If it does not, the handler is reported, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import trio
+
+from trio_mcp.crew import Worker, WorkerPool, watchdog
+from trio_mcp.stderr import take_no_signals
+
+__all__ = ["watched"]
+
+_log = logging.getLogger("trio_mcp")
+
+_LOOK = 0.25  # seconds between two looks
+_ANSWER = 0.75  # seconds for an answer: so what holds the loop for a second is found
+_TOLD = 1_000  # names of calls that are remembered: those of resources are chosen by clients
+_OURS = str(Path(__file__).parent)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """In here, and in this run of Trio, a handler is reported that holds the loop."""
+    watch = _Watchdog()
+    before = watchdog.set(watch)
+    watch.thread.start()
+    try:
+        yield
+    finally:
+        watchdog.reset(before)
+        watch.end()
+
+
+class _Watchdog:
+    """The thread, and what wakes it: see `crew.Watchdog`."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.thread = threading.Thread(target=self._run, name="trio_mcp: watchdog", daemon=True)
+        self._loop = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
+        self._pools: list[WorkerPool] = []
+        self._called = threading.Event()
+        self._answered = threading.Event()
+        self._over = threading.Event()
+        self._told: set[str] = set()
+
+    def watch(self, pool: WorkerPool) -> None:
+        self._pools = [*(each for each in self._pools if not each.ended), pool]
+
+    def wake(self) -> None:
+        self.asleep = False
+        self._called.set()
+
+    def end(self) -> None:
+        for event in (self._over, self._called, self._answered):
+            event.set()
+        self.thread.join(_ANSWER)  # a log may take its time
+
+    def _run(self) -> None:
+        take_no_signals()
+        while not self._over.is_set():
+            self._called.clear()
+            self.asleep = True  # before it is looked whether there are calls, or one that begins now might be missed
+            if not any(pool.busy for pool in self._pools):
+                self._called.wait()
+            self.asleep = False
+            if not self._over.wait(_LOOK):
+                self._look()
+
+    def _look(self) -> None:
+        worker, _ = self._handler()
+        if worker is None:
+            return
+        name = worker.name
+        self._answered.clear()
+        try:
+            self._token.run_sync_soon(self._answered.set)
+        except trio.RunFinishedError:
+            return
+        if self._answered.wait(_ANSWER) or name in self._told or len(self._told) >= _TOLD:
+            return
+        still, stack = self._handler()
+        if still is worker and worker.name == name:
+            self._told.add(name)
+            _log.warning(
+                "%s holds the event loop, and nobody else is served for a second now: let it wait by `await`, or make "
+                "it a plain `def`, which runs in a thread. It is at\n%s",
+                name, "".join(traceback.format_list(stack)).rstrip(),
+            )  # fmt: skip
+
+    def _handler(self) -> tuple[Worker | None, traceback.StackSummary]:
+        """The worker that the thread of the loop runs now, if it does, and where it is."""
+        frame: FrameType | None = sys._current_frames().get(self._loop)
+        stack: list[tuple[FrameType, int]] = []
+        while frame is not None:
+            if frame.f_code is Worker.serve.__code__:
+                found = traceback.StackSummary.extract(iter(reversed(stack)))
+                return frame.f_locals["self"], traceback.StackSummary.from_list(
+                    [each for each in found if not each.filename.startswith(_OURS)]
+                )
+            stack.append((frame, frame.f_lineno))
+            frame = frame.f_back
+        return None, traceback.StackSummary()
