@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.cuts import Cuts
+from tests.speeds import ALL, DEFAULT, SPEEDS, part_of, speeds
 
 # In CI the same examples every time, so that what fails there fails again here; elsewhere new ones each run.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -28,11 +32,50 @@ for number, usual in (
 HERE = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--speed",
+        choices=(*SPEEDS, ALL),
+        default=DEFAULT,
+        help="the cases to run: those of the default suite, those that the full or the long suite adds, or all",
+    )
+    parser.addoption("--part", metavar="K/N", help="of these cases, the K-th of N parts of about the same length")
+    parser.addoption("--seed", type=int, help="what varies from run to run; the end of a run prints it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:  # pytest-xdist passes this one on to its workers
+        config.option.seed = random.randrange(1000)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    speed = config.getoption("speed")
+    part, parts = map(int, (config.getoption("part") or "1/1").split("/"))
+    of = speeds(items)
+    wanted = {item for item in items if speed in (ALL, *of[item]) and part_of(item, parts) == part}
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = [item for item in items if item in wanted]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("speed") == DEFAULT:
+        line = "This was the default suite. `.ci/run` adds the full one, and installs the programs that it needs."
+    else:
+        line = f"The seed of this run was {config.getoption('seed')} (--seed)."
+    terminalreporter.line(line)
+
+
 def pytest_collection_finish() -> None:
-    # Some look for garbage, or count what there is, again and again.  What pytest knows of all the others is none of
-    # it, and takes a third of a second to look through.
+    # Some tests look for garbage, or count objects, again and again.  The objects of pytest are not among them, and
+    # take a third of a second to look through.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def cuts(pytestconfig: pytest.Config) -> Cuts:
+    return Cuts(pytestconfig.getoption("speed"), pytestconfig.getoption("seed"))
 
 
 @pytest.fixture(scope="session")

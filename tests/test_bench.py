@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.bench.against import Comparison, subjects_of
 from tests.bench.measures import Figure
 from tests.bench.plot import Panel, drawn
 from tests.bench.report import Outcome, as_json, shown
@@ -81,6 +82,32 @@ def test_a_rate_is_shown_as_such_and_compared_by_its_cost() -> None:
     assert shown_as["met"]
 
 
+def compared(now: Sequence[float], before: Sequence[float]) -> Comparison:
+    return Comparison(row_of(Aim()), "ours", [Figure(each) for each in now], [Figure(each) for each in before])
+
+
+def test_a_row_is_dearer_beyond_the_limit_and_beyond_the_spread_of_its_rounds() -> None:
+    steady = compared([104, 105, 106, 105, 105], [100] * 5)
+    assert (steady.ratio, steady.spread) == (1.05, pytest.approx(0.005))
+    assert steady.dearer(0.03)
+    assert not steady.dearer(0.08)
+    noisy = compared([90, 200, 105, 60, 180], [100] * 5)
+    assert noisy.ratio == 1.05
+    assert not noisy.dearer(0.03)
+
+
+def test_rounds_are_compared_each_with_its_neighbour() -> None:
+    drift = compared([100, 200, 400], [100, 200, 400])  # the machine slows down
+    assert (drift.ratio, drift.spread) == (1, 0)
+
+
+def test_a_row_of_ours_is_compared_with_the_same_codec_before() -> None:
+    (large,) = chosen(["stdio", "5", "MB"])
+    assert subjects_of(large) == ["ours", "before", "ours+orjson", "before+orjson"]
+    seen = Comparison.of(large, {each: [Figure(1)] for each in subjects_of(large)})
+    assert [each.subject for each in seen] == ["ours", "ours+orjson"]
+
+
 def test_a_plot_has_each_point_and_all_that_is_said() -> None:
     panels = [Panel(f"<{name}>", "things", [1, 10, 5000], {"a": [1, 2, 3], "b": [40, 50, 60]}) for name in "xy"]
     picture = ElementTree.fromstring(drawn(panels, "µs"))
@@ -92,7 +119,7 @@ def test_a_plot_has_each_point_and_all_that_is_said() -> None:
     assert "5,000" in said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "words",
     [

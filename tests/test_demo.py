@@ -28,9 +28,9 @@ BAR = "bar │ "
 @contextmanager
 def leaving_nothing(**variables: str) -> Iterator[dict[str, str]]:
     """The environment for a process that has ended, with all that it started, when this does."""
-    mark = uuid.uuid4().hex
+    mark = uuid.uuid4().hex  # in a variable that a client passes on to its servers
     environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
-    yield {**environ, "PYTHONIOENCODING": "utf-8", "DEMO_OF_TEST": mark, **variables}
+    yield {**environ, "PYTHONIOENCODING": "utf-8", "LC_DEMO_OF_TEST": mark, **variables}
     left = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -49,13 +49,11 @@ def piped() -> str:
     return shown.stdout.decode()
 
 
-@pytest.mark.slow
 def test_in_a_pipe_it_is_plain_text_for_a_terminal_of_80_columns(piped: str) -> None:
     assert not set(piped) & {"\x1b", "\r", "\t"}
     assert max(map(len, piped.splitlines())) <= WIDTH
 
 
-@pytest.mark.slow
 def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> None:
     *_, newest, old, every, _ = piped.split("\n== ")
     for shown, revision, asked in ((newest, "2026-07-28", "← input_required"), (old, "2025-06-18", "elicitation/crea")):
@@ -70,12 +68,11 @@ def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> N
     assert re.findall(r"^prints │ (\S+) at http.*: Sirius$", every, re.MULTILINE) == list(REVISIONS)
 
 
-@pytest.mark.slow
 def test_the_code_that_is_shown_is_told_once(piped: str) -> None:
     assert piped.count("async def expose(") == piped.count("client.follow_tool(") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
     with leaving_nothing() as environ:
@@ -94,7 +91,7 @@ def test_it_can_be_ended_while_a_call_runs(number: int, status: int) -> None:
     assert (process.returncode, errors) == (status, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_who_reads_no_further_ends_it() -> None:
     with leaving_nothing() as environ:
         process = subprocess.Popen(DEMO, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -105,7 +102,7 @@ def test_who_reads_no_further_ends_it() -> None:
     assert (process.returncode, errors) == (1, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_a_terminal_it_is_in_colour_with_a_bar_that_grows_and_ctrl_c_ends_it() -> None:
     in_a_terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     with leaving_nothing(TERM="xterm") as environ:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ import pytest
 import trio
 
 from tests.client.oauth_town import town
+from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, net, server_at
 from tests.http.client import request
 from tests.http.served import served
-from trio_mcp import Application, Context, OAuth, Server, open_client, serve_http
+from trio_mcp import Application, Context, FileTokenStore, OAuth, Server, open_client, serve_http
 from trio_mcp.client import Client
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
@@ -224,10 +227,30 @@ async def _() -> None:
         pass
 
 
-@said_by("the server … ended")
+@said_by("the server … ended with status …")
 async def _() -> None:
     dying = "import sys; print('no API key', file=sys.stderr); sys.exit(3)"
     async with open_client([sys.executable, "-c", dying], stderr=lambda data: None):
+        pass
+
+
+async def command(program: str, **options: Any) -> None:
+    async with open_client([sys.executable, "-S", "-c", program], stderr=None, **options):
+        pass
+
+
+said_by("the server … ended with status 0")(lambda: command("pass"))
+
+
+_unopened = "the connection could not be opened: the server …"
+_greets = "print('Hello', flush=True); import sys; sys.stdin.read()"
+said_by(f"{_unopened} sent no MCP message within … seconds of")(lambda: command(_greets, garbage_timeout=0.001))
+said_by(f"{_unopened} sent no MCP message within … seconds (")(lambda: command(_greets, start_timeout=0.001))
+
+
+@said_by(f"{_unopened} sends back")
+async def _() -> None:
+    async with open_client(["cat"]):
         pass
 
 
@@ -263,6 +286,28 @@ said_by("… was not told to give a token: what")(lambda: denied(visit=lambda ur
 said_by("the application has no client id")(lambda: denied(registers=False))
 said_by("the MCP server refused")(lambda: denied(satisfied=False))
 said_by("this request needs the scopes")(lambda: denied(scopes=("notes:write",), withholds=("notes:write",)))
+
+
+@said_by("… leads to")
+async def _() -> str:
+    async with net(naming(server_at(HONEST))) as at:
+        at.places[HONEST] = [PRIVATE]
+        return await at.refusal()
+
+
+@said_by("the token_endpoint of")
+async def _() -> str:
+    server = server_at(HONEST, iss=None, metadata={"token_endpoint": f"https://{HOSTILE}/token"})
+    async with net(naming(server)) as at:
+        at.put(HONEST, server)
+        return await at.refusal()
+
+
+@said_by("… must be open")
+async def _() -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        os.chmod(file.name, 0o644)
+        await FileTokenStore(file.name).get("https://mcp.example/mcp")
 
 
 def test_every_error_of_the_page_is_tried() -> None:

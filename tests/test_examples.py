@@ -174,7 +174,7 @@ def test_a_first_call_is_made_by_hand_in_each_era() -> None:
     command = [sys.executable, str(EXAMPLES / "first_call.py")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert shown.stderr == ""
-    assert shown.stdout.count('[{"type":"text","text":"Hello, Trio!"}]') == 2
+    assert shown.stdout.count('[{"type":"text","text":"Tool echo: Hello, Trio!"}]') == 2
     assert shown.stdout.count("ends with status 0") == 2
 
 

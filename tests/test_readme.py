@@ -53,7 +53,7 @@ SCREEN = 90  # lines of the README, with which somebody begins
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another, page after page."""
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 15
+    assert len(blocks) == 16
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
@@ -68,9 +68,9 @@ def marked(mark: str, language: str, text: str = README) -> str:
 
 def test_the_first_screen_has_two_commands_a_server_and_a_client() -> None:
     screen = "\n".join(README.splitlines()[:SCREEN])
-    set_up = "python3 -m venv .venv && .venv/bin/pip install -q -e "
-    assert marked("demo", "sh", screen) == f"{set_up}. && .venv/bin/python -m trio_mcp demo\n"
-    assert marked("tests", "sh", screen) == f"{set_up}'.[test]' && .venv/bin/pytest\n"
+    set_up = "python3 -m venv .venv && .venv/bin/pip install"
+    assert marked("demo", "sh", screen) == f"{set_up} -q -e . && .venv/bin/python -m trio_mcp demo\n"
+    assert marked("tests", "sh", screen) == f"{set_up} -e '.[test]' && .venv/bin/pytest -n auto\n"
     assert README.count("```sh") == 2
     assert marked("weather.py", "python", screen)
     assert marked("client.py", "python", screen)
@@ -89,6 +89,17 @@ def test_the_server_and_the_client_are_pasted_and_run(tmp_path: Path) -> None:
         *(f"{day} 3 day {day + 1}" for day in range(3)),
         "{'city': 'Oslo', 'degrees': [4.0, 5.0, 6.0]}",
     ]
+
+
+def test_requests_are_piped_in_as_shown(tmp_path: Path) -> None:
+    (tmp_path / "weather.py").write_text(marked("weather.py", "python"))
+    line = marked("pipe", "sh", SERVERS)
+    assert line.count("| python weather.py") == 1
+    line = line.replace("| python", f"| {sys.executable}")
+    shown = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    opened, called = map(json.loads, shown.stdout.splitlines())
+    assert opened["result"]["protocolVersion"] == "2025-11-25"
+    assert called["result"]["structuredContent"] == {"city": "Oslo", "degrees": [4.0, 5.0, 6.0]}
 
 
 async def test_a_host_starts_the_server_as_shown(tmp_path: Path) -> None:
@@ -170,6 +181,7 @@ async def test_the_server_listens(said: dict[str, Any], monkeypatch: pytest.Monk
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.full  # curl is not everywhere
 async def test_curl_calls_the_tool_as_shown(said: dict[str, Any]) -> None:
     needs("curl", lambda: tool("curl"))
     line = marked("curl", "sh", HTTP)

@@ -56,6 +56,8 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 DEMO = [sys.executable, "-m", "trio_mcp.demo.server"]
 ROOM = "rooms://kitchen"
 
+pytestmark = pytest.mark.default  # each cell is a promise to users, and all of them together take two seconds
+
 Try = Callable[[str], Awaitable[str | None]]
 TRIES: dict[str, Try] = {}
 LEFT_OUT = "left out"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.requirements import TABLE, WAIVED, read, references
+from tests.requirements import HERE, TABLE, WAIVED, read, references
+from tests.speeds import DEFAULT
 
 # Layers whose every MUST has a test or a stated reason.  The others join as what they speak of is built.
 COMPLETE = (
@@ -31,6 +32,17 @@ def test_nine_in_ten_of_what_should_be_is_proven() -> None:
     """But of tasks, which are not built."""
     shoulds = {id for id, row in read(TABLE).items() if row["level"] == "SHOULD" and row["layer"] != "tasks"}
     assert len(shoulds & {id for id, _ in references()}) >= 0.9 * len(shoulds)
+
+
+def test_every_row_with_a_test_has_one_in_the_default_suite(request: pytest.FixtureRequest) -> None:
+    config = request.config
+    folders = {(config.invocation_params.dir / name).resolve() for name in config.args}
+    options = ("keyword", "markexpr", "part", "deselect", "ignore", "ignore_glob")
+    some = any(map(config.getoption, options)) or not folders <= {HERE, HERE.parent}
+    if some or config.getoption("speed") != DEFAULT:
+        pytest.skip("it looks at a run of the whole default suite")
+    here = {id for item in request.session.items for mark in item.iter_markers("req") for id in mark.args}
+    assert {id for id, _ in references()} - here == set()
 
 
 def test_what_is_waived_has_a_reason_and_no_test() -> None:

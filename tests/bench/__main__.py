@@ -1,7 +1,8 @@
 """What calls cost, beside what they must cost and what they cost elsewhere: ``python -m tests.bench [words]``.
 
 Without words all is measured that has an aim; with words the rows whose names have all of them, such as ``stdio echo
-64`` or ``client HTTP``; ``--list`` names them.  ``growth`` is another page: `growth.py`.
+64`` or ``client HTTP``; ``--list`` names them.  ``--against COMMIT`` compares the package with itself: `against.py`.
+``growth`` is another page: `growth.py`.
 
 Each row is measured at several subjects (`subjects.py`) in rounds that take turns, so that what disturbs one disturbs
 all.  Absolute times say more about the machine than about the code: what counts are the ratios, of the best rounds,
@@ -18,13 +19,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from tests.bench import growth
+from tests.bench.against import HEAD as HEAD_AGAINST
+from tests.bench.against import LIMIT, Comparison, subjects_of
 from tests.bench.http_load import Refused
 from tests.bench.measures import Figure
 from tests.bench.report import HEAD, Outcome, as_json, shown
 from tests.bench.rows import ROWS, Row, chosen
+from tests.bench.subjects import checked_out
 from tests.peers.installed import NotHere
 
-ROUNDS, SECONDS = 7, 0.3
+ROUNDS, AGAINST_ROUNDS, SECONDS = 7, 15, 0.3
 FILES = 16_384  # 5,000 streams, and what else there is
 # It cannot be had here, has no place for so many, answered wrongly, or has gone.
 FAILURES = (NotHere, Refused, AssertionError, OSError)
@@ -40,8 +44,9 @@ def measured(row: Row, subjects: Sequence[str], rounds: int, seconds: float) -> 
                 measures[each] = row.prepare(stack, each)
             except FAILURES as reason:
                 complain(row, each, reason)
-        for _ in range(min(rounds, row.rounds or rounds)):
-            for each, measure in list(measures.items()):
+        for number in range(min(rounds, row.rounds or rounds)):
+            turns = list(measures.items())
+            for each, measure in reversed(turns) if number % 2 else turns:
                 try:
                     figures.setdefault(each, []).append(measure(seconds))
                 except FAILURES as reason:
@@ -55,6 +60,19 @@ def complain(row: Row, subject: str, reason: Exception) -> None:
     print(f"{row.name}: without {subject}: {type(reason).__name__}: {str(reason)[-300:]}", file=sys.stderr)
 
 
+def against(commit: str, rows: Sequence[Row], rounds: int, seconds: float, limit: float) -> int:
+    """Compare the package with itself at another commit; 1 if a row is dearer."""
+    dearer = 0
+    with checked_out(commit):
+        print(HEAD_AGAINST, flush=True)
+        for row in rows:
+            figures = measured(row, subjects_of(row), rounds, seconds)
+            for each in Comparison.of(row, figures):
+                dearer += each.dearer(limit)
+                print(each.shown(limit), flush=True)
+    return 1 if dearer else 0
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("words", nargs="*", help="of the names of rows")
@@ -63,7 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=known, metavar="SUBJECT", help=f"after the words, of {', '.join(known)}"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--against", metavar="COMMIT", help="compare the package with itself at that commit")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="how much dearer a row may be (%(default)s)")
+    parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, and {AGAINST_ROUNDS} with --against")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round, about")
     parser.add_argument("--json", metavar="FILE", help="write what was measured there, too")
     given = parser.parse_args(arguments)
@@ -75,11 +95,13 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no row has all these words: {' '.join(given.words)}")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # which the servers inherit
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES if hard == resource.RLIM_INFINITY else min(hard, FILES), hard))
+    if given.against:
+        return against(given.against, rows, given.rounds or AGAINST_ROUNDS, given.seconds, given.limit)
     outcomes, missing = [], False
     print(HEAD, flush=True)
     for row in rows:
         subjects = [each for each in row.subjects if given.only is None or each in given.only]
-        figures = measured(row, subjects, given.rounds, given.seconds)
+        figures = measured(row, subjects, given.rounds or ROUNDS, given.seconds)
         missing |= "ours" not in figures
         for subject in figures:
             if subject.startswith("ours"):

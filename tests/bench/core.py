@@ -6,15 +6,17 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from tests.bench.measures import Figure, Measure
 from tests.bench.messages import INITIALIZE, TEXT, call, encoded
+from tests.bench.subjects import core_command, running
 from trio_mcp.core.jsonrpc import Limits, decode, encode
 from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.session import Call, Offer, ServerSession
 from trio_mcp.core.state import Link
 
-__all__ = ["born", "fed", "loaded", "parsed", "prepare", "served"]
+__all__ = ["WORKS", "cost", "prepare"]
 
 RESULT = {"content": [{"type": "text", "text": TEXT}]}
 OFFER = Offer({"name": "bench", "version": "1"}, {"tools": {}})
@@ -24,16 +26,26 @@ Work = Callable[[], int]
 """Does something so many times."""
 
 
-def prepare(unit: float, ours: Callable[[], Work], bare: Callable[[], Work], stack: ExitStack, subject: str) -> Measure:
-    """CPU of the core, or of what it is compared with, in so many seconds."""
-    work = ours() if subject == "ours" else bare()
+def prepare(unit: float, ours: str, bare: str, stack: ExitStack, subject: str) -> Measure:
+    """CPU of the core, or of what it is compared with, in so many seconds; in a process of its own."""
+    work = bare if subject == "bare" else ours
+    process = stack.enter_context(running(core_command(subject.replace("bare", "ours"), work)))
+    assert process.stdin is not None
+    assert process.stdout is not None
 
     def measure(seconds: float) -> Figure:
-        begun = time.process_time()
-        times = work()
-        return Figure((time.process_time() - begun) / times / unit)
+        process.stdin.write(b"again\n")
+        return Figure(float(process.stdout.readline()) / unit)
 
+    measure(0)
     return measure
+
+
+def cost(work: Work) -> float:
+    """The seconds of CPU that one of its things takes."""
+    begun = time.process_time()
+    times = work()
+    return (time.process_time() - begun) / times
 
 
 def _lines(era: str) -> list[bytes]:
@@ -117,3 +129,15 @@ def fed(mebibytes: int) -> Work:
         return 1
 
     return work
+
+
+WORKS: dict[str, Callable[[], Work]] = {
+    "serve modern": partial(served, "modern"),
+    "serve session": partial(served, "session"),
+    "parse modern": partial(parsed, "modern"),
+    "parse session": partial(parsed, "session"),
+    "begin a session": born,
+    "parse a request": loaded,
+    "feed 10 MiB": partial(fed, 10),
+    "feed 5 MiB": partial(fed, 5),
+}

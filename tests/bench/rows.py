@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 
@@ -173,26 +172,21 @@ def _process() -> list[Row]:
 
 
 def _core() -> list[Row]:
-    def row(name: str, most: float, ours: Any, bare: Any) -> Row:
+    def row(name: str, most: float, ours: str, bare: str) -> Row:
         return Row(name, "µs", partial(core.prepare, 1e-6, ours, bare), {"ours": Aim(most)}, ALONE)
 
     # Linear means 2; quadratic would mean 4.
     name = "core, a line of 10 MiB byte by byte, beside one of 5 MiB"
-    prepare = partial(core.prepare, 1.0, partial(core.fed, 10), partial(core.fed, 5))
+    prepare = partial(core.prepare, 1.0, "feed 10 MiB", "feed 5 MiB")
     line = Row(name, "s", prepare, {"ours": Aim(3.0)}, ALONE, rounds=2)
 
     calls = [
-        row(
-            f"core, tools/call, {era}: decode, receive, answer, encode",
-            3.0,
-            partial(core.served, era),
-            partial(core.parsed, era),
-        )
+        row(f"core, tools/call, {era}: decode, receive, answer, encode", 3.0, f"serve {era}", f"parse {era}")
         for era in ERAS
     ]
     return [
         *calls,
-        row("core, a session for one modern request, beside json.loads", 10.0, core.born, core.loaded),
+        row("core, a session for one modern request, beside json.loads", 10.0, "begin a session", "parse a request"),
         line,
     ]
 

@@ -4,6 +4,7 @@
   has it.
 - ``bare``: what Trio, json and, by HTTP, h11 alone must do to give the same answers; ``bare+orjson`` likewise.
 - ``python`` and ``typescript``: the official SDKs.
+- ``before``: this package at another commit, with the programs of that commit; ``before+orjson`` likewise.
 
 The programs are in `programs`.  What is not of this project is installed once, into `.peers`.
 """
@@ -25,10 +26,13 @@ import attrs
 
 from tests.peers.installed import PEERS, node, npm, python_of
 
-__all__ = ["PROGRAMS", "ROOT", "Usage", "client_command", "running", "server_command"]
+__all__ = [
+    "PROGRAMS", "ROOT", "Usage", "checked_out", "client_command", "core_command", "running", "server_command",
+]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+BEFORE = ROOT / ".peers" / "before"
 
 
 @cache
@@ -54,8 +58,20 @@ def _typescript() -> Path:
 def _python(subject: str, program: str) -> list[str]:
     """The command for a program of ours, and which codec it takes.  -P: what lies beside it is not to be imported."""
     who, _, codec = subject.partition("+")
-    path = str(ROOT) if codec != "orjson" else os.pathsep.join((str(ROOT), _orjson()))
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", str(PROGRAMS / program.format(who)), codec or "json"]
+    tree, who = (BEFORE, "ours") if who == "before" else (ROOT, who)
+    path = str(tree) if codec != "orjson" else os.pathsep.join((str(tree), _orjson()))
+    file = tree / PROGRAMS.relative_to(ROOT) / program.format(who)
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", str(file), codec or "json"]
+
+
+@contextmanager
+def checked_out(commit: str) -> Iterator[None]:
+    """Within the block the subject ``before`` is this package at that commit."""
+    subprocess.run(["git", "worktree", "add", "--force", "--detach", str(BEFORE), commit], cwd=ROOT, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", str(BEFORE)], cwd=ROOT, check=True)
 
 
 def server_command(subject: str, transport: str, *, tools: int = 3, style: str = "json") -> list[str]:
@@ -75,7 +91,13 @@ def client_command(subject: str, *arguments: str) -> list[str]:
     """What starts the client of this subject.  Raises `NotHere`."""
     if subject == "python":
         return [official_python(), str(PROGRAMS / "official_client.py"), *arguments]
-    return [*_python(subject, "callers.py"), subject.partition("+")[0], *arguments]
+    kind = "bare" if subject.startswith("bare") else "ours"
+    return [*_python(subject, "callers.py"), kind, *arguments]
+
+
+def core_command(subject: str, work: str) -> list[str]:
+    """What does some work of `core.py`."""
+    return [*_python(subject, "core_work.py"), work]
 
 
 @attrs.frozen

@@ -5,17 +5,21 @@
         async with visiting(where) as client:
             assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
 
-Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock; of
-its revisions each test has one that is not marked as slow, another for each.  Nothing may be left when the block ends.
+Everything is in memory and under a mock clock but for the child process, which is a real one, under a real clock.  On
+the child each test has one revision in the default suite, chosen by the test's name.  Nothing may be left when the
+block ends.
+
+`contract` is as `everywhere`, with one transport more: the ASGI application.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
@@ -25,14 +29,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.client.house import build
+from tests.http.asgi_servers import _connection
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, B, C, D, E
 from tests.server.checkpoints import running_tasks, where_all_stand
 from trio_mcp import Server, serve_http
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.client import Client, open_client
 from trio_mcp.groups import open_nursery
 
-__all__ = ["ROOT", "Where", "at_home", "everywhere", "nothing_left", "reachable", "visiting"]
+__all__ = ["ROOT", "Where", "at_home", "contract", "everywhere", "nothing_left", "reachable", "visiting"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 ROOT = Path(__file__).parents[2]
@@ -42,10 +48,11 @@ _REVISIONS = {
     "memory": _ALL, "child": _ALL, "websocket": _ALL,
     "http json": (B, C, D, E), "http": (B, C, D, E), "http+sse": (A, B, C, D),
 }  # fmt: skip
+_CONTRACT = {**_REVISIONS, "asgi": (B, C, D, E)}
 _OPTIONS: dict[str, dict[str, Any]] = {"http json": {"json_only": True}, "http": {}, "http+sse": OLD, "websocket": {}}
 _URLS = {
     "http json": "http://127.0.0.1:3000/mcp", "http": "http://127.0.0.1:3000/mcp",
-    "http+sse": "http://127.0.0.1:3000/sse", "websocket": "ws://127.0.0.1:3000/ws",
+    "http+sse": "http://127.0.0.1:3000/sse", "websocket": "ws://127.0.0.1:3000/ws", "asgi": "http://127.0.0.1:3000/mcp",
 }  # fmt: skip
 
 
@@ -60,29 +67,42 @@ class Where(NamedTuple):
     @property
     def exchanges(self) -> bool:
         """Each request is an exchange of its own."""
-        return self.modern and self.transport in ("http", "http json")
+        return self.modern and self.transport in ("http", "http json", "asgi")
 
 
 def everywhere(
-    *, revisions: Collection[str] = _ALL, without: Collection[str] = (), legacy_without: Collection[str] = ()
+    *,
+    revisions: Collection[str] = _ALL,
+    without: Collection[str] = (),
+    legacy_without: Collection[str] = (),
+    among: Mapping[str, Collection[str]] = _REVISIONS,
 ) -> Callable[[T], Any]:
     """Over all transports but these, in the revisions that they have; over some not in the legacy ones."""
 
     def decorate(test: T) -> Any:
         found = [
             Where(transport, revision)
-            for transport, known in _REVISIONS.items()
+            for transport, known in among.items()
             if transport not in without
             for revision in known
             if revision in revisions and (revision == E or transport not in legacy_without)
         ]
         children = [each for each in found if each.transport == "child"]
         lucky = children[zlib.crc32(test.__name__.encode()) % len(children)] if children else None
-        marks = [(pytest.mark.slow,) if each.transport == "child" and each != lucky else () for each in found]
-        params = [pytest.param(each, id=" ".join(each), marks=mark) for each, mark in zip(found, marks, strict=True)]
+        params = [pytest.param(each, id=" ".join(each), marks=_speed(each, lucky)) for each in found]
         return pytest.mark.parametrize("where", params)(test)
 
     return decorate
+
+
+contract = functools.partial(everywhere, among=_CONTRACT)
+
+
+def _speed(where: Where, lucky: Where | None) -> Collection[pytest.MarkDecorator]:
+    """Exceptions to the rule of the suite: a process takes its time, and HTTP+SSE is of the oldest revision."""
+    if where.transport == "child":
+        return (pytest.mark.default if where == lucky else pytest.mark.full,)
+    return (pytest.mark.default,) if where == ("http+sse", A) else ()
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +133,13 @@ async def at_home(transport: str, server: Server, **http: Any) -> AsyncIterator[
         yield server
     elif transport == "child":
         yield CHILD
+    elif transport == "asgi":
+        app, listener = AsgiApp(server, allowed_hosts=["127.0.0.1"], **http), MemoryListener()
+        async with app.running(), open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, functools.partial(_connection, app, {}), [listener])
+            with reachable(listener.connect):
+                yield _URLS[transport]
+            nursery.cancel_scope.cancel()
     else:
         listener = MemoryListener()
         options = {**_OPTIONS[transport], **http}

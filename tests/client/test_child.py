@@ -826,10 +826,10 @@ for name, value in os.environb.items():
 @pytest.mark.parametrize(
     ("environment", "env", "found"),
     [
-        ("inherit", None, {"OURS": "1", "HOME": "/h", "PATH": "/bin"}),
-        ("inherit", {"OURS": "2", "HOME": None, "NONE": None}, {"OURS": "2", "PATH": "/bin"}),
-        ("minimal", None, {"HOME": "/h", "PATH": "/bin"}),
-        ("minimal", {"TOKEN": "t", "PATH": "/p"}, {"HOME": "/h", "PATH": "/p", "TOKEN": "t"}),
+        ("inherit", None, {"OURS": "1", "HOME": "/h", "PATH": "/bin", "LC_TIME": "C"}),
+        ("inherit", {"OURS": "2", "HOME": None, "LC_TIME": None, "NONE": None}, {"OURS": "2", "PATH": "/bin"}),
+        ("minimal", None, {"HOME": "/h", "PATH": "/bin", "LC_TIME": "C"}),
+        ("minimal", {"TOKEN": "t", "PATH": "/p", "LC_TIME": None}, {"HOME": "/h", "PATH": "/p", "TOKEN": "t"}),
         ({"ONLY": "this"}, None, {"ONLY": "this"}),
         ({"ONLY": "this", "AND": "that"}, {"ONLY": None, "X": ""}, {"AND": "that", "X": ""}),
         ({}, None, {}),
@@ -841,7 +841,7 @@ async def test_its_environment_is_a_policy_with_overrides(
     with monkeypatch.context() as patch:
         for name in list(os.environ):
             patch.delenv(name)
-        for name, value in {"OURS": "1", "HOME": "/h", "PATH": "/bin"}.items():
+        for name, value in {"OURS": "1", "HOME": "/h", "PATH": "/bin", "LC_TIME": "C"}.items():
             patch.setenv(name, value)
         async with running(ENVIRONMENT, environment=environment, env=env) as child:
             lines = (await heard(child)).decode().splitlines()
@@ -850,7 +850,7 @@ async def test_its_environment_is_a_policy_with_overrides(
 
 
 def test_the_minimal_environment_is_what_programs_need_to_be_found() -> None:
-    assert MINIMAL == ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
+    assert MINIMAL == ("HOME", "LANG", "LC_*", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 
 
 @pytest.mark.parametrize("form", [str, Path, lambda path: [path], lambda path: (Path(path),)])
@@ -911,11 +911,13 @@ def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str
         ("no-such", {"environment": {}}, "there is no command 'no-such' in '/bin:/usr/bin'"),
         (["no-such", SECRET], {"env": {"PATH": "/a"}}, "there is no command 'no-such' in '/a'"),
         (f"no-such --token={SECRET}", {"env": {"PATH": "/a"}},
-         "there is no command 'no-such' in '/a'; a command with arguments is a list, one string for each"),
+         "there is no command 'no-such ...' in '/a'; a command with arguments is a list, one string for each"),
+        ("notes.py", {"env": {"PATH": "/a"}},
+         """there is no command 'notes.py' in '/a'; write the program that runs it, such as ["python", "server.py"]"""),
         ("/no/such", {}, "there is no command '/no/such'"),
         ("./no-such", {"cwd": "/usr"}, "there is no command './no-such' in '/usr'"),
         ("./no-such", {}, "there is no command './no-such' in '.'"),
-        ("/dev", {}, "'/dev' cannot be started: Permission denied"),
+        ("/dev", {}, "'/dev' cannot be started: it is a directory; write the program in it"),
         ("cat", {"cwd": "/no/such"}, "'cat' cannot be started in '/no/such': that is no directory"),
         ("cat", {"cwd": "/dev/null"}, "'cat' cannot be started in '/dev/null': that is no directory"),
         (["cat", SECRET + "\0"], {},
@@ -925,7 +927,7 @@ def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str
         ("cat", {"env": {"A": 1}}, "the environment variable 'A' is no string: int"),
         ("cat", {"env": {1: SECRET}}, "the environment variable 1 is no string: str"),
         ("cat", {"environment": "maximal"},
-         'environment is "inherit", "minimal" or a mapping of just the variables to give'),
+         'environment is "minimal", "inherit" or a mapping of just the variables to give'),
         ("cat", {"grace": -1}, "grace is a number of seconds, 0 or more; not -1"),
         ("cat", {"grace": float("nan")}, "grace is a number of seconds, 0 or more; not nan"),
         ("cat", {"grace": "2"}, "grace is a number of seconds, 0 or more; not '2'"),

@@ -199,9 +199,9 @@ async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_
 async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
-        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers$"):
+        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
             await client.list_prompts(**wrong)
-        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers$"):
+        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
             await client.read("notes://x", **wrong)
 
 
@@ -217,8 +217,11 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
             await getattr(client, method)("forecast", **wrong)
-        with pytest.raises(TypeError, match=r"as 'timeout'.* cancel scope: with trio\.move_on_after\(5\)$"):
-            await getattr(client, method)("forecast", timeout=5)
+        with pytest.raises(TypeError, match=r"as 'read_timeout'.*: write timeout=5, or .* trio\.move_on_after\(5\)$"):
+            await getattr(client, method)("forecast", read_timeout=5)
+        wrong = {"progress_callback": print}
+        with pytest.raises(TypeError, match=r": write call_tool\('forecast', {\.\.\.}, on_progress=function\)$"):
+            await client.call_tool("forecast", **wrong)
 
 
 @pytest.mark.parametrize(

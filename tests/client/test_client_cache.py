@@ -86,6 +86,9 @@ async def test_a_result_without_a_time_is_asked_for_each_time(hints: dict[str, A
         assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
 
 
+TRACE = f"00-{1:032x}-{1:016x}-00"
+
+
 async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: MockClock) -> None:
     async with counted(Counting(ttlMs=9000), cache=False) as (client, server):
         assert [await read(client), await read(client)] == ["1 for anybody", "2 for anybody"]
@@ -100,7 +103,7 @@ async def test_nothing_is_used_again_by_who_does_not_want_it(autojump_clock: Moc
         ({"meta": {"x/tenant": "A"}}, {"meta": {"x/tenant": "B"}}, False),
         ({"meta": {"x/tenant": "A"}}, {}, False),
         ({"meta": {"x/tenant": "A"}}, {"meta": {"x/tenant": "A"}}, True),
-        ({"meta": {"traceparent": "00-1"}}, {"meta": {"traceparent": "00-2"}}, True),
+        ({"meta": {"traceparent": TRACE}}, {"meta": {"traceparent": TRACE[:-1] + "1"}}, True),
         ({"headers": {"Authorization": "A"}}, {"headers": {"Authorization": "B"}}, False),
         ({"headers": {"Authorization": "A"}}, {"headers": {"authorization": "A"}}, True),
         ({"headers": {"X-Api-Key": "A"}}, {}, False),

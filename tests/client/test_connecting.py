@@ -454,12 +454,12 @@ async def visit_often(options: Any) -> None:
     [
         (["python", "x.py", 7, b"Geheim", "Geheim"], "a list of 'python' and bytes, int, str"),
         ([7, "Geheim"], "a list of int and str"),
-        ((), "a tuple of nothing"),
+        ((), "an empty tuple"),
         (b"Geheim", "bytes"),
-        ({"token": "Geheim"}, "dict"),
+        ({"token": "Geheim"}, r"a dict; of a configuration, write .*"),
     ],
 )
 def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f"; not {said}$") as refused:
+    with pytest.raises(LocalProtocolError, match=f"; got {said}$") as refused:
         how_to_reach(target)
     assert "Geheim" not in str(refused.value)

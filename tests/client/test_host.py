@@ -118,7 +118,7 @@ async def test_how_often_a_server_may_ask_is_for_a_callback_to_say(revision: str
     assert [round(after - before) for before, after in itertools.pairwise(times)] == [10] * 5
 
 
-@req("tool-29", "tool-15")
+@req("tool-29")
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:9/a.json", "file:///etc/hostname", "other.json"])
 async def test_no_reference_in_a_servers_schema_is_fetched(reference: str, autojump_clock: MockClock) -> None:
     tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object", "$ref": reference}}

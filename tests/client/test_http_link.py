@@ -24,6 +24,7 @@ from tests.client.http_script import (
     modern,
     script,
 )
+from tests.cuts import Cuts
 from tests.http.served import listening, served
 from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
@@ -376,7 +377,8 @@ async def test_giving_up_closes_the_response_and_says_so_only_where_that_is_the_
         told = [each.message["params"] for each in server.asked if each.what == "notifications/cancelled"]
         [id] = [each.id for each in server.asked if each.what == "tools/list"]
         assert [each["requestId"] for each in told] == ([] if revision == E else [id])
-        assert server.left == ["tools/list"]  # its connection was closed
+        # Its connection was closed, or is read on: a gateway may say more by it.
+        assert server.left == (["tools/list"] if revision == E else [])
 
 
 @req("http-13")
@@ -1323,7 +1325,7 @@ def recorded(revision: str, streams: bool) -> bytes:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("revision", [D, E])
 async def test_a_fault_after_any_byte_is_one_outcome_at_once(
-    revision: str, streams: bool, fault: bytes, autojump_clock: MockClock
+    revision: str, streams: bool, fault: bytes, cuts: Cuts, autojump_clock: MockClock
 ) -> None:
     whole = recorded(revision, streams)
     at = 0
@@ -1331,19 +1333,18 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
     async def play(asked: Asked, out: Out) -> None:
         await says(whole[:at] + fault)(asked, out)
 
-    outcomes: list[str] = []
-    for each in range(len(whole) + 1):
-        at = each
+    outcomes: dict[int, str] = {}
+    for at in cuts(whole):
         async with script(playing(revision, play)) as server, linked(server.connect, [revision]) as bench:
             start = trio.current_time()
             try:
                 assert await bench.caller.request("tools/call", {"name": "t"}) == RESULT
-                outcomes.append("result")
+                outcomes[at] = "result"
             except (NotAnswered, RemoteProtocolError):
-                outcomes.append("error")
+                outcomes[at] = "error"
             assert trio.current_time() == start
-    assert set(outcomes) == {"result", "error"}
-    first = outcomes.index("result")
+    assert set(outcomes.values()) == {"result", "error"}
+    first = min(at for at, outcome in outcomes.items() if outcome == "result")
     assert first >= whole.index(RESULT["content"][0]["text"].encode())
 
 

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
+from tests.cuts import Cuts
 from tests.http.served import listening, served
 from tests.server.checkpoints import (
     Attempt,
@@ -443,9 +444,9 @@ async def test_a_reply_that_does_not_come_is_broken_and_may_have_been_acted_on(w
 @pytest.mark.parametrize("reply", [HI, CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"])
 @pytest.mark.parametrize("make", [wide, narrow])
 async def test_a_reply_cut_anywhere_is_broken_and_the_next_request_goes_through(
-    reply: bytes, make: Callable[[], Pair]
+    reply: bytes, make: Callable[[], Pair], cuts: Cuts
 ) -> None:
-    for at in range(len(reply)):
+    for at in cuts(reply[:-1]):
         async with far(says(reply[:at], reply), make) as there:
             with pytest.raises(ReplyBroken) as caught:
                 await patiently(there.get, "the end")
@@ -580,7 +581,7 @@ async def test_a_refusal_before_all_was_sent_is_a_reply(autojump_clock: MockCloc
 # Cancelling.
 
 
-@pytest.mark.parametrize("make", [wide, pytest.param(narrow, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [wide, pytest.param(narrow, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kept", [True, False])
 def test_cancelling_at_any_step_closes_the_connection_and_leaves_the_pool_usable(
     make: Callable[[], Pair], kept: bool

@@ -49,7 +49,7 @@ class Ear(Recorder):
 
     def notice(self, notice: Notice) -> None:
         super().notice(notice)
-        assert self.listening.heard(notice)
+        self.listening.heard(notice)  # or nobody does
 
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         super().ended(outcome, failure)

@@ -216,7 +216,7 @@ def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: s
     assert cancel_everywhere(scenario, watch=watch) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_anything_may_be_cancelled_at_any_time() -> None:
     async def scenario(attempt: Attempt) -> None:
         async with town(front=plain(D)) as at:

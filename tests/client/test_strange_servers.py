@@ -139,7 +139,7 @@ async def attempt(client: Client, call: int) -> None:
         await calls[call % len(calls)]()
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 30))])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 30))])
 @pytest.mark.parametrize("revision", [B, D, E])
 async def test_whatever_a_server_answers_is_a_result_or_an_error_of_ours(
     revision: str, seed: int, autojump_clock: MockClock

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import json
 import textwrap
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import trio
@@ -27,6 +30,7 @@ from trio_mcp.testing import (
     open_memory_pair,
     open_replayed,
     replayed,
+    seeded,
 )
 
 in_all = pytest.mark.parametrize("revision", list(REVISIONS))
@@ -339,3 +343,80 @@ def test_what_is_open_cannot_be_replayed() -> None:
 
 def test_a_transcript_holds_json_of_one_line_each() -> None:
     assert json.loads(Line(">", '{"a": 1}').text) == Line(">", '{"a": 1}').message
+
+
+def order_of_work(seed: int) -> list[str]:
+    """Which of several calls side by side ran when; two of them are plain functions."""
+    server, ran = Server("work"), list[str]()
+
+    @server.tool
+    async def wait(name: str) -> None:
+        for _ in range(3):
+            ran.append(name)
+            await trio.lowlevel.checkpoint()
+
+    @server.tool
+    def block(name: str) -> None:
+        ran.append(f"{name} in {threading.current_thread().name}")
+
+    async def scenario() -> None:
+        async with open_memory_pair(server) as pair, trio.open_nursery() as nursery:
+            for name in "abcd":
+                tool = "wait" if name < "c" else "block"
+                nursery.start_soon(pair.client.call_tool, tool, {"name": name})
+
+    with seeded(seed):
+        trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    return ran
+
+
+def test_a_seed_decides_the_order_of_work_side_by_side() -> None:
+    orders = {tuple(order_of_work(seed)) for seed in range(20)}
+    assert len(orders) > 10
+    assert orders == {tuple(order_of_work(seed)) for seed in range(20)}
+    assert all(f"c in {threading.main_thread().name}" in order for order in orders)
+
+
+async def test_a_seed_decides_within_a_run_too_and_leaves_everything_as_it_was() -> None:
+    inside: Any = trio._core._run
+    before = inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()
+    orders = []
+    for _ in range(2):
+        ran: list[int] = []
+
+        async def work(number: int, ran: list[int] = ran) -> None:
+            for _ in range(3):
+                ran.append(number)
+                await trio.lowlevel.checkpoint()
+
+        with seeded(7):
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(work, number)
+        orders.append(ran)
+    assert orders[0] == orders[1]
+    assert (inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()) == before
+
+
+async def test_a_plain_function_has_variables_of_its_own_also_where_it_runs_inline() -> None:
+    server, variable = Server("work"), contextvars.ContextVar("variable", default="unset")
+
+    @server.tool
+    def put(value: str) -> str:
+        before = variable.get()
+        variable.set(value)
+        return before
+
+    with seeded(1):
+        async with open_memory_pair(server) as pair:
+            said = [await pair.client.call_tool("put", {"value": value}, returns=str) for value in "ab"]
+    assert said == ["unset", "unset"]
+
+
+def test_a_trio_without_a_seed_says_so() -> None:
+    with (
+        mock.patch.object(testing, "_missing", ["_r"]),
+        pytest.raises(RuntimeError, match=r"seeded\(\) needs _r of trio._core._run, which Trio .* does not have"),
+        seeded(1),
+    ):
+        pass

@@ -78,14 +78,6 @@ async def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Pat
     assert await store.get(URL) == ENTRY
 
 
-async def test_a_file_that_others_could_read_is_one_no_more(file: Path) -> None:
-    write(file, json.dumps({"form": 1, "servers": {OTHER: {"b": 2}}}), 0o644)
-    store = FileTokenStore(file)
-    await store.set(URL, ENTRY)
-    assert mode_of(file) == 0o600
-    assert await store.get(OTHER) == {"b": 2}
-
-
 async def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)

@@ -20,7 +20,7 @@ from tests.ports import unclaimed_port
 from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it may be the first that needs the suite
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # it may be the first that needs the suite
 
 PATIENCE = 300.0  # seconds for all of it, on a busy machine
 PAGE = re.compile(r"(http://127\.0\.0\.1:\d+/authorize\?\S+)\n")

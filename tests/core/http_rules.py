@@ -304,6 +304,32 @@ SITES = [
         headers={"Origin": "https://app.example:8443"},
         policy={"allowed_origins": ["https://app.example"]},
     ),
+    *(
+        Rule(
+            f"a page that says of itself only {site}",
+            403,
+            -32600,
+            (f"Sec-Fetch-Site: {site}", "allowed_origins"),
+            method="GET",
+            headers={"Sec-Fetch-Site": site},
+        )
+        for site in ("cross-site", "same-site")
+    ),
+    *(
+        modern(f"a page that says {site}", 200, headers={"Sec-Fetch-Site": site})
+        for site in ("same-origin", "none", "what else there may be")
+    ),
+    modern(
+        "a page of another site and an allowed origin",
+        200,
+        headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:5173"},
+    ),
+    modern(
+        "a page that does not say its origin, where any is allowed",
+        200,
+        headers={"Sec-Fetch-Site": "cross-site"},
+        policy={"allowed_origins": ["*"]},
+    ),
     Rule(
         "a host that is not served",
         421,
@@ -323,13 +349,13 @@ SITES = [
     ),
     *(
         modern(f"the host {host!r}", 200, headers={"Host": host})
-        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:65535", "[::1]", "[::1]:3000", None)
+        for host in ("localhost", "LOCALHOST:80", "127.0.0.1:65535", "[::1]", "[::1]:3000", "localhost:", None)
     ),
     *(
         modern(f"the host {host!r}", 421, code=-32600, id=None, headers={"Host": host}, at_once=at_once)
         for host, at_once in [
             ("", None),
-            ("localhost:", None),
+            ("evil.example:", None),
             ("localhost:*", 400),
             ("a@localhost", 400),
             ("localhost, localhost2", 400),
@@ -887,7 +913,6 @@ LEGACY_RULES = [
             ("with a version header", {"MCP-Protocol-Version": D}),
             ("with the header of a version that nobody knows", {"MCP-Protocol-Version": "v999.0.0"}),
             ("with the header of the other era", {"MCP-Protocol-Version": E}),
-            ("with an old session's id", {"Mcp-Session-Id": "ended"}),
             ("with the draft's header", {"Mcp-Method": "initialize"}),
         ]
     ),
@@ -936,10 +961,19 @@ LEGACY_RULES = [
             method=method,
             headers={"Mcp-Session-Id": "ended"},
             body=request("tools/list") if method == "POST" else None,
-            id=1 if method == "POST" else None,
         )
         for method in ("GET", "POST", "DELETE")
     ),
+    Rule(
+        "a handshake in a session that has ended",
+        404,
+        -32600,
+        ("initialize",),
+        req("http-57"),
+        headers={"Mcp-Session-Id": "ended"},
+        body=request("initialize", INITIALIZE),
+    ),
+    modern("a request that has no session, with the id of one", 200, headers={"Mcp-Session-Id": "ended"}),
     *(
         in_session(
             f"{method} in the session of somebody else",
@@ -947,7 +981,6 @@ LEGACY_RULES = [
             code=-32600,
             method=method,
             principal="mallory",
-            id=1 if method == "POST" else None,
         )
         for method in ("GET", "POST", "DELETE")
     ),
@@ -960,7 +993,6 @@ LEGACY_RULES = [
             proves=req("http-65"),
             method=method,
             headers={"MCP-Protocol-Version": version},
-            id=1 if method == "POST" else None,
         )
         for revision in (C, D)
         for method in ("GET", "POST", "DELETE")
@@ -973,7 +1005,6 @@ LEGACY_RULES = [
         headers={"MCP-Protocol-Version": B},
         policy={"revisions": [REVISIONS[D]]},
         proves=req("http-65"),
-        id=1,
     ),
     *(
         in_session("the header of its version", 200, session=each, headers={"MCP-Protocol-Version": each})
@@ -1106,7 +1137,7 @@ LEGACY_RULES = [
 
 # HTTP+SSE; `session` is then that of a stream.
 STREAMED = [
-    Rule("the stream", 200, method="GET", path="/sse", policy=SSE, answer="STREAM", proves=req("sse-04", "sse-09")),
+    Rule("the stream", 200, method="GET", path="/sse", policy=SSE, answer="STREAM", proves=req("sse-04")),
     Rule("the stream, with a slash", 200, method="GET", path="/sse/", policy=SSE, answer="STREAM"),
     Rule(
         "the stream for somebody who takes none",

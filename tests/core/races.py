@@ -11,8 +11,9 @@ number of orders that lead on from one is the sum over its moves.  Nothing is le
 
 How messages travel: on a duplex in one order each way; to a session each in a POST of its own, so in any order, and
 back in the order of each stream; on an exchange likewise, with a server for each request.  A broken stream of a session
-is resumed, so nothing on it is lost.  What was due may be noticed late: time passes by one move, and is looked at by
-another, or when the next message comes.
+is resumed, so nothing on it is lost.  On a duplex each side may end its own direction: what it sends afterwards goes
+nowhere, and the other side hears of the end after all that came before it.  What was due may be noticed late: time
+passes by one move, and is looked at by another, or when the next message comes.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Wish:
 
 @attrs.frozen
 class Plan:
-    """`losses`: of `stream` and `link`, what may be lost.  `lazy`: what is queued leaves by a move of its own."""
+    """`losses`: of `stream`, `link` and `input` (one direction of a duplex), what may be lost.  `lazy`: what is queued
+    leaves by a move of its own."""
 
     link: Link
     wishes: tuple[Wish, ...]
@@ -118,7 +120,10 @@ class World:
     def __init__(self, plan: Plan, frozen: bytes | None = None) -> None:
         self.plan = plan
         if frozen is not None:
-            self.peers, self.tracks, self.up, self.down, self.queued, self.now, self.cut_off = pickle.loads(frozen)
+            (
+                self.peers, self.tracks, self.up, self.down, self.queued, self.now, self.cut_off,
+                self.closing, self.closed,
+            ) = pickle.loads(frozen)  # fmt: skip
             return
         # The client, and the server; but each modern POST has a server for itself.
         servers = len(plan.wishes) if plan.link is EXCHANGE else 1
@@ -129,10 +134,14 @@ class World:
         self.queued: tuple[int, ...] = ()
         self.now = 0.0
         self.cut_off = False
+        self.closing: tuple[int, ...] = ()  # the peers that have ended their direction,
+        self.closed: tuple[int, ...] = ()  # and those that have heard of it from the other one
 
     def freeze(self) -> bytes:
         lanes = {lane: self.down[lane] for lane in sorted(self.down) if self.down[lane]}
-        parts = (self.peers, self.tracks, self.up, lanes, self.queued, self.now, self.cut_off)
+        parts = (
+            self.peers, self.tracks, self.up, lanes, self.queued, self.now, self.cut_off, self.closing, self.closed,
+        )  # fmt: skip
         for peer in self.peers:
             peer.next_deadline()  # forgets the deadlines that were met
         buffer = io.BytesIO()
@@ -177,12 +186,21 @@ class World:
                 moves.append(("lost", place))
         if "link" in self.plan.losses and not self.cut_off and any(track.id for track in self.tracks):
             moves.append(("cut", 0))
+        if "input" in self.plan.losses and not self.cut_off and any(track.id for track in self.tracks):
+            moves += [("close", place) for place in (0, 1) if place not in (*self.closing, *self.queued)]
+            moves += [("end", place) for place in (0, 1) if self._may_hear_the_end(place)]
         return moves
+
+    def _may_hear_the_end(self, place: int) -> bool:
+        on_the_way = any(self.down.values()) if place == 0 else bool(self.up)
+        return 1 - place in self.closing and place not in self.closed and not on_the_way
 
     def _moves_of(self, index: int) -> Iterator[str]:
         wish, track = self.plan.wishes[index], self.tracks[index]
         if not track.id:
-            if not self.peers[self._maker(index)].closed and (wish.inside is None or self.tracks[wish.inside].served):
+            maker = self._maker(index)
+            silent = self.peers[maker].closed or maker in (*self.closing, *self.closed)
+            if not silent and (wish.inside is None or self.tracks[wish.inside].served):
                 yield "send"
             return
         left = [verb for verb in sorted(wish.may) if track.used.count(verb) < wish.times]
@@ -308,6 +326,17 @@ class World:
         self._compare(sorted(events, key=lambda event: (type(event) is not Lost, event.id)), promised)
         self._drain(place)
 
+    def _close(self, place: int) -> None:
+        self.closing = tuple(sorted((*self.closing, place)))
+
+    def _end(self, place: int) -> None:
+        """What it waited for will not come; what it serves goes on."""
+        self.closed = tuple(sorted((*self.closed, place)))
+        lost = [at for at in range(len(self.tracks)) if self._maker(at) == place and self._waits(at)]
+        lost.sort(key=lambda at: self.tracks[at].id)
+        self._compare(self.peers[place].input_ended(), [(Lost, at) for at in lost])
+        self._drain(place)
+
     def _clock(self, place: int) -> None:
         """Time passes, and nobody looks at it yet."""
         self.now = self.peers[place].next_deadline() or 0
@@ -342,7 +371,7 @@ class World:
             self._flush(place)
 
     def _travel(self, place: int, message: Message, about: Id | None) -> None:
-        if self.cut_off:
+        if self.cut_off or place in self.closing:
             return
         if place == 0:
             at = self._served_by(0, getattr(message, "id", None))

@@ -128,7 +128,7 @@ def test_a_server_of_2025_03_26_is_its_own_authorization_server(published: bool)
     assert visitor.world.mcp.asked == [f"{WELL_KNOWN}/mcp", WELL_KNOWN]
     assert [each["path"] for each in server.of("metadata")] == [SERVER_KNOWN]
     assert server.asked[0].headers["MCP-Protocol-Version"] == "2025-03-26"
-    assert "resource" not in only(server.of("authorize"))
+    assert only(server.of("authorize"))["resource"] == only(server.of("token"))["resource"] == MCP
     assert "code_challenge" in only(server.of("authorize"))
     held = visitor.persisted[-1].authorization
     assert held is not None

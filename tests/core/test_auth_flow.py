@@ -49,6 +49,7 @@ from trio_mcp.core.auth_deeds import (
     Ignored,
     Listen,
     Listening,
+    Misplaced,
     OpenBrowser,
     Persist,
     Replied,
@@ -126,6 +127,7 @@ def test_a_flow_abandoned_anywhere_leaves_nothing_behind_that_hinders_the_next(n
 TROUBLES: list[Any] = [
     Unsent("the name does not resolve"),
     GivenUp("no time left"),
+    Misplaced("10.0.0.7"),
     reply(500),
     reply(503, {"error": "temporarily_unavailable"}),
     reply(200, [1]),
@@ -699,6 +701,62 @@ def test_a_document_may_move_within_its_origin_and_not_for_ever() -> None:
     visitor.world.broken = lambda request: reply(301, None, Location=request.url)
     failed(visitor)
     assert len(visitor.world.requests) == 5  # three times the same, and the root
+
+
+# Networks.
+
+INSIDE = "https://10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mcp_issuers": (INSIDE,)}, "only 'https://10.0.0.7', which is on a private network"),
+        ({"metadata": {"token_endpoint": f"{INSIDE}/token"}}, "is on a private network, and the MCP server is not"),
+        ({"metadata": {"token_endpoint": "https://other.example/token"}, "iss": None}, "is at another origin"),
+        ({"mcp_named": f"{INSIDE}/metadata", "mcp_paths": ()}, "which is on a private network"),
+    ],
+)
+def test_what_is_named_in_another_network_is_not_asked(settings: dict[str, Any], words: str) -> None:
+    visitor = Visitor(world(**settings))
+    error = failed(visitor)
+    assert words in str(error)
+    assert "trusted_origins=" in str(error)
+    assert not [each for each in visitor.world.requests if each.url.startswith((INSIDE, "https://other.example"))]
+
+
+def test_an_endpoint_does_not_say_what_is_for_the_client_to_say() -> None:
+    visitor = Visitor(world(metadata={"authorization_endpoint": f"{ISSUER}/authorize?state=mine"}))
+    assert "has state in its query" in str(failed(visitor))
+
+
+def test_metadata_that_is_named_in_another_network_may_be_where_it_is_well_known() -> None:
+    assert Visitor(world(mcp_named=f"{INSIDE}/metadata")).call() == 200
+
+
+def test_where_the_mcp_server_is_its_authorization_server_may_be() -> None:
+    visitor = Visitor(world(issuer=INSIDE, iss=INSIDE))
+    assert "private network" in str(failed(visitor))
+    answer = visitor.world.mcp.answer
+
+    def from_inside(request: SendRequest) -> Heard | None:
+        is_mcp = request.url.startswith(visitor.world.mcp.origin)
+        return attrs.evolve(answer(request), address="10.0.0.8") if is_mcp else None
+
+    visitor.world.broken = from_inside
+    assert visitor.call() == 200
+
+
+def test_a_token_endpoint_that_leads_elsewhere_since_is_not_asked_to_renew() -> None:
+    visitor = Visitor(world())
+    visitor.call()
+    visitor.now = LATER
+    visitor.world.broken = lambda request: Misplaced("10.0.0.7") if request.url.endswith("/token") else None
+    assert visitor.call() == 200  # the MCP server is asked, and still takes the token
+    visitor.world.servers[0].tokens.clear()
+    assert "10.0.0.7" in str(failed(visitor))
+    visitor.world.broken = lambda request: None
+    assert visitor.call() == 200
 
 
 # The tables.

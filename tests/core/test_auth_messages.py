@@ -39,12 +39,14 @@ from trio_mcp.core.auth_grants import (
     refused,
 )
 from trio_mcp.core.auth_places import (
+    Network,
     Rules,
     client_id_fault,
     covers,
     issuer_fault,
     legacy_place,
     moved_to,
+    network_at,
     resource_places,
     server_places,
     url_fault,
@@ -676,6 +678,31 @@ def test_what_a_server_says_is_cut_and_censored() -> None:
     assert censored({"a": "hunter2"}, ("hunter2",)) == "\"{'a': '[secret]'}\""
 
 
+# Networks.
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("93.184.216.34", Network.PUBLIC), ("2606:2800:220:1::1", Network.PUBLIC),
+        ("2002:5db8:d822::1", Network.PUBLIC), ("::ffff:93.184.216.34", Network.PUBLIC),
+        ("64:ff9b::5db8:d822", Network.PUBLIC),
+        ("127.0.0.1", Network.LOOPBACK), ("127.255.0.1", Network.LOOPBACK), ("0.0.0.0", Network.LOOPBACK),
+        ("::1", Network.LOOPBACK), ("::", Network.LOOPBACK), ("::ffff:127.0.0.1", Network.LOOPBACK),
+        ("64:ff9b::7f00:1", Network.LOOPBACK), ("2002:7f00:1::", Network.LOOPBACK),
+        ("169.254.169.254", Network.LINK_LOCAL), ("fe80::1", Network.LINK_LOCAL), ("fe80::1%eth0", Network.LINK_LOCAL),
+        ("::ffff:169.254.169.254", Network.LINK_LOCAL),
+        ("10.0.0.1", Network.PRIVATE), ("172.16.0.1", Network.PRIVATE), ("192.168.0.1", Network.PRIVATE),
+        ("100.64.0.1", Network.PRIVATE), ("0.0.0.1", Network.PRIVATE), ("224.0.0.1", Network.PRIVATE),
+        ("240.0.0.1", Network.PRIVATE), ("255.255.255.255", Network.PRIVATE), ("fd00::1", Network.PRIVATE),
+        ("fec0::1", Network.PRIVATE), ("ff02::1", Network.PRIVATE), ("::10.0.0.1", Network.PRIVATE),
+        ("64:ff9b:1::1", Network.PRIVATE), ("2001:0:1::1", Network.PRIVATE), ("::ffff:10.0.0.1", Network.PRIVATE),
+    ],
+)  # fmt: skip
+def test_an_address_is_in_one_network(address: str, network: Network) -> None:
+    assert network_at(address) is network
+
+
 # What is stored.
 
 
@@ -683,7 +710,7 @@ def test_what_a_server_says_is_cut_and_censored() -> None:
 def test_a_record_survives_being_written() -> None:
     visitor = Visitor(world(methods=("client_secret_basic",)))
     visitor.call()
-    for each in (Record(MCP), *visitor.persisted):
+    for each in (Record(MCP), Record(MCP, network=Network.LINK_LOCAL), *visitor.persisted):
         assert read_record(json.loads(json.dumps(as_json(each)))) == each
     assert Record(MCP).without_refresh() == Record(MCP)
     assert again(visitor).call() == 200
@@ -696,7 +723,7 @@ def test_a_record_survives_being_written() -> None:
 def damaged() -> list[Any]:
     visitor = Visitor(world())
     visitor.call()
-    good = as_json(visitor.persisted[-1])
+    good = as_json(attrs.evolve(visitor.persisted[-1], network=Network.PRIVATE))
     found: list[Any] = [None, [], "x", {}]
 
     def spoil(at: Any, path: tuple[Any, ...]) -> None:
@@ -725,7 +752,8 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
             refused.append(str(error))
     assert len(refused) > 50
     assert {each for each in refused if "cannot be read" not in each or "example" in each} == set()
-    for name in ("form", "registered", "authorization", "tokens", "client", "redirect_uris", "method", "expires_at"):
+    names = ("form", "registered", "network", "authorization", "tokens", "client", "redirect_uris", "method")
+    for name in (*names, "expires_at"):
         assert [each for each in refused if f"'{name}'" in each]
 
 

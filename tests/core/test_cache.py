@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.cache import MAX_BYTES, MAX_ENTRIES, CacheHints, ResponseCache
+from trio_mcp.core.cache import COMPLETION_SECONDS, MAX_BYTES, MAX_ENTRIES, CacheHints, ResponseCache
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import (
@@ -78,7 +78,7 @@ def test_a_result_of_an_older_server_without_a_type_is_complete(ann: Asker) -> N
         (revision, method)
         for revision in REVISIONS.values()
         for method in revision.requests[Role.CLIENT]
-        if method not in revision.cacheable
+        if method not in (*revision.cacheable, "completion/complete")
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -87,6 +87,39 @@ def test_no_other_method_is_cached_and_none_on_a_revision_without_hints(revision
     assert not someone.store(method, RESULT)
     assert someone.get(method) is None
     assert (len(someone.cache), someone.cache.size) == (0, 0)
+
+
+@req("cmpl-03")
+@pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
+def test_a_completion_is_kept_for_seconds_and_for_one_principal(revision: Any) -> None:
+    """Whatever the server says of it: completions have no hints."""
+    cache = ResponseCache(revision)
+    ann, bob = Asker(cache), Asker(cache, "bob")
+    asked = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": "v"}}
+    found = {"completion": {"values": ["vw"]}, "ttlMs": 10**9, "cacheScope": "public"}
+    assert ann.store("completion/complete", found, **asked)
+    assert bob.get("completion/complete", **asked) is None
+    ann.now += COMPLETION_SECONDS - 1
+    assert ann.get("completion/complete", **asked) == found
+    ann.now += 1
+    assert ann.get("completion/complete", **asked) is None
+
+
+@req("cmpl-03")
+@pytest.mark.parametrize("kind", ["prompts", "resources", "tools"])
+def test_a_completion_is_dropped_with_the_lists_of_prompts_and_resources(kind: str) -> None:
+    ann = Asker()
+    before = ann.cache.key("completion/complete", {}, principal=None)
+    assert before == ann.cache.key("completion/complete", {}, principal=None)
+    ann.store("completion/complete", {"completion": {"values": []}})
+    ann.cache.changed(f"notifications/{kind}/list_changed", {})
+    assert (ann.get("completion/complete") is None) is (kind != "tools")
+    assert ann.cache.key("completion/complete", {}, principal=None) != before
+
+
+def test_what_is_no_json_is_looked_for_and_not_found() -> None:
+    """It is refused where it is written."""
+    assert Asker().get("tools/list", cursor=object()) is None
 
 
 @req("cache-03")

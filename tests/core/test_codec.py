@@ -662,6 +662,17 @@ LEFT_OUT: list[tuple[Model, Revision, dict[str, Any]]] = [
 ]
 
 
+@req("type-03")
+@EVERY
+def test_a_tool_has_a_name_and_an_input_schema_and_need_not_have_more(revision: Revision) -> None:
+    assert to_json(Tool("add", SCHEMA), revision) == TOOL
+    assert to_json(Tool("add", SCHEMA, description="sums"), revision) == {**TOOL, "description": "sums"}
+    assert from_json(Tool, TOOL, strict=True) == Tool("add", SCHEMA)
+    for missing in ("name", "inputSchema"):
+        with pytest.raises(RemoteProtocolError, match=f"Tool: {missing}: missing"):
+            from_json(Tool, {key: value for key, value in TOOL.items() if key != missing})
+
+
 @req(
     "type-02",
     "type-04",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.core.errors import ResourceNotFound, shown
+from trio_mcp.core.errors import ResourceNotFound, printable, shown
 
 
 @pytest.mark.parametrize("value", ["", "it's", "two\nlines", "x" * 78, 7, None, True, 1.5, [1, "x"], {"a": {}}])
@@ -31,3 +31,7 @@ def test_what_is_not_there_is_named_in_few_words_and_whole_in_the_data() -> None
     assert len(error.message) < 300
     assert error.message.startswith("Resource not found: 'notes://xxx")
     assert ResourceNotFound(uri, "gone").message == "gone"
+
+
+def test_a_line_of_another_program_cannot_move_the_cursor() -> None:
+    assert printable("a\tb\x1b[2Jc\x00") == "a\tb\ufffd[2Jc\ufffd"

@@ -302,3 +302,11 @@ def test_objects_that_come_together_are_told_from_too_long_ones_and_from_the_end
     assert first == b"{123456}"
     assert is_too_long(second)
     assert others == [b"{1}", b"{}"]
+
+
+def test_a_framer_holds_the_bytes_of_the_line_that_has_not_ended() -> None:
+    framer = LineFramer(100)
+    assert framer.feed(b"{}\nabc") == [b"{}"]
+    assert framer.held == 3
+    assert framer.feed(b"\n") == [b"abc"]
+    assert framer.held == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -30,7 +30,7 @@ from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.headers import Headers, find_mirrors, reply_headers
-from trio_mcp.core.http import judge, screen
+from trio_mcp.core.http import check_session, judge, screen
 from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result, encode
 from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
 from trio_mcp.core.session import Offer, ServerSession
@@ -67,15 +67,18 @@ def http_request(rule: Rule) -> HttpRequest:
     return HttpRequest(rule.method, path, Headers(rule.fields(SESSION)), rule.content)
 
 
+def sessions_of(rule: Rule) -> Mapping[str, SessionFacts]:
+    if rule.session is None:
+        return {}
+    legacy_stream = rule.path.startswith(SSE["message_path"])
+    return {SESSION: SessionFacts(REVISIONS[rule.session], legacy_stream=legacy_stream)}
+
+
 def verdict_on(rule: Rule) -> Verdict:
-    sessions = {}
-    if rule.session is not None:
-        legacy_stream = rule.path.startswith(SSE["message_path"])
-        sessions[SESSION] = SessionFacts(REVISIONS[rule.session], legacy_stream=legacy_stream)
     return judge(
         HttpPolicy(**rule.policy),
         http_request(rule),
-        find_session=sessions.get,
+        find_session=sessions_of(rule).get,
         find_mirrors=MIRRORS.get,
         principal=rule.principal,
     )
@@ -120,6 +123,19 @@ def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
         assert SESSION not in reply.body.decode()
     else:
         assert reply.body == b""
+
+
+@pytest.mark.parametrize("rule", list(all_rules()))
+def test_a_session_that_is_refused_is_refused_before_the_body(rule: Rule) -> None:
+    policy, bodiless = HttpPolicy(**rule.policy), attrs.evolve(http_request(rule), body=b"")
+    head = screen(policy, bodiless)
+    if isinstance(head, Reply):
+        return
+    reply = check_session(policy, bodiless, head, find_session=sessions_of(rule).get, principal=rule.principal)
+    if reply is None:
+        assert rule.status not in (403, 404)
+    else:
+        assert reply == verdict_on(rule)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ from trio_mcp.core.http_client import (
     Challenged,
     Exchange,
     Failed,
+    KeepAlives,
     NoStream,
     Received,
     Reconnect,
@@ -817,6 +819,33 @@ def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pa
     unproven = StreamResumption(D, standalone=True, attempts=3)
     feed(unproven, b": ping\n\n")
     assert [type(unproven.ended(1)) for _ in range(4)] == [Reconnect] * 3 + [Failed]
+
+
+@pytest.mark.parametrize(
+    ("heard", "patience"),
+    [
+        # (seconds, whether it is a keep-alive and nothing else)
+        ([], math.inf),
+        ([(15, True)], math.inf),
+        ([(15, True), (30, True)], 45),
+        ([(15, True), (30, True), (50, True), (66, True), (81, True)], 60),
+        ([(15, True), (30, True), (50, True), (66, True), (81, True), (96, True)], 48),  # the late one is forgotten
+        ([(15, True), (15.5, True)], math.inf),  # one, in pieces or held back
+        ([(15, True), (15.5, True), (30, True)], 45),
+        ([(15, False), (30, False)], math.inf),
+        ([(15, True), (20, False), (30, True)], 45),  # fixed times
+        ([(15, True), (3600, False), (3615, True)], 10_800),  # after silence: it may be so long
+        ([(15, True), (3600, False), (3615, True), (3630, True)], 45),
+        ([(15, True), (30, True), (40, False), (55, True)], 45),
+    ],
+)
+def test_a_stream_may_be_silent_for_three_intervals_of_its_keep_alives(
+    heard: list[tuple[float, bool]], patience: float
+) -> None:
+    keep_alives = KeepAlives()
+    for now, keep_alive in heard:
+        keep_alives.heard(now, keep_alive=keep_alive)
+    assert keep_alives.patience == patience
 
 
 def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None:

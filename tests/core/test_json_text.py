@@ -152,7 +152,8 @@ def said(value: object) -> object:
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_is_written_to_the_same_or_refused_alike(value: object) -> None:
     both(said, value)
-    both(writable, value) if outcome(to_text, value) != ("error", "TypeError") else None
+    if outcome(to_text, value) not in (("error", "TypeError"), ("error", "RecursionError")):  # else it was never read
+        both(writable, value)
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.integers(2**62, 2**66) | st.floats() | st.text(max_size=5)

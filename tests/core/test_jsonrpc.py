@@ -8,6 +8,7 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.core import json_text
 from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
+from trio_mcp.core.glimpse import holds_more_values
 from trio_mcp.core.jsonrpc import (
     ABSENT,
     Batch,
@@ -120,7 +122,7 @@ def test_well_formed_messages_of_every_kind_are_read(data: str, message: Message
 
 
 @req("core-05")
-@pytest.mark.parametrize("id", [0, 1, -5, 10**30, "", "1", "ä"])
+@pytest.mark.parametrize("id", [0, 1, -5, 2**64 - 1, -(2**63), "", "1", "ä"])
 def test_an_id_comes_through_with_its_value_and_its_type(id: int | str) -> None:
     request = read(json.dumps({"jsonrpc": "2.0", "id": id, "method": "m"}))
     assert isinstance(request, Request)
@@ -466,6 +468,139 @@ def test_an_id_of_just_the_limit_is_read_and_one_that_is_longer_is_not_repeated(
     batch = read(f'[{{{V},"id":"abcd","method":"m"}},{{{V},"id":"abc","method":"m"}}]', limits)
     assert isinstance(batch, Batch)
     assert batch.items[1:] == (Request("abc", "m"),)
+
+
+@pytest.mark.parametrize("id", [2**64, -(2**63) - 1, 10**30, 7 * 10**4000])
+def test_an_id_beyond_64_bits_is_refused_and_not_repeated(id: int) -> None:
+    for rest in ('"method":"m"', '"method":5', '"method":"m","params":{"a":1e999}', '"method":"m","params":7', '"x":1'):
+        assert owed(f'{{{V},"id":{id},{rest}}}') == (INVALID_REQUEST, None)
+    assert "64 bits" in refused(f'{{{V},"id":{id},"method":"m"}}').why
+    for rest in ('"result":{}', '"error":{"code":1,"message":"m"}', '"result":7'):
+        message = refused(f'{{{V},"id":{id},{rest}}}')
+        assert (message.reply, message.answers) == (None, None)
+
+
+# Values.
+
+ENVELOPE = 6  # itself, its four members and an array
+
+
+def structured(inside: str) -> str:
+    return f'{{{V},"id":7,"method":"m","params":{{"a":{inside}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("inside", "values"),
+    [
+        ("1", 1),
+        ("[]", 2),
+        ("[1]", 2),
+        ("[1,2]", 3),
+        ("{}", 2),
+        ('{"b":1}', 2),
+        ('{"b":[],"c":""}', 4),
+        ('[["a,b"]]', 3),
+    ],
+)
+def test_a_message_of_just_as_many_values_is_read_and_one_more_is_refused_with_its_id(inside: str, values: int) -> None:
+    data, most = structured(inside), ENVELOPE - 1 + values
+    assert isinstance(read(data, Limits(values=most)), Request)
+    message = refused(data, Limits(values=most - 1))
+    assert message.why == f"the message has more than {most - 1} values (Limits.values)"
+    assert message.reply == Error(7, INVALID_REQUEST, message.why)
+
+
+@pytest.mark.parametrize(
+    ("data", "reply", "answers"),
+    [
+        (f'{{{V},"id":"a","method":"m","params":[[],[],[],[],[]]}}', "a", None),
+        (f'{{"method":"m","params":[[],[],[],[],[]],{V},"id":8}}', 8, None),
+        (f'{{{V},"id":{"9" * 18},"method":"m","params":[[],[],[],[],[]]}}', int("9" * 18), None),
+        (f'{{{V},"id":5,"result":{{"a":[[],[],[],[],[]]}}}}', ABSENT, 5),
+        (f'{{{V},"result":{{"a":[[],[],[],[],[]]}},"id":5}}', ABSENT, 5),
+        (f'{{{V},"error":{{"code":1,"message":"m","data":[[],[],[],[]]}}}}', ABSENT, None),
+        ("[[],[],[],[],[],[],[]]", None, None),
+        ("[[[[[[[[[[[[[", None, None),
+        ('"a""b""c""d""e""f""g""h""i""j""k""l""m",,,,,,,,,,,,', None, None),
+    ],
+)
+def test_what_has_too_many_values_is_answered_as_what_is_too_long(data: str, reply: Any, answers: Any) -> None:
+    message = refused(data, Limits(values=8))
+    assert "more than 8 values" in message.why
+    assert (ABSENT if message.reply is None else message.reply.id) == reply
+    assert message.answers == answers
+
+
+def test_values_are_counted_in_a_batch_as_a_whole() -> None:
+    batch = f'[{{{V},"method":"m"}},{{{V},"method":"m"}},{{{V},"method":"m"}}]'
+    assert isinstance(read(batch, Limits(values=10)), Batch)
+    assert "more than 9 values" in refused(batch, Limits(values=9)).why
+
+
+def structure(text: str) -> int:
+    """As `decode` counts it, by a look at each character."""
+    count, inside, escaped = 1, False, False
+    for each in text:
+        if escaped:
+            escaped = False
+        elif inside and each == "\\":
+            escaped = True
+        elif each == '"':
+            inside = not inside
+        elif not inside and each in "[{,":
+            count += 1
+    return count
+
+
+counted = st.recursive(
+    st.integers() | st.text('"\\[{,a', max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('"\\[{,a', max_size=3), inner, max_size=5),
+)
+
+
+@given(counted)
+def test_values_are_counted_outside_strings_alone(value: Any) -> None:
+    text = json.dumps(value)
+    count = structure(text)
+    assert not holds_more_values(text.encode(), count)
+    assert holds_more_values(text.encode(), count - 1)
+
+
+@given(st.text('[]{}":,a1 ', max_size=30))
+def test_of_any_text_there_are_as_many_values_as_its_structure_says_or_too_many_strings(text: str) -> None:
+    for most in range(1, structure(text)):
+        assert holds_more_values(text.encode(), most)
+
+
+def test_without_a_limit_values_are_not_counted() -> None:
+    assert isinstance(read(structured("[" + "1," * 300_000 + "1]"), Limits(values=inf)), Request)  # type: ignore[arg-type]
+
+
+LONG = "1." + "7" * 98 + "e-300"
+
+
+@pytest.mark.parametrize("number", ["9" * 4000, LONG, "-0." + "1" * 3998])
+def test_long_numbers_are_read_up_to_a_limit_of_all_together(number: str) -> None:
+    few = structured("[" + ",".join([number] * (json_text.LONG_NUMBERS // len(number))) + ',"' + "x" * 70_000 + '"]')
+    assert isinstance(read(few), Request)
+    # Here orjson reads doubles, which it does in no time.
+    if json_text._orjson is None or number.isdecimal():
+        message = refused(structured("[" + ",".join([number] * (70_000 // len(number))) + "]"))
+        assert "65536 characters" in message.why
+        assert message.reply is not None
+        assert message.reply.id == 7
+
+
+def test_numbers_of_usual_length_have_no_such_limit() -> None:
+    number = "-1." + "7" * 37 + "e-308"
+    assert isinstance(read(structured("[" + ",".join([number] * 10_000) + "]")), Request)
+    assert isinstance(read(structured("[" + ",".join(["9" * 40] * 10_000) + "]")), Request)
+
+
+def test_a_number_too_large_to_hold_is_refused_with_the_id_beside_much_else() -> None:
+    for number in ("1e999", "9" * 5000, f"{'9' * 30},1e999"):
+        data = f'{{{V},"method":"m","params":{{"b":"{"x" * 70_000}","a":[{number}]}},"id":7}}'
+        assert owed(data) == (INVALID_REQUEST, 7)
 
 
 def test_a_result_of_eight_mebibytes_is_read() -> None:
@@ -824,7 +959,7 @@ def test_a_method_that_is_no_text_is_not_written_in_parts_either(method: Any) ->
 # Any bytes, and there and back again.
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
-ids = st.integers() | texts
+ids = st.integers(-(2**63), 2**64 - 1) | texts
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -934,3 +1069,20 @@ def test_every_envelope_is_a_message_or_gets_one_answer_or_is_one_that_must_get_
     assert message.answers == (id if response else None)
     if message.reply is not None:
         assert message.reply.id == id
+
+
+class Raises(dict[str, Any]):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(a=1)
+        self._error = error
+
+    def items(self) -> Any:
+        raise self._error
+
+
+def test_what_an_object_raises_while_it_is_written_ends_nothing_else() -> None:
+    with pytest.raises(LocalProtocolError, match="an object in it has raised GeneratorExit"):
+        prepare(Error(1, 1, "", Raises(GeneratorExit())))
+    for error in (KeyError("a"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            prepare(Error(1, 1, "", Raises(error)))

@@ -30,6 +30,7 @@ from trio_mcp.core.listen import (
 )
 from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
+from trio_mcp.core.shares import ByteBudget
 
 A, B, C = resource_updated("notes://a"), resource_updated("notes://b"), resource_updated("notes://ab")
 CHANGES = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, A, B, C]
@@ -389,6 +390,22 @@ def test_a_uri_may_have_so_many_characters_and_no_more() -> None:
     assert hearers(listeners, C) == []
 
 
+def test_subscriptions_are_charged_by_the_length_of_what_they_name() -> None:
+    limits = Limits(bytes_each=1000)
+    account = ByteBudget(limits).account("ann")
+    listeners: Listeners[int] = Listeners(limits)
+    listeners.listen(0, request(0, A), EVERYTHING, account)
+    held = account.held
+    assert held > len(A.item)
+    listeners.add_session(1, EVERYTHING, account)
+    with pytest.raises(RequestError, match=r"no room for more subscriptions \(Limits.bytes_each\)"):
+        listeners.subscribe(1, {"uri": "notes://" + "x" * 1000})
+    assert (0 in listeners, 2 in listeners, account.held) == (True, False, held)
+    listeners.close(0)
+    listeners.forget(1)
+    assert account.held == 0
+
+
 def test_a_server_has_room_for_so_many_subscriptions_and_gets_it_back() -> None:
     listeners: Listeners[int] = Listeners(Limits(subscriptions=6))
 
@@ -698,6 +715,16 @@ def test_a_legacy_subscription_gets_what_the_server_declares() -> None:
     assert subscription.agreed == (TOOLS_CHANGED,)
     assert subscription.missing == (PROMPTS_CHANGED, A)
     assert subscriptions.uris == frozenset()
+
+
+def test_a_subscription_may_expect_more_than_the_server_has_agreed_to() -> None:
+    subscriptions = Subscriptions()
+    legacy = subscriptions.attach("x", [TOOLS_CHANGED, A], {"tools": {"listChanged": True}}, undeclared=True)
+    assert (legacy.expected, legacy.missing) == ((TOOLS_CHANGED, A), (A,))
+    assert subscriptions.uris == {A.item}
+    modern = subscriptions.ask(1, [TOOLS_CHANGED], undeclared=True)
+    assert modern.expected == (TOOLS_CHANGED,)
+    assert subscriptions.ask(2, [TOOLS_CHANGED]).expected == ()
 
 
 # Both sides.

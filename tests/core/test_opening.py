@@ -50,9 +50,10 @@ def refusal(code: int, supported: Any = ABSENT) -> Error:
 
 Silence = "silence"
 LinkLost = "the link is lost"
+InputEnded = "the server has closed its side"
 FallBack = "the transport saw it"
 Unsendable = "the POST is refused"
-Reply = Any  # a result, an Error, or one of the four above
+Reply = Any  # a result, an Error, or one of the five above
 
 
 @attrs.define
@@ -77,6 +78,8 @@ class Play:
             self.seen += self.client.tick(deadline)
         elif reply is LinkLost:
             self.seen += self.client.lost(why="it broke")
+        elif reply is InputEnded:
+            self.seen += self.client.input_ended("it sends no more")
         elif reply is Unsendable:
             self.seen += self.client.fail(message.id, "HTTP 503")
         elif reply is FallBack:
@@ -220,6 +223,7 @@ CASES = [
     then_legacy("silence", Silence, "chose"),
     then_legacy("the transport falls back", FallBack, "chose"),
     Case("lost while probing", BOTH, (LinkLost,), (PROBE,), None, "it broke"),
+    Case("half-closed while probing", BOTH, (InputEnded,), (PROBE,), None, "it sends no more"),
     Case("failed while probing", BOTH, (Unsendable,), (PROBE,), None, "HTTP 503"),
     *[
         Case(f"modern only, {name}", (E,), (reply,), (PROBE,), None, f"no older revision may be used: {why}")
@@ -248,6 +252,7 @@ CASES = [
     Case("silence to initialize", (D,), (Silence,), (INITIALIZE,), None, "no answer in time"),
     Case("silence to both", BOTH, (Silence, Silence), (PROBE, INITIALIZE), None, "no answer in time"),
     Case("lost in initialize", (D,), (LinkLost,), (INITIALIZE,), None, "it broke"),
+    Case("half-closed in initialize", (D,), (InputEnded,), (INITIALIZE,), None, "it sends no more"),
     Case("failed in initialize", (D,), (Unsendable,), (INITIALIZE,), None, "HTTP 503"),
     Case("failed in initialize, after the probe", BOTH, (Silence, Unsendable), (PROBE, INITIALIZE), None, "HTTP 503"),
     *[

@@ -55,8 +55,9 @@ from trio_mcp.core.outcomes import (
     TimedOut,
     TornDown,
 )
-from trio_mcp.core.peer import Peer
+from trio_mcp.core.peer import Peer, charged
 from trio_mcp.core.revisions import REVISIONS, Revision, Role
+from trio_mcp.core.shares import ByteBudget
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import LOG_LEVELS, Terms
 
@@ -999,6 +1000,35 @@ def test_a_closed_peer_takes_nothing_in_and_gives_nothing_out() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
+def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_answered(role: Role) -> None:
+    peer = serving(Peer(role), 7, token="t")
+    serving(peer, 8)
+    peer.receive(cancellation(8), 0)
+    ids = [peer.request("a", deadline=5), peer.request("initialize")]
+    peer.outgoing()
+    ended = [Lost(ids[0], "a", "stdin was closed"), Lost(ids[1], "initialize", "stdin was closed")]
+    assert peer.input_ended("stdin was closed") == ended
+    assert (peer.closed, peer.half_closed, peer.waiting, peer.serving) == (False, True, 0, 2)
+    with pytest.raises(SessionClosed, match=f"b was not sent: the {role.other.value} has closed its side of the link"):
+        peer.request("b", about=7)
+    assert peer.input_ended() == peer.tick(9) == []
+    assert (peer.notify("notifications/x"), peer.progress(7, 1), peer.progress(8, 1)) == (True, True, False)
+    assert (peer.answer(7, {}), peer.answer(8, {})) == (True, False)
+    told = [getattr(message, "method", type(message).__name__) for message in sent(peer)]
+    assert told == ["notifications/x", "notifications/progress", "Result"]
+    assert peer.lost() == []
+
+
+@pytest.mark.parametrize("link", [SESSION, EXCHANGE])
+def test_where_streams_come_and_go_input_has_no_end(link: Link) -> None:
+    peer = Peer(CLIENT, link=link)
+    peer.request("a")
+    with pytest.raises(LocalProtocolError, match="only a link that is one stream"):
+        peer.input_ended()
+    assert (peer.half_closed, peer.waiting) == (False, 1)
+
+
+@pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("about", [7, 8])
 def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
     peer = serving(Peer(role, first_id=7))
@@ -1562,3 +1592,37 @@ def test_what_waits_to_be_handed_out_can_be_counted() -> None:
     assert peer.queued == 2
     peer.outgoing()
     assert peer.queued == 0
+
+
+# What waits to be sent is charged.
+
+
+def test_what_waits_is_charged_until_it_is_taken_out_or_lost() -> None:
+    account = ByteBudget(Limits(bytes_in_all=12_000)).account("a")
+    peer = Peer(Role.SERVER)
+    peer.account = account
+    long = {"text": "x" * 2000}
+    for id in range(1, 6):
+        peer.receive(Request(id, "tools/call"), 0)
+    peer.answer(1, long)
+    peer.notify("notifications/message", long)
+    peer.request("sampling/createMessage", long)
+    peer.refuse(2, RequestError(1, "x" * 2000))
+    held = account.held
+    assert held > 6000
+    taken = peer.outgoing()
+    assert peer.take_charge() == held == sum(charged(message) for message, _ in taken)
+    assert charged(Batch(tuple(message for message, _ in taken if not isinstance(message, Request)))) < held
+    account.give(held)
+    longer = {"text": "x" * 20_000}
+    assert not peer.notify("notifications/message", longer)
+    assert not peer.notify("notifications/message", longer, about=3)
+    peer.receive(Request(6, "tools/call", {"_meta": {"progressToken": "p"}}), 0)
+    assert not peer.progress(6, 1, None, "x" * 20_000)
+    with pytest.raises(RequestError, match="bytes_in_all"):
+        peer.request("sampling/createMessage", longer)
+    with pytest.raises(RequestError, match="bytes_in_all"):
+        peer.answer(3, longer)
+    peer.answer(3, long)
+    peer.lost()
+    assert account.held == 0

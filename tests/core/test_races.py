@@ -38,6 +38,14 @@ ALONE = {
     ),
     "session failing call": (Plan(SESSION, (Wish(may="progress cancel fail"),), "stream link"), 2_661_542),
     "session queued": (Plan(SESSION, (Wish(may="progress cancel"),), "link", lazy=True), 677_628),
+    "half-closed call": (Plan(DUPLEX, (Wish(may="cancel fail rogue"),), "input link"), 1_067_202),
+    "half-closed late call": (Plan(DUPLEX, (Wish(may="progress cancel error", deadline=5),), "input"), 513_074),
+    "half-closed opening": (Plan(DUPLEX, (Wish("initialize", "cancel rogue", deadline=5),), "input link"), 2_536_116),
+    "half-closed subscription": (Plan(DUPLEX, (Wish(LISTEN, "note cancel teardown"),), "input link"), 4_301_842),
+    "half-closed server's call": (
+        Plan(DUPLEX, (Wish(SAMPLE, "progress cancel", by=SERVER, deadline=5),), "input link"),
+        2_945_380,
+    ),
     "server's call": (Plan(DUPLEX, (Wish(SAMPLE, "progress cancel rogue", by=SERVER, deadline=5),), "link"), 131_831),
     "session server's call": (
         Plan(SESSION, (Wish(SAMPLE, "progress cancel error", by=SERVER, deadline=5),), "link"),
@@ -55,7 +63,10 @@ ALONE = {
     ),
     "exchange queued": (Plan(EXCHANGE, (Wish(may="progress cancel"),), "stream", lazy=True), 121_616),
 }
-LONG = {"call", "opening", "subscription", "queued", "session call", "session opening", "exchange failing call"}
+LONG = {
+    "call", "opening", "subscription", "queued", "session call", "session opening", "exchange failing call",
+    "half-closed late call", "half-closed opening", "half-closed subscription", "half-closed server's call",
+}  # fmt: skip
 BOTH = {
     "calls": (Plan(DUPLEX, (Wish(may="progress cancel"), Wish(may="progress cancel"))), 3_773_068),
     "calls, link lost": (Plan(DUPLEX, (Wish(may="cancel"), Wish(may="cancel")), "link"), 153_408),
@@ -68,6 +79,15 @@ BOTH = {
     "one in the other": (
         Plan(DUPLEX, (Wish(may="cancel"), Wish(SAMPLE, "progress cancel", SERVER, 0, 5)), "link"),
         11_128_610,
+    ),
+    "half-closed calls": (Plan(DUPLEX, (Wish(may="cancel"), Wish(may="cancel")), "input"), 4_081_978),
+    "half-closed, each way": (
+        Plan(DUPLEX, (Wish(may="cancel"), Wish(SAMPLE, "progress", by=SERVER)), "input"),
+        3_592_473,
+    ),
+    "half-closed, one in the other": (
+        Plan(DUPLEX, (Wish(may="cancel"), Wish(SAMPLE, "cancel", SERVER, 0)), "input"),
+        901_185,
     ),
     "session calls": (Plan(SESSION, (Wish(may="cancel"), Wish(may="cancel")), "link"), 606_224),
     "session calls with progress": (Plan(SESSION, (Wish(may="progress cancel"), Wish(may="progress"))), 413_028),
@@ -89,7 +109,7 @@ BOTH = {
 @req("cancel-02", "cancel-03", "cancel-05", "cancel-06", "cancel-15", "cancel-18", "cancel-21", "prog-05", "prog-09")
 @pytest.mark.parametrize(
     ("plan", "orders"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if name in LONG else []) for name, each in ALONE.items()],
+    [pytest.param(*each, marks=[pytest.mark.full] if name in LONG else []) for name, each in ALONE.items()],
     ids=ALONE,
 )
 def test_one_request_keeps_its_promises_in_every_order(plan: Plan, orders: int) -> None:
@@ -97,7 +117,7 @@ def test_one_request_keeps_its_promises_in_every_order(plan: Plan, orders: int) 
 
 
 @req("cancel-02", "cancel-03", "cancel-05", "cancel-06", "cancel-15", "cancel-18", "cancel-21", "prog-05", "prog-09")
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)  # millions of orders, which all go on
 @pytest.mark.parametrize(("plan", "orders"), BOTH.values(), ids=BOTH)
 def test_two_requests_keep_their_promises_in_every_order(plan: Plan, orders: int) -> None:
@@ -126,6 +146,15 @@ WHERE_A_CANCELLATION_IS_SENT = [
 WHERE_NONE_IS_SENT = [
     "send, arrive, note, rogue, arrive, rogue, arrive, progress, arrive, cancel, arrive, error, arrive"
 ]
+ENDS = [
+    "send, arrive, progress, note, close 0, end 1, progress, note, arrive, answer, arrive",
+    "send, close 0, arrive, end 1, note, arrive, error, arrive, close 1, end 0",
+    "send, arrive, close 1, end 0, progress, note, answer, cancel, fail",
+    "send, close 1, end 0, arrive, cut, lost 0, lost 1, answer",
+]
+CANCELLED_BEFORE_AN_END = [
+    "send, arrive, cancel, arrive, close 0, end 1, note, progress, answer, arrive",
+]
 WHERE_STREAMS_COME_AND_GO = [
     "send, arrive, break, feel, hear, progress, arrive, cancel, arrive, answer, arrive",
     "send, arrive, break, cancel, arrive, hear, progress, error",
@@ -137,9 +166,9 @@ WHERE_A_STREAM_IS_THE_REQUEST = [
 ]
 STORIES: dict[Link, list[tuple[Wish, list[str]]]] = {
     DUPLEX: [
-        (CALL, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT),
-        (OPENING, ANYWHERE + WHERE_NONE_IS_SENT),
-        (SUBSCRIPTION, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT),
+        (CALL, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT + ENDS + CANCELLED_BEFORE_AN_END),
+        (OPENING, ANYWHERE + WHERE_NONE_IS_SENT + ENDS),
+        (SUBSCRIPTION, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT + ENDS + CANCELLED_BEFORE_AN_END),
     ],
     SESSION: [
         (CALL, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT + WHERE_STREAMS_COME_AND_GO),
@@ -155,7 +184,7 @@ STORIES: dict[Link, list[tuple[Wish, list[str]]]] = {
 def tell_all(link: Link) -> None:
     for wish, stories in STORIES[link]:
         for story in stories:
-            tell(Plan(link, (wish,), "stream link"), story)
+            tell(Plan(link, (wish,), "stream link input" if link is DUPLEX else "stream link"), story)
 
 
 @pytest.mark.parametrize("link", Link)
@@ -177,6 +206,7 @@ DEEDS: dict[str, dict[Seen, set[Deed]]] = {
         Seen.NOTE: {Deed.NOTHING, Deed.WRITE},
         Seen.CANCEL: {Deed.NOTHING, Deed.STOP_HANDLER},
         Seen.STREAM_LOST: {Deed.NOTHING, Deed.STOP_HANDLER},
+        Seen.INPUT_ENDED: {Deed.NOTHING, Deed.STOP_HANDLER},
         Seen.LINK_LOST: {Deed.NOTHING, Deed.STOP_HANDLER},
     },
 }
@@ -194,7 +224,9 @@ def test_no_cell_of_a_table_can_be_changed_unnoticed(
     table: Table, link: Link, state: State, seen: Seen, deeds: set[Deed]
 ) -> None:
     cell = table[state][seen]
-    others = [(other, cell[1]) for other in State if other is not cell[0]]
+    # Only a cancellation by the peer tells these two apart, and after the end of its input none can come.
+    alike = {State.OPEN, State.FIXED} if seen is Seen.INPUT_ENDED else set()
+    others = [(other, cell[1]) for other in State if other is not cell[0] and not {other, cell[0]} <= alike]
     others += [(cell[0], other) for other in deeds if other is not cell[1]]
     survivors = []
     try:

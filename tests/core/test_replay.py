@@ -10,6 +10,7 @@ from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.replay import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
+from trio_mcp.core.shares import ByteBudget
 
 
 def new_log(events: int = 100, size: int = 1000) -> MemoryEventLog:
@@ -166,3 +167,66 @@ def test_a_replay_is_whole_and_of_one_stream_or_refused(sent: list[tuple[int, by
             assert outcome == Replay(streams[which], tuple(followed), finished=False)
         else:
             assert followed
+
+
+# Bytes that are charged.
+
+
+def replayed(log: MemoryEventLog, event_id: str) -> list[bytes] | None:
+    """What followed, or None if that is not known any more."""
+    replay = log.replay(event_id)
+    return [event.data for event in replay.events] if isinstance(replay, Replay) else None
+
+
+EVENT = 512  # bytes that each event is charged for, beside its own
+
+
+def test_a_log_forgets_its_oldest_events_when_its_holder_needs_the_room() -> None:
+    budget = ByteBudget(Limits(bytes_in_all=28_000))
+    logs = {name: MemoryEventLog(account=budget.account(name[0])) for name in ("a1", "a2", "b1")}
+    for log in logs.values():
+        stream = log.open()
+        log.append(stream, [b""])  # the id that a client begins with
+        for _ in range(5):
+            log.append(stream, [b"x" * 100])
+    assert budget.shares.held == 3 * (500 + 6 * EVENT)
+    account = budget.account("a")
+    assert account.take(12_700) is None
+    assert budget.shares.held == 12_700 + 1300 + 15 * EVENT
+    assert [replayed(log, "1-1") for log in logs.values()] == [None, [b"x" * 100] * 4, [b"x" * 100] * 4]
+    assert replayed(logs["a1"], "1-2") == [b"x" * 100] * 3
+    account.close()
+    for log in logs.values():
+        log.clear()
+    assert budget.shares.held == 0
+    assert not budget._logs
+
+
+def test_an_event_that_finds_no_room_is_sent_and_cannot_be_replayed() -> None:
+    budget = ByteBudget(Limits(bytes_in_all=8000))
+    log = MemoryEventLog(account=budget.account("a"))
+    stream = log.open()
+    first, second = log.append(stream, [b"x" * 100, b"y" * 100])
+    account = budget.account("a")
+    assert account.take(5400) is None
+    [third] = log.append(stream, [b"z" * 400])
+    assert [replayed(log, id) for id in (first, second)] == [None, None]
+    assert replayed(log, third) == []
+    account.close()
+    log.append(stream, [b"w"])
+    assert replayed(log, third) == [b"w"]
+    assert replayed(log, second) is None
+    log.finish(stream)
+    log.clear()
+    assert budget.shares.held == 0
+
+
+def test_a_log_forgets_its_own_events_where_its_session_has_no_room() -> None:
+    log = MemoryEventLog(account=ByteBudget(Limits(bytes_each=1500)).account("a"))
+    stream = log.open()
+    first, second, third = [log.append(stream, [b"x" * 100])[0] for _ in range(3)]
+    assert replayed(log, first) == [b"x" * 100] * 2
+    log.append(stream, [b"y" * 100])
+    assert replayed(log, first) is None
+    assert replayed(log, second) == [b"x" * 100, b"y" * 100]
+    assert replayed(log, third) == [b"y" * 100]

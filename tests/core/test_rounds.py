@@ -603,7 +603,9 @@ def test_the_table_agrees_with_a_simple_list_of_who_waits(moves: list[tuple[str,
         now += number
         if move == "p":
             mine = [each for each in waiting if each[2] == principal]
-            if len(waiting) == 5 or (principal and len(mine) == 2):
+            free = 5 - len(waiting) - 1
+            has_its_share = principal is not None and mine and len(mine) + 1 > 3 * free
+            if free < 0 or has_its_share or (principal and len(mine) == 2):
                 with pytest.raises(RequestError):
                     parked.park(principal, now)
             else:

@@ -568,7 +568,7 @@ def test_a_default_that_the_hint_does_not_allow_is_refused(hint: Any, default: A
     assert compile_schema(schema_of(hint)).errors(plain) != []
 
 
-@pytest.mark.parametrize(("hint", "default"), TAKEN_DEFAULTS, ids=repr)
+@pytest.mark.parametrize(("hint", "default"), TAKEN_DEFAULTS, ids=range(len(TAKEN_DEFAULTS)))
 def test_a_default_that_the_hint_allows_is_shown_if_json_has_it(hint: Any, default: Any) -> None:
     schema = parameters_schema(as_default(hint, default))
     assert "required" not in schema

@@ -168,6 +168,7 @@ def test_comments_are_ignored_wherever_they_stand_and_however_long(comment: byte
     assert read(stream, limit=100) == expected
     reader = EventReader(100)
     assert [event for at in range(len(stream)) for event in reader.feed(stream[at : at + 1])] == expected
+    assert reader.comments == 4
 
 
 def test_bytes_that_are_no_utf8_are_handed_on_and_refused_where_messages_are_read() -> None:

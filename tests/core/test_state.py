@@ -46,6 +46,19 @@ def test_only_a_link_with_streams_can_lose_one(link: Link) -> None:
 
 
 @pytest.mark.parametrize("link", Link)
+def test_only_a_link_that_is_one_stream_has_an_end_of_input(link: Link) -> None:
+    seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
+    assert (Seen.INPUT_ENDED in seen) is (link is Link.DUPLEX)
+
+
+def test_the_end_of_input_leaves_what_is_served_as_it_is_and_ends_what_waits_for_an_answer() -> None:
+    for state, row in SERVING[Link.DUPLEX].items():
+        assert row[Seen.INPUT_ENDED] == (state, Deed.NOTHING)
+    for row in CALLING[Link.DUPLEX].values():
+        assert row[Seen.INPUT_ENDED] == (State.GONE, Deed.REPORT)
+
+
+@pytest.mark.parametrize("link", Link)
 @pytest.mark.parametrize(
     ("method", "state"),
     [

@@ -20,6 +20,7 @@ from trio_mcp.core.validation import (
     DIALECTS,
     InvalidSchema,
     Problem,
+    _places,
     check_input_schema,
     compile_schema,
 )
@@ -186,6 +187,7 @@ def test_an_input_schema_has_an_object_at_its_root(schema: Any) -> None:
     check_input_schema(schema)
 
 
+@req("tool-16")
 @pytest.mark.parametrize("schema", [{}, {"type": "array"}, {"type": ["object"]}, {"$ref": "#/$defs/a"}, True, None])
 def test_anything_else_is_no_input_schema(schema: Any) -> None:
     with pytest.raises(InvalidSchema, match='"type": "object"') as caught:
@@ -530,6 +532,7 @@ def test_unevaluated_members_make_the_engine_look_again_at_every_level() -> None
         {"allOf": [chained(150, {})["$defs"]["d0"], {"$ref": "#/$defs/e"}], "$defs": two_chains()},
         {"properties": {str(i): {"pattern": "x"} for i in range(201)}},
         {"patternProperties": {str(i): {} for i in range(201)}},
+        {"properties": {str(i): {"pattern": "x" * 1000} for i in range(66)}},
         {"required": [str(i) for i in range(6000)]},
         {"dependentRequired": {"a": [str(i) for i in range(6000)]}},
         {"const": deep(70)},
@@ -542,6 +545,7 @@ def test_unevaluated_members_make_the_engine_look_again_at_every_level() -> None
         "chains",
         "patterns",
         "pattern names",
+        "pattern text",
         "required",
         "dependent",
         "depth",
@@ -651,6 +655,12 @@ def test_patterns_that_cannot_run_in_linear_time_are_refused(pattern: str) -> No
     assert refused({"patternProperties": {pattern: {}}}) == "pattern"
 
 
+def test_the_programs_of_all_patterns_are_bounded_together() -> None:
+    few, many = ({"properties": {str(i): {"pattern": ".{1000}"} for i in range(count)}} for count in (10, 100))
+    assert compile_schema(few).errors({"0": "x"})[0].path == "/0"
+    assert refused(many) == "pattern"
+
+
 @req("schema-12")
 def test_a_pattern_that_backtracks_elsewhere_does_not_here() -> None:
     compiled = compile_schema({"pattern": "^(a+)+$"})
@@ -702,7 +712,7 @@ def test_reasons_that_would_quote_too_much_are_not_worked_out(schema: Any, value
 @req("schema-12")
 def test_one_long_text_or_many_short_ones_are_explained() -> None:
     assert compile_schema({"properties": {"a": {"maxLength": 9}}}).errors({"a": "x" * 1_000_000})[0].path == "/a"
-    assert len(compile_schema(INTEGERS).errors(["x"] * 20_000)) == 20
+    assert len(compile_schema(INTEGERS).errors(["x"] * 4000)) == 20
 
 
 @req("schema-12")
@@ -731,6 +741,78 @@ def test_a_value_that_would_take_too_much_work_is_not_judged(schema: Any, value:
     assert compile_schema(schema).errors(value) == [
         Problem("", "", "would take too much work to check against this schema")
     ]
+
+
+TOO_MUCH = [Problem("", "", "would take too much work to check against this schema")]
+SLOW = "a[ab]{4000}[cde]"  # 14 µs for each character
+
+
+@req("schema-12")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": SLOW}, "ab" * 5000),
+        ({"properties": {"b": {"items": {"anyOf": [{"type": "integer"}, {"pattern": SLOW}]}}}}, {"b": ["ab"] * 5000}),
+        ({"patternProperties": {SLOW: True}}, {"ab" * 5000: 1}),
+        ({"propertyNames": {"pattern": SLOW}}, [{"ab" * 5000: 1}]),
+        (
+            {"$ref": "#/$defs/d", "$defs": {"d": {"allOf": [{"pattern": f"{i}[ab]{{40}}"} for i in range(100)]}}},
+            "b" * 9999,
+        ),
+        ({"allOf": [{"minLength": i} for i in range(4000)]}, "x" * 2_000_000),
+        ({"pattern": "(é[ß日]{10}){9}"}, "日" * 200_000),
+        (
+            {"additionalProperties": {"$ref": "#"}, "unevaluatedProperties": {"$ref": "#"}, "pattern": "a[ab]{40}c"},
+            deep(20, {"n": "ab"}),
+        ),
+    ],
+    ids=["text", "texts", "names", "property names", "many", "lengths", "beyond ASCII", "again and again"],
+)
+def test_a_text_that_would_take_its_patterns_too_long_is_not_judged(schema: Any, value: Any) -> None:
+    compiled = compile_schema(schema)
+    assert compiled.errors(value) == TOO_MUCH
+    assert not compiled.judges(value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (SLOW, "ab" * 500), ("^(a+)+$", "a" * 5_000_000), ("^[A-Za-z0-9+/]*={0,2}$", "QUJD" * 1_000_000),
+        ("^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$", "123e4567-e89b-12d3-a456-426614174000"),
+        ("^.{1,255}$", "é" * 255),
+    ],
+)  # fmt: skip
+def test_patterns_as_they_are_written_are_judged_on_texts_as_they_are(pattern: str, text: str) -> None:
+    compiled = compile_schema({"items": {"pattern": pattern}})
+    assert compiled.judges([text, "b" * 100, 1])
+    assert compiled.errors([text]) in ([], [Problem("/0", "pattern", f"must match the pattern {json.dumps(pattern)}")])
+
+
+def test_reasons_are_not_worked_out_where_patterns_would_be_tried_again_and_again() -> None:
+    branch = {"type": "object", "additionalProperties": {"$ref": "#"}}
+    compiled = compile_schema({"anyOf": [branch, {"type": "string", "pattern": "a[ab]{400}c"}, branch]})
+    value = deep(10, {"n": "ab" * 3000})
+    assert compiled.judges(value)
+    assert compiled.errors(value) == [Problem("", "", "breaks the schema; it would take too much work to say where")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "places"),
+    [
+        ("", 0), ("abc", 3), ("a*b+c?", 3), ("a|bc", 3), ("[a-z]{20}", 20), ("[]x]{20}", 22), (r"[\]x]{20}", 20),
+        ("a{20}", 20), ("a{2,20}", 20), ("a{20,}", 20), ("a{20", 4), ("a{,20}", 5), ("a{0}b{20}", 20), ("{20}", 0),
+        (r"\d{20}", 20), (r"\p{L}{20}", 20), (r"\u0041{20}", 20), (r"\u{1F600}{20}", 20), (r"\x41{20}", 20), ("\\", 1),
+        ("(ab){20}", 40), ("((ab){20}c){3}", 123), ("(a|b{3}){20}", 80), ("((a", 2), ("a)b)", 4), ("[abc", 1),
+        ("a{1000}{1000}{1000}{1000}", 10**9), ("(?:a{1000}){1000}" * 2000, 10**9),
+    ],
+)  # fmt: skip
+def test_the_places_of_a_pattern_are_counted(pattern: str, places: int) -> None:
+    assert _places(pattern) == (places if places > 10 else 1 / 4)
+
+
+@given(st.text("a[]{}()|*+?\\^1,0{2,3}", max_size=20))
+def test_any_pattern_has_its_places(pattern: str) -> None:
+    assert 0 < _places(pattern) <= 10**9
 
 
 @req("schema-12")

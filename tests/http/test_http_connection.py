@@ -22,17 +22,20 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.cuts import Cuts
 from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
 from trio_mcp.core.headers import Fields
 from trio_mcp.core.jsonrpc import Error, Limits
+from trio_mcp.core.shares import ByteBudget
 from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.http_connection import HttpConnection, Shared
 from trio_mcp.http_wire import Head, refused
-from trio_mcp.intake import Intake
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)
-ADMITTED = SimpleNamespace(head=SimpleNamespace(cors=(("Access-Control-Allow-Origin", "https://app.example"),)))
+ADMITTED = SimpleNamespace(
+    head=SimpleNamespace(cors=(("Access-Control-Allow-Origin", "https://app.example"),)), holder=None
+)
 
 
 class Script:
@@ -47,7 +50,8 @@ class Script:
         self.arrived = trio.Event()
         self.reply = refusal(403, Error(None, -32600, "no"))
         self.failure: Exception | None = None
-        self.intake = Intake(limits or Limits())
+        self.bytes = ByteBudget(limits or Limits())
+        self.account = self.bytes.account
         self.left: weakref.ref[Any] | None = None  # to what is to be called when the last client has gone
 
     async def admit(self, request: HttpRequest, peer: str | None = None) -> Reply | SimpleNamespace:
@@ -275,15 +279,23 @@ async def test_what_comes_while_a_response_is_under_way_is_kept_only_so_far(auto
     more = b"".join(post(b"x" * 100, f"/echo/{number}") for number in range(100))
     async with connected(limits=Limits(header_bytes=1000), streams=partial(pipe_pair, 100)) as peer:
         await peer.send(get("/wait"))
-        await peer.script.response()
+        response = await peer.script.response()
         sent = 0
-        with contextlib.suppress(trio.BrokenResourceError):
+
+        async def send() -> None:
+            nonlocal sent
             for at in range(0, len(more), 10):
                 await peer.send(more[at : at + 10])
                 sent = at + 10
-        assert 1000 <= sent <= 1200
-        await wait_all_tasks_blocked()
-        assert peer.script.log[-1] == "gone /wait"  # who reads no further cannot see its client leave
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            await trio.sleep(1000)
+            assert 1000 <= sent <= 1200
+            nursery.start_soon(partial(response.begin, 200, TEXT, b"", more=False))
+            while len(peer.script.bodies) < 101:
+                await peer.read()
+        assert peer.script.bodies[1:] == [b"x" * 100] * 100
 
 
 @pytest.mark.parametrize("size", [500, 1900 - len(post(b"x" * 900)), 999, 1000, 5000])  # the second: 1000 with its head
@@ -404,9 +416,9 @@ async def test_a_response_that_has_ended_cannot_write_into_the_next_one(autojump
         assert len(answers(await peer.read())) == 1
 
 
-async def test_a_client_may_go_after_any_byte_of_what_it_says(autojump_clock: MockClock) -> None:
+async def test_a_client_may_go_after_any_byte_of_what_it_says(cuts: Cuts, autojump_clock: MockClock) -> None:
     asked = post(b"one") + post(b"two", "/wait", "Expect: 100-continue") + get("/stream")
-    for cut in range(len(asked) + 1):
+    for cut in cuts(asked):
         script = Script()
         async with connected(script=script) as peer:
             await peer.send(asked[:cut])
@@ -416,11 +428,11 @@ async def test_a_client_may_go_after_any_byte_of_what_it_says(autojump_clock: Mo
             assert ("gone /wait" in script.log) == ("body /wait" in script.log), cut
 
 
-async def test_a_client_may_go_after_any_byte_that_it_hears(autojump_clock: MockClock) -> None:
+async def test_a_client_may_go_after_any_byte_that_it_hears(cuts: Cuts, autojump_clock: MockClock) -> None:
     async with connected() as peer:
         await peer.send(post(b"one") + get("/refuse"))
-        whole = len(await peer.read())
-    for cut in range(whole + 1):
+        whole = await peer.read()
+    for cut in cuts(whole):
         async with connected(streams=narrow) as peer:
             async with trio.open_nursery() as nursery:
 
@@ -487,6 +499,16 @@ async def test_the_small_body_of_a_refused_request_is_forgotten_and_the_connecti
         await peer.send(b"56789" + get())
         assert [status for status, _, _ in answers(await peer.read())] == [403, 200]
         assert peer.script.bodies == [b""]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(64 * 1024 + 1, True), (64 * 1024 + 2, False)])
+async def test_a_refused_request_keeps_the_connection_while_at_most_64_kib_of_its_body_are_missing(
+    length: int, kept: bool, autojump_clock: MockClock
+) -> None:
+    async with connected() as peer:
+        await peer.send(get("/refuse", f"Content-Length: {length}", method="POST") + b"1")
+        ((_, fields, _),) = answers(await peer.read())
+        assert (fields.get("connection") != "close") is kept
 
 
 async def test_what_follows_the_whole_body_of_a_refused_request_is_the_next_one(autojump_clock: MockClock) -> None:
@@ -570,8 +592,8 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
         "10.0.0.1: a connection: 400, no request begins so; the client speaks TLS, and this server does not "
         "(ssl_context)",
         "10.0.0.1: 'POST' '/echo': 413, the body has 9000 bytes; 1000 are allowed (Limits.message_bytes)",
-        "10.0.0.1: 'POST' '/echo': 408, the body did not come in time: it has 1 seconds and one more for each 4096 "
-        "bytes (Limits.body_seconds, Limits.body_rate)",
+        "10.0.0.1: 'POST' '/echo': 408, the body did not come in time: within 1 seconds it has to be whole, or "
+        "to go on at 4096 bytes a second (Limits.body_seconds, Limits.body_rate)",
         "10.0.0.1: a connection: 400, the request line is malformed; it has a method, a target and HTTP/1.1",
     ]
 
@@ -832,17 +854,19 @@ async def test_a_slow_first_head_is_told_so_too(autojump_clock: MockClock) -> No
         assert answers(await peer.end())[0][0] == 408
 
 
-async def test_a_body_has_its_seconds_and_more_for_what_has_come(autojump_clock: MockClock) -> None:
+async def test_a_body_has_its_seconds_and_again_as_many_for_what_comes_in_them(autojump_clock: MockClock) -> None:
     limits = Limits(body_seconds=30, body_rate=100)
     async with connected(limits=limits) as peer:
         await peer.send(get("/echo", "Content-Length: 10000", method="POST"))
         began = trio.current_time()
-        for _ in range(40):  # half as fast as the rate
-            await peer.send(b"x" * 50)
+        await trio.sleep(10)
+        await peer.send(b"x" * 9000)  # a lot at once earns one window, and not as many as it would fill
+        for _ in range(30):  # half as fast as the rate
+            with contextlib.suppress(trio.BrokenResourceError):
+                await peer.send(b"x" * 20)
             await trio.sleep(1)
         await peer.end()
-        # 30 + 2000 / 100: not the 30 alone, and not for ever.
-        assert trio.current_time() - began == pytest.approx(50, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(40, abs=0.01)
         (refused,) = answers(bytes(peer.raw))
         assert refused[0] == 408
         assert "Limits.body_seconds, Limits.body_rate" in why(refused)
@@ -851,9 +875,9 @@ async def test_a_body_has_its_seconds_and_more_for_what_has_come(autojump_clock:
 
 @pytest.mark.parametrize("framing", ["Content-Length: 200000", CHUNKED])
 async def test_long_bodies_that_are_on_their_way_have_a_bound_together(framing: str, autojump_clock: MockClock) -> None:
-    async with connected(limits=Limits(bodies_bytes=300_000)) as peer:
-        intake = peer.script.intake
-        intake.held = 200_000  # those of others
+    async with connected(limits=Limits(bytes_in_all=300_000)) as peer:
+        shares = peer.script.bytes.shares
+        assert shares.take(None, 200_000)  # those of others
         await peer.send(get("/echo", "Content-Length: 60000", method="POST"))  # a small one is let through
         for _ in range(2):
             await peer.send(b"x" * 30_000)
@@ -863,16 +887,16 @@ async def test_long_bodies_that_are_on_their_way_have_a_bound_together(framing: 
             piece = b"x" * 10_000
             await peer.send(piece if framing != CHUNKED else b"2710\r\n" + piece + b"\r\n")
             await wait_all_tasks_blocked()
-        assert intake.held == 290_000
+        assert shares.held == 290_000
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(b"x" * 20_000 if framing != CHUNKED else b"4E20\r\n" + b"x" * 20_000 + b"\r\n")
         await peer.end()
         last = answers(bytes(peer.raw), "POST", "POST", closed=True)[1]
         assert last[0] == 503
-        assert "Limits.bodies_bytes" in why(last)
+        assert "Limits.bytes_in_all" in why(last)
         assert int(last[1]["retry-after"]) > 0
         assert last[1]["access-control-allow-origin"] == "https://app.example"
-        assert intake.held == 200_000
+        assert shares.held == 200_000
         assert peer.script.bodies == [b"x" * 60_000]
 
 
@@ -884,14 +908,14 @@ async def test_what_came_of_a_body_is_not_counted_any_more_when_it_is_whole_or_i
             await peer.send(get("/wait", "Content-Length: 200000", method="POST"))
             await peer.send(b"x" * 150_000)
             await wait_all_tasks_blocked()
-            assert peer.script.intake.held == 150_000
+            assert peer.script.bytes.shares.held == 150_000
             if end == "whole":
                 await peer.send(b"x" * 50_000)
                 await peer.script.response()
             else:
                 await peer.stream.aclose()
                 await peer.over.wait()
-            assert peer.script.intake.held == 0
+            assert peer.script.bytes.shares.held == 0
 
 
 async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_clock: MockClock) -> None:
@@ -899,7 +923,7 @@ async def test_a_body_that_comes_as_fast_as_its_rate_may_take_for_ever(autojump_
         await peer.send(get("/echo", "Content-Length: 100000", method="POST"))
         for _ in range(1000):
             await peer.send(b"x" * 100)
-            await trio.sleep(1)
+            await trio.sleep(0.9)
         assert answers(await peer.read())[0][2] == b"x" * 100_000
 
 
@@ -993,10 +1017,10 @@ async def test_who_reads_nothing_gets_no_more_time_by_the_end_of_everything(auto
 
 @pytest.mark.parametrize("caller_is_cancelled", [False, True])
 async def test_a_client_that_reads_slowly_is_not(caller_is_cancelled: bool, autojump_clock: MockClock) -> None:
-    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
+    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 2000)) as peer:
         await peer.send(get("/wait"))
         response = await peer.script.response()
-        size = 500_000
+        size = 1_500_000
         async with trio.open_nursery() as nursery:
 
             async def write() -> None:
@@ -1008,10 +1032,32 @@ async def test_a_client_that_reads_slowly_is_not(caller_is_cancelled: bool, auto
             nursery.start_soon(write)
             while len(peer.raw) < size:
                 await trio.sleep(1)
-                peer.raw += await peer.stream.receive_some(500)
+                peer.raw += await peer.stream.receive_some(1500)
         assert trio.current_time() > 900
         await peer.read()
         assert answers(bytes(peer.raw))[0][2] == b"x" * size
+
+
+@pytest.mark.parametrize("size", [500_000, 500])
+async def test_but_one_that_reads_too_slowly_is_dropped(size: int, autojump_clock: MockClock) -> None:
+    """Whether what it reads is one long write, or many short ones that follow each other at once."""
+    async with connected(limits=Limits(write_seconds=60), streams=partial(pipe_pair, 1000)) as peer:
+        await peer.send(get("/wait"))
+        response = await peer.script.response()
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await response.begin(200, TEXT, b"x" * size, more=True)
+                    while True:
+                        await response.send(b"x" * size, more=True)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(write)
+            while True:
+                await trio.sleep(1)
+                peer.raw += await peer.stream.receive_some(500)
+        assert 60 <= trio.current_time() <= 61
 
 
 # The end of everything.

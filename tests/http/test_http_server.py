@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import socket
 import ssl
 import stat
@@ -31,6 +30,7 @@ from tests.http.served import MemoryListener, listening, served
 from tests.http.test_http_connection import answers, get, why
 from tests.http.test_http_wire import SMUGGLED
 from tests.http.ws import HANDSHAKE
+from tests.peers.installed import needs, tool
 from tests.requirements import req
 from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
 from tests.server.wire import LATEST
@@ -540,6 +540,8 @@ async def test_a_handshake_has_the_time_of_a_head(contexts: Contexts, autojump_c
 async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(autojump_clock: MockClock) -> None:
     async with served(Stage(limits=Limits(connections=2)).server) as web:
         links = [await web.link() for _ in range(2)]
+        for link in links:
+            await link.stream.send_all(b"GET")  # else one that idles makes room
         await wait_all_tasks_blocked()
         (refused,) = answers(await web.raw(get("/mcp")))
         assert (refused[0], refused[1]["connection"]) == (503, "close")
@@ -554,7 +556,11 @@ async def test_beyond_its_limit_a_connection_is_told_that_there_is_no_place(auto
 
 async def test_a_flood_of_connections_is_closed_without_a_word(autojump_clock: MockClock) -> None:
     async with served(Stage(limits=Limits(connections=2)).server) as web:
-        links = [await web.link() for _ in range(300)]
+        links = [await web.link() for _ in range(2)]
+        for link in links:
+            await link.stream.send_all(b"GET")
+        await wait_all_tasks_blocked()
+        links += [await web.link() for _ in range(298)]
         await trio.sleep(5)
         words = {}
         for number, link in enumerate(links):
@@ -889,10 +895,8 @@ async def test_a_cancelled_server_leaves_nothing_behind(autojump_clock: MockCloc
 
 # Awkward clients.
 
-curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
-
-@curl
+@pytest.mark.full  # curl is not everywhere
 @pytest.mark.parametrize(
     ("options", "status"),
     [
@@ -915,6 +919,7 @@ curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not inst
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )
 async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: Path) -> None:
+    program = needs("curl", lambda: tool("curl"))
     message = tmp_path / "message"
     message.write_text(json.dumps(request("tools/call", ECHO)))
     async with trio.open_nursery() as nursery:
@@ -926,7 +931,7 @@ async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: P
         body = [] if "-I" in options else ["--data-binary", f"@{message}"]
         done = await trio.run_process(
             [
-                "curl", "-sS", "--max-time", "10", "-w", "\n%{http_code}", *body,
+                program, "-sS", "--max-time", "10", "-w", "\n%{http_code}", *body,
                 *(part for name, value in fields.items() if f"{name.lower()}:" not in given
                   for part in ("-H", f"{name}: {value}" if value else f"{name}:")),
                 *(each.format(url=base) for each in options), address.url,
@@ -941,8 +946,9 @@ async def test_curl_gets_its_answer(options: list[str], status: int, tmp_path: P
         nursery.cancel_scope.cancel()
 
 
-@curl
+@pytest.mark.full  # curl is not everywhere
 async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
+    program = needs("curl", lambda: tool("curl"))
     stage = Stage()
     message = tmp_path / "message"
     message.write_text(json.dumps(request("tools/call", {"name": "wait"}, progress=1)))
@@ -952,7 +958,7 @@ async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
             partial(
                 trio.run_process,
                 [
-                    "curl", "-sSN", "--max-time", "10", "--unix-socket", str(tmp_path / "socket"),
+                    program, "-sSN", "--max-time", "10", "--unix-socket", str(tmp_path / "socket"),
                     "-H", "Content-Type: application/json", "-H", f"MCP-Protocol-Version: {LATEST}",
                     "-H", "Mcp-Method: tools/call", "-H", "Mcp-Name: wait",
                     "--data-binary", f"@{message}", address.url,

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,14 +285,20 @@ async def test_a_call_that_nobody_comes_back_for_ends_with_its_session(
 
 
 @in_sessions
-async def test_a_session_does_not_expire_while_a_handler_is_at_work(revision: str, autojump_clock: MockClock) -> None:
+async def test_a_handler_at_work_keeps_a_session_for_as_long_as_its_client_may_be_absent(
+    revision: str, autojump_clock: MockClock
+) -> None:
     stage = Stage()
     async with at(stage.server) as door:
         session = await door.initialize(revision)
         (await door.post(plays("progress", f"sleep {TIMEOUT * 2.5}", revision=revision), session)).leave()
-        await trio.sleep(TIMEOUT * 3)
-        assert stage.ended == [""]
+        await trio.sleep(TIMEOUT - 1)
         assert (await door.post(request("ping", id=7, revision=revision), session)).response.status == 200
+        await trio.sleep(TIMEOUT - 1)
+        assert not stage.cancelled
+        await trio.sleep(2)
+        assert stage.cancelled == [""]
+        assert (await door.post(request("ping", id=8, revision=revision), session)).response.status == 404
 
 
 @pytest.mark.parametrize("how", ["undecided", "json", "stream", "own stream"])
@@ -760,8 +767,8 @@ class Fake:
     """A session as the registry knows it."""
 
     def __init__(self) -> None:
-        self.conversation: Any = object()
-        self.in_use = False
+        self.conversation: Any = SimpleNamespace(account=SimpleNamespace(holder=None))
+        self.present = self.in_use = False
         self.overrun = False
         self.ended: list[Any] = []
         self.facts = SessionFacts(REVISIONS[D])
@@ -778,18 +785,18 @@ async def test_the_registry_ends_what_is_not_used(autojump_clock: MockClock) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sessions.expire)
         for name, fake in fakes.items():
-            assert sessions.make_room()
+            assert sessions.make_room(None)
             sessions.add(name, fake)
             await trio.sleep(10)
         assert len(sessions) == len(sessions.conversations) == 3
-        fakes["b"].in_use = True
+        fakes["b"].present = True
         sessions.touch("c")
         sessions.touch("never there")
         await trio.sleep(100.5)  # 130.5
         assert [fake.ended for fake in fakes.values()] == [[(100, None)], [], [(130, None)]]
         assert (sessions.get("a"), sessions.facts("a")) == (None, None)
         assert sessions.facts("b") is fakes["b"].facts
-        fakes["b"].in_use = False
+        fakes["b"].present = False
         await trio.sleep(100)
         assert fakes["b"].ended == [(210, None)]
         assert not len(sessions)
@@ -817,18 +824,17 @@ async def test_the_registry_ends_all_or_gives_them_away(autojump_clock: MockCloc
 
 
 async def test_the_one_that_is_idle_for_longest_makes_room_if_it_is_soon_found(autojump_clock: MockClock) -> None:
-    sessions, fakes = Sessions(102, 1e6), [Fake() for _ in range(102)]
+    sessions, fakes = Sessions(1002, 1e6), [Fake() for _ in range(1002)]
     for n, fake in enumerate(fakes):
-        assert sessions.make_room()
+        assert sessions.make_room(None)
         sessions.add(str(n), fake)
-        fake.in_use = n < 100
-    assert not sessions.make_room()  # to look at all would cost too much
-    sessions.touch("50")
-    assert sessions.make_room()
-    assert len(sessions) == 101
-    assert [n for n, fake in enumerate(fakes) if fake.ended] == [100]
-    assert sessions.make_room()
-    assert len(sessions) == 101
+        fake.in_use = n < 1000
+    assert not sessions.make_room(None)  # to look at all would cost too much
+    assert sessions.make_room(None)  # those that were looked at are in nobody's way now
+    assert len(sessions) == 1001
+    assert [n for n, fake in enumerate(fakes) if fake.ended] == [1000]
+    assert sessions.make_room(None)
+    assert len(sessions) == 1001
 
 
 # Any order of anything.

@@ -16,6 +16,8 @@ from tests.http.stage import (
     QUESTIONS,
     TOOLS,
     A,
+    D,
+    E,
     Stage,
     methods,
     plays,
@@ -75,6 +77,18 @@ async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: M
         assert text_of(await client.stream.message()) == "done"
         stage.server.changed("tools")
         assert (await client.stream.message())["method"] == TOOLS
+
+
+@req("sse-09")
+async def test_the_endpoint_is_served_beside_the_old_transport(autojump_clock: MockClock) -> None:
+    async with served(Stage().server, **OLD) as web:
+        client = await OldClient.connect(web)
+        await client.initialize()
+        session = await web.initialize(D)
+        assert text_of((await web.post(plays(id=1), session=session, revision=D)).messages[-1]) == "done"
+        assert text_of((await web.post(plays(id=2, revision=E), revision=E)).messages[-1]) == "done"
+        assert (await client.post(plays(id=3, revision=A))).status == 202
+        assert text_of(await client.stream.message()) == "done"
 
 
 @req("sse-05")

@@ -105,7 +105,7 @@ async def done(web: Web, deed: Deed) -> None:
         await own.aclose()
 
 
-@pytest.mark.parametrize("times", [60, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [60, pytest.param(1500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("deed", DEEDS, ids=[deed.__name__ for deed in DEEDS])
 async def test_no_client_leaves_anything_behind(deed: Deed, times: int, autojump_clock: MockClock) -> None:
     stage = Stage(limits=Limits(parked_seconds=60, session_idle_seconds=60))

@@ -1,9 +1,12 @@
-"""The table of `tests.core.http_rules` once more, through real sockets."""
+"""The table of `tests.core.http_rules` once more, through real sockets.
+
+The default suite has the first row of each table with each status and code.  `tests/core` tries all rows.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import h11
@@ -98,13 +101,22 @@ async def session_for(rule: Rule, web: Web) -> str:
     return await web.initialize(rule.session)
 
 
-def all_rules() -> Iterator[object]:
-    for table, rules in RULES.items():
-        for rule in rules:
-            yield pytest.param(rule, id=f"{table}: {rule.about}", marks=rule.proves)
+def rows(
+    found: Iterable[tuple[str, Rule]], key: Callable[[str, Rule], Hashable], others: pytest.MarkDecorator
+) -> list[Any]:
+    """A case for each row.  The first row of each key has the speed of its test, the others have the mark."""
+    params, seen = [], set()
+    for table, rule in found:
+        marks = [rule.proves, *([others] if key(table, rule) in seen else [])]
+        seen.add(key(table, rule))
+        params.append(pytest.param(rule, id=f"{table}: {rule.about}", marks=marks))
+    return params
 
 
-@pytest.mark.parametrize("rule", list(all_rules()))
+EVERY_ROW = [(table, rule) for table, rules in RULES.items() for rule in rules]
+
+
+@pytest.mark.parametrize("rule", rows(EVERY_ROW, lambda table, rule: (table, rule.status, rule.code), pytest.mark.full))
 async def test_every_request_gets_the_answer_of_the_table(rule: Rule) -> None:
     async with listening(server_for(rule), **options_for(rule)) as web:
         session = await session_for(rule, web)

@@ -132,7 +132,7 @@ class Strange:
         await trio.aclose_forcefully(stream)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 30))])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(4, 30))])
 @pytest.mark.parametrize("revision", [B, D, E])
 async def test_whatever_clients_send_is_their_own_matter(
     revision: str, seed: int, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock

@@ -26,8 +26,8 @@ from trio_mcp import websocket, websocket_server
 from trio_mcp.core.http import screen
 from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
 from trio_mcp.core.revisions import Role
+from trio_mcp.core.shares import weight
 from trio_mcp.core.verdicts import HttpPolicy, HttpRequest, Reply
-from trio_mcp.intake import Intake, Share
 from trio_mcp.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
 
 both_roles = pytest.mark.parametrize("role", list(Role))
@@ -313,29 +313,21 @@ def test_a_close_frame_that_answers_ours_does_not_change_what_was_wrong(role: Ro
     assert (end.over, end.code, end.why) == (True, 1009, why)
 
 
-def test_messages_that_are_on_their_way_have_a_bound_together() -> None:
-    intake = Intake(Limits(bodies_bytes=150_000))
-    ends, shares = [], []
-    for _ in range(2):
-        shares.append(Share(intake))
-        ends.append(WebSocketFrames(Role.SERVER, Limits(), shares[-1]))
-    piece = frame(Role.SERVER, TEXT, b"x" * 70_000, fin=False)
-    more = frame(Role.SERVER, CONTINUED, b"x" * 10_000, fin=False)
-    last = frame(Role.SERVER, CONTINUED, b"x")
-    for end in ends:
-        assert end.texts(piece) == []
-    assert intake.held == 140_000
-    assert ends[0].texts(more) == []
-    assert not ends[0].ended
-    assert ends[1].texts(more) == []  # one too many
-    assert (ends[1].ended, ends[1].code) == (True, 1013)
-    assert intake.held == 80_000  # what is given up is not kept
-    assert len(ends[0].texts(last)[0]) == 80_001
-    assert intake.held == 0
-    ends[0].texts(piece)
-    with shares[0]:
-        assert intake.held == 70_000
-    assert intake.held == 0  # the connection has ended
+@pytest.mark.parametrize(("late", "code"), [(False, 1013), (True, 1008)])
+def test_a_message_that_is_not_whole_is_held_until_it_is_or_is_given_up(late: bool, code: int) -> None:
+    end = WebSocketFrames(Role.SERVER, Limits())
+    text = b'{"jsonrpc":"2.0","method":"' + b"x" * 70_000
+    assert end.texts(frame(Role.SERVER, TEXT, text, fin=False)) == []
+    assert end.held == len(text)
+    assert list(end.feed(frame(Role.SERVER, CONTINUED, b'"}')))
+    assert end.held == 0
+    assert end.size == weight(text + b'"}', Limits().values) > 70_000
+    assert end.texts(frame(Role.SERVER, TEXT, b"x" * 500, fin=False)) == []
+    end.give_up("no more", late=late)
+    assert (end.ended, end.code, end.why, end.held) == (True, code, "no more", 0)
+    [close] = Raw(Role.SERVER).reads(end.pending())
+    assert isinstance(close, CloseConnection)
+    assert close.code == code
 
 
 @both_roles

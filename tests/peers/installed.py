@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 import pytest
 
-__all__ = ["LEFT_OUT", "PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool"]
+__all__ = ["LEFT_OUT", "PEERS", "NotHere", "Peer", "needs", "node", "npm", "python_of", "tool", "visits"]
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".peers"
@@ -132,6 +132,19 @@ PEERS = {
         ),
         Peer("fastmcp-4.1.2", ("fastmcp==4.1.2", "mcp==2.3.0"), "server_fastmcp4.py", ()),
     )
+}
+
+# The newest of each line; a visit with another one is a case of the long suite.
+NEWEST = {
+    "python-1.30.0",
+    "python-2.3.0",
+    "typescript-1.32.2",
+    "typescript-2.4.0",
+    "fastmcp-4.1.2",
+    "fastmcp-4.1.8",
+    "inspector-2.12.0",
+    "chromium-typescript-2.4.0",
+    "mcp-remote-0.15.1",
 }
 
 # Who cannot be installed, and why.
@@ -252,6 +265,11 @@ def tool(name: str) -> str:
     if found is None:
         raise NotHere(f"there is no {name} on this machine")
     return found
+
+
+def visits(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The parameters of a test whose cases begin with the name of a peer."""
+    return [pytest.param(*each, marks=[] if each[0] in NEWEST else [pytest.mark.long]) for each in cases]
 
 
 def needs(what: str, get: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.visits import visited
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs what the page is made of
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs what the page is made of
 
 
 @pytest.mark.parametrize(

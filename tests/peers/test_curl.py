@@ -23,6 +23,8 @@ from trio_mcp import Context, Server
 from trio_mcp.core.headers import Headers
 from trio_mcp.core.sse import EventReader, SseEvent
 
+pytestmark = pytest.mark.full  # curl is not everywhere
+
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
 STREAM = "text/event-stream"
 

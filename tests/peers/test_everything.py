@@ -33,7 +33,7 @@ from trio_mcp import (
     TextResourceContents,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
 PATHS = {"stdio": "", "streamableHttp": "/mcp", "sse": "/sse"}  # as the program is told
 

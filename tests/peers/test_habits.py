@@ -18,7 +18,7 @@ from tests.peers.listening import listening
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, visiting
 from trio_mcp import NotAnswered, NothingToHear, SessionClosed, ToolFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
 PATHS = {"http": "/mcp", "sse": "/sse"}
 C, D, E = "2025-06-18", "2025-11-25", "2026-07-28"

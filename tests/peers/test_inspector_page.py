@@ -22,7 +22,7 @@ import pytest
 from tests.peers.installed import CACHE, PEERS, needs, node, npm
 from tests.ports import unclaimed_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the Inspector
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the Inspector
 
 ROOT = Path(__file__).parents[2]
 INSPECTOR = PEERS["inspector-2.12.0"]

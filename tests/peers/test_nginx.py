@@ -22,7 +22,7 @@ from tests.peers.nginx import proxied
 from tests.requirements import req
 from trio_mcp import Context, Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
 STEPS = 3

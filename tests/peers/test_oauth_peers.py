@@ -20,7 +20,7 @@ from tests.requirements import req
 from tests.server.test_example_oauth_proxy import PROVIDER, proxy_before
 from trio_mcp import open_client
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 PATIENCE = 300.0  # seconds for all that one program does, on a busy machine
 CLIENTS = [

@@ -14,7 +14,7 @@ from tests.peers.programs.surf import Browser
 from tests.requirements import req
 from trio_mcp import Client, MemoryTokenStore, OAuth, open_client
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the peer
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 
 CALLBACK = "http://127.0.0.1:9/callback"
 PATIENCE = 300.0  # seconds for all of a visit, on a busy machine

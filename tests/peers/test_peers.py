@@ -14,11 +14,11 @@ import pytest
 
 from tests.peers import python_gaps, typescript_gaps
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
-from tests.peers.installed import LEFT_OUT, PEERS, needs, tool
+from tests.peers.installed import LEFT_OUT, PEERS, needs, tool, visits
 from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_SERVER, Gap, shortcomings
 from tests.peers.visits import Visit, visited
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the client
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the client
 
 VISITS = [(peer.name, way) for peer in PEERS.values() for way in peer.ways]
 GAPS = {**python_gaps.GAPS, **typescript_gaps.GAPS}
@@ -67,7 +67,7 @@ def test_each_visit_has_its_row_in_the_file() -> None:
     assert OUR_SERVER.unseen(FILE.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(("peer", "way"), VISITS)
+@pytest.mark.parametrize(("peer", "way"), visits(VISITS))
 def test_what_a_real_client_sees(peer: str, way: str) -> None:
     visit = visited(peer, way, page_size=None if peer in ONE_PAGE else PAGE_SIZE)
     revision = revision_of(peer, way)
@@ -93,7 +93,7 @@ WITHOUT = {  # what a server may leave out on each of these ways
 
 @pytest.mark.parametrize(
     ("peer", "way", "options"),
-    [(peer, way, options) for peer, way in VISITS if peer not in AROUND for options in WITHOUT.get(way, ())],
+    visits((peer, way, options) for peer, way in VISITS if peer not in AROUND for options in WITHOUT.get(way, ())),
 )
 def test_a_server_without_streams_or_without_sessions_does_for_calls(
     peer: str, way: str, options: dict[str, bool]

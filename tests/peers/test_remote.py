@@ -22,7 +22,7 @@ from tests.peers.installed import PEERS, needs, node, npm
 from trio_mcp import Client, FormRequest, SamplingRequest, open_client, serve_http
 from trio_mcp.core.listen import resource_updated
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first of them installs the proxy
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first of them installs the proxy
 
 PROXY = "node_modules/mcp-remote/dist/proxy.js"
 PATIENCE = 300.0  # seconds for all of one visit, on a busy machine

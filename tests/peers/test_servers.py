@@ -20,7 +20,7 @@ import trio
 
 from tests.fixtures.everything_server import make_server
 from tests.peers.behaviours import ABSENT, PAGE_SIZE, seen_in
-from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs, node, npm
+from tests.peers.installed import LEGACY, MODERN, PEERS, PROGRAMS, Peer, needs, node, npm, visits
 from tests.peers.interop import BEHAVIOURS, FILE, NOTHING, OUR_CLIENT, Gap, Pair, expected, shortcomings
 from tests.peers.listening import listening
 from tests.peers.looking import TOO_LATE, visiting
@@ -29,7 +29,7 @@ from tests.peers.visits import stdio_server
 from trio_mcp import HttpOptions, serve_http
 from trio_mcp.core.revisions import REVISIONS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first visit installs the server
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
 PATIENCE = 300.0  # seconds for all of one visit, on a busy machine
 PATHS = {"session": "/mcp", "modern": "/mcp", "sse": "/sse", "ws": "/ws"}
@@ -139,7 +139,7 @@ async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
     return {**seen, "end": "clean" if status == "0" else f"clean, but the server ended with {status}"}
 
 
-@pytest.mark.parametrize(("name", "way"), VISITS)
+@pytest.mark.parametrize(("name", "way"), visits(VISITS))
 async def test_what_our_client_sees_of_a_real_server(name: str, way: str, tmp_path: Path) -> None:
     pair = (name, way)
     seen = await seen_at(pair, tmp_path)

@@ -69,6 +69,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+# A server keeps tasks for calls that are to come.  The supervisor of a worker that is busy is as busy as the worker.
+_IDLE = ("a worker that waits for the next call", "the supervisor of a worker")
+
 PATIENCE = 86_400.0
 """Seconds after which something that was waited for does not come any more: longer than any deadline under test, and
 under a mock clock no time at all.  Under the real clock the timeout of the test is sooner."""
@@ -86,7 +89,7 @@ class Stuck(AssertionError):
 
 
 def running_tasks() -> set[Task]:
-    """Every task of this run but Trio's own, which are there from its first to its last step."""
+    """Every task of this run but Trio's own, which are there from its first to its last step, and idle workers."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     found, ahead = set(), [root]
@@ -94,7 +97,7 @@ def running_tasks() -> set[Task]:
         task = ahead.pop()
         found.add(task)
         ahead += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    return {task for task in found if not task.name.startswith("<")}
+    return {task for task in found if not task.name.startswith("<") and task.name not in _IDLE}
 
 
 def busy_threads() -> set[str]:
@@ -131,7 +134,7 @@ def open_fds() -> set[tuple[int, str]]:
 
 def where_all_stand() -> str:
     """The tasks of this run and the lines at which they wait, innermost last."""
-    return "\n".join(f"  {task.name}: {_stands(task)}" for task in sorted(running_tasks(), key=lambda task: task.name))
+    return "\n".join(sorted(f"  {task.name}: {_stands(task)}" for task in running_tasks()))
 
 
 def _stands(task: Task) -> str:

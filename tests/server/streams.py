@@ -9,12 +9,31 @@ import trio
 
 from tests.server.checkpoints import Pair, wide
 
-__all__ = ["Watched", "Write", "lines_in", "watched"]
+__all__ = ["Watched", "Whole", "Write", "lines_in", "watched"]
 
 
 class Write(NamedTuple):
     task: str
     data: bytes
+
+
+class Whole(trio.abc.Stream):
+    """A stream that has no halves, as TLS has none: its end is the end of both directions."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self.stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
 
 
 class Watched(trio.abc.HalfCloseableStream):

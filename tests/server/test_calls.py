@@ -32,10 +32,13 @@ from tests.server.wire import (
 )
 from trio_mcp import (
     AudioContent,
+    BlobResourceContents,
     CallToolResult,
     Completion,
     Context,
+    EmbeddedResource,
     GetPromptResult,
+    ImageContent,
     Limits,
     LocalProtocolError,
     NotDeclared,
@@ -241,6 +244,7 @@ TOOL_ERRORS: dict[str, tuple[Callable[[Context], Any], str]] = {
 }
 
 
+@pytest.mark.contract
 @req("tool-30")
 @everywhere
 @pytest.mark.parametrize("what", TOOL_ERRORS)
@@ -311,6 +315,7 @@ async def test_an_error_that_is_nothing_but_a_picture_is_told_to_the_log_where_n
         assert (await ask(wire, "tool"))["isError"] is True
 
 
+@pytest.mark.contract
 @req("core-31", "log-06", "prm-08", "res-05", "res-07", "cmpl-06")
 @everywhere
 @everything
@@ -494,6 +499,7 @@ def plain(result: Object) -> Object:
     return {key: value for key, value in result.items() if key not in ("resultType", "_meta", "ttlMs", "cacheScope")}
 
 
+@pytest.mark.contract(function=(returns_a_record, returns_blocks))
 @req("tool-05", "tool-11", "tool-13", "tool-14", "tool-34", "tool-35")
 @everywhere
 @pytest.mark.parametrize("function", RETURNED, ids=lambda function: function.__name__)
@@ -513,6 +519,8 @@ async def test_what_a_tool_returns_is_its_result(
         assert plain(result) == expected
 
 
+@pytest.mark.contract
+@req("res-12", "res-17")
 @everywhere
 async def test_other_results_are_those_of_their_methods(revision: str, autojump_clock: MockClock) -> None:
     acting = Acting()
@@ -551,6 +559,67 @@ async def test_other_results_are_those_of_their_methods(revision: str, autojump_
         for surface, value, expected in cases:
             acting.does = lambda ctx, value=value: value
             assert plain(await ask(wire, surface)) == expected
+
+
+@req("prm-05", "prm-06", "prm-07", "prm-16")
+@everywhere
+async def test_a_prompt_holds_pictures_sound_files_and_links(revision: str, autojump_clock: MockClock) -> None:
+    cases: list[tuple[Any, str, Object]] = [
+        (
+            image(PNG, mime_type="image/png"),
+            "2024-11-05",
+            {"type": "image", "data": "iVBORw==", "mimeType": "image/png"},
+        ),
+        (AudioContent(PNG, "audio/wav"), "2025-03-26", {"type": "audio", "data": "iVBORw==", "mimeType": "audio/wav"}),
+        (file(b"hi", uri="notes://a", mime_type="text/plain"), "2024-11-05", {"type": "resource", "resource": HI}),
+        (
+            EmbeddedResource(BlobResourceContents("notes://b", PNG)),
+            "2024-11-05",
+            {
+                "type": "resource",
+                "resource": {"uri": "notes://b", "mimeType": "application/octet-stream", "blob": "iVBORw=="},
+            },
+        ),
+        (
+            ResourceLink("a", "notes://a"),
+            "2025-06-18",
+            {"type": "resource_link", "name": "a", "uri": "notes://a"},
+        ),
+    ]
+    acting = Acting()
+    async with connected(acting.server, revision) as wire:
+        for value, first, expected in cases:
+            acting.does = lambda ctx, value=value: value
+            if revision < first:
+                with pytest.raises(WireError, match=f"does not exist in {revision}"):
+                    await ask(wire, "prompt")
+            else:
+                (message,) = (await ask(wire, "prompt"))["messages"]
+                assert message == {"role": "user", "content": expected}
+
+
+@req("prm-05", "prm-06", "prm-07")
+@everywhere
+@pytest.mark.parametrize(
+    "block",
+    [
+        ImageContent(PNG, "png"),
+        AudioContent(PNG, "audio"),
+        EmbeddedResource(BlobResourceContents("notes", PNG)),
+        EmbeddedResource(TextResourceContents("", "hi")),
+    ],
+    ids=["a picture", "sound", "a file", "a text"],
+)
+async def test_a_prompt_with_no_type_or_no_uri_does_not_leave(
+    block: Any, revision: str, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    acting.does = lambda ctx: block
+    async with connected(acting.server, revision) as wire:
+        with pytest.raises(WireError) as refused:
+            await ask(wire, "prompt")
+        assert refused.value.code == -32603
+        await still_works(wire, acting)
 
 
 @req("res-09")
@@ -607,6 +676,7 @@ ARGUMENTS_REFUSED: list[Any] = [
 ]
 
 
+@pytest.mark.contract
 @req("tool-06", "tool-32", "tool-33")
 @everywhere
 @pytest.mark.parametrize("arguments", ARGUMENTS_REFUSED, ids=str)
@@ -681,6 +751,7 @@ UNKNOWN: list[tuple[str, Object]] = [
 ]
 
 
+@pytest.mark.contract
 @req(
     "core-30", "tool-18", "tool-31", "tool-33", "prm-08", "prm-09", "prm-17", "cmpl-02", "cmpl-04", "cmpl-06", "cmpl-08"
 )
@@ -702,6 +773,7 @@ async def test_a_request_that_makes_no_sense_is_refused(
     assert not caplog.records
 
 
+@pytest.mark.contract
 @req("res-05", "res-06", "res-09", "res-10")
 @everywhere
 @pytest.mark.parametrize(
@@ -720,6 +792,7 @@ async def test_a_resource_that_is_not_there_is_not_found(
     assert not caplog.records
 
 
+@pytest.mark.contract
 @req("core-32", "arch-02", "prm-11", "cmpl-06")
 @everywhere
 @pytest.mark.parametrize("surface", ["prompt", "resource", "completion"])
@@ -825,6 +898,7 @@ def complete(surface: str, value: str = "", **context: str) -> Object:
     return {**params, "context": {"arguments": context}} if context else params
 
 
+@pytest.mark.contract
 @req("cmpl-01", "cmpl-04", "cmpl-07", "cmpl-08", "cmpl-10")
 @everywhere
 async def test_completion_gives_the_first_hundred_in_the_handler_s_order(
@@ -1018,6 +1092,7 @@ async def test_a_cancelled_thread_is_left_behind_unless_it_must_not_be(
         assert blocking.server.statistics().running == 0
 
 
+@pytest.mark.contract
 @req("cancel-03", "cancel-07", "cancel-17", "cancel-18")
 @everywhere
 async def test_cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sent_after_it(
@@ -1105,6 +1180,7 @@ async def test_a_handler_knows_its_request(surface: str, revision: str, autojump
     assert facts[2] == (True, revision >= "2025-11-25", False)
 
 
+@pytest.mark.contract(token=("token",))
 @req("prog-01", "prog-03", "prog-04", "prog-05", "prog-06", "prog-09", "prog-10", "prog-14")
 @everywhere
 @everything
@@ -1159,6 +1235,7 @@ async def log_everything(ctx: Context) -> list[str]:
     return ["fine"]
 
 
+@pytest.mark.contract(wanted=("warning",))
 @req("log-01", "log-08", "log-09", "log-10", "log-11", "log-15")
 @everywhere
 @everything
@@ -1180,6 +1257,7 @@ async def test_log_messages_of_the_wanted_levels_are_sent_before_the_answer(
     assert "result" in wire.messages[-1]
 
 
+@pytest.mark.contract
 @req("log-10", "log-12")
 @modern
 async def test_one_request_s_log_level_is_not_another_s(revision: str, autojump_clock: MockClock) -> None:
@@ -1203,6 +1281,7 @@ async def test_one_request_s_log_level_is_not_another_s(revision: str, autojump_
     assert wire.noted(MESSAGE) == [{"level": "info", "data": ids[1]}, {"level": "info", "data": ids[3]}]
 
 
+@pytest.mark.contract
 @req("log-09")
 @legacy
 async def test_a_level_holds_for_what_runs_already(revision: str, autojump_clock: MockClock) -> None:

@@ -117,6 +117,7 @@ class Bodies:
 BODIES = [name for name in vars(Bodies) if not name.startswith("_")]
 
 
+@pytest.mark.contract
 @req("cancel-03", "cancel-17", "cancel-18")
 @pytest.mark.parametrize("name", BODIES)
 @everywhere
@@ -144,6 +145,7 @@ async def test_whatever_a_handler_makes_of_it_nothing_is_sent_and_the_others_go_
         await works(wire, server)
 
 
+@pytest.mark.contract
 @everywhere
 async def test_a_handler_that_asks_or_reports_is_reached_there(revision: str, autojump_clock: MockClock) -> None:
     ends = []
@@ -204,6 +206,7 @@ async def test_what_is_cancelled_in_the_same_breath_never_begins(revision: str, 
         assert began == []
 
 
+@pytest.mark.contract
 @req("cancel-06", "cancel-08")
 @everywhere
 async def test_what_is_cancelled_too_late_or_never_was_is_ignored(revision: str, autojump_clock: MockClock) -> None:
@@ -316,6 +319,7 @@ async def test_initialize_is_answered_whatever_is_cancelled(revision: str, autoj
 # Ids.
 
 
+@pytest.mark.contract
 @everywhere
 async def test_an_id_in_use_is_refused_to_another_and_the_first_goes_on(
     revision: str, autojump_clock: MockClock
@@ -470,7 +474,7 @@ async def test_when_the_client_goes_its_handlers_hear_why(revision: str, autojum
     async with connected(working(body), revision) as wire:
         await wire.start("tools/call", CALL)
         await wait_all_tasks_blocked()
-    assert reasons == ["the connection has ended"]
+    assert reasons == ["this call had not finished 5 seconds after the end of the client's input"]
 
 
 # With more than the request.

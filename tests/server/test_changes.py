@@ -23,7 +23,19 @@ from tests.server.wire import (
     legacy,
     modern,
 )
-from trio_mcp import Limits, LocalProtocolError, Prompt, Resource, ResourceTemplate, Server, Tool
+from trio_mcp import (
+    CallNext,
+    Context,
+    JsonObject,
+    Limits,
+    LocalProtocolError,
+    Prompt,
+    Request,
+    Resource,
+    ResourceTemplate,
+    Server,
+    Tool,
+)
 from trio_mcp.core.listen import TOOLS_CHANGED
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
 from trio_mcp.publishing import Publisher
@@ -100,6 +112,7 @@ CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]
 }
 
 
+@pytest.mark.contract(what=("a tool more", "an update"))
 @req("tool-03", "tool-04", "prm-03", "prm-04", "res-02", "res-20", "sub-01", "sub-05", "sub-13")
 @everywhere
 @pytest.mark.parametrize("what", CHANGES)
@@ -131,6 +144,7 @@ async def test_who_listens_is_told_of_what_they_asked_for_alone(
     assert notices(wire) == [(name, None) for name in asked]
 
 
+@pytest.mark.contract
 @req("sub-13", "tool-03", "prm-03", "res-02")
 @everywhere
 async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, autojump_clock: MockClock) -> None:
@@ -261,6 +275,7 @@ async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_c
 # Who is told.
 
 
+@pytest.mark.contract
 @req("res-19", "res-20", "sub-13")
 @everywhere
 async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
@@ -298,6 +313,7 @@ async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
         assert notices(nobody) == []
 
 
+@pytest.mark.contract
 @req("res-19", "res-20")
 @legacy
 async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_nothing_does_no_harm(
@@ -386,6 +402,7 @@ async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock
 # The end of a subscription.
 
 
+@pytest.mark.contract
 @req("sub-08")
 @modern
 async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
@@ -409,6 +426,7 @@ async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
         await wire.ended.wait()
 
 
+@pytest.mark.contract
 @req("sub-01", "cancel-03", "cancel-18")
 @modern
 async def test_a_cancelled_subscription_is_over_at_once_and_has_no_answer(
@@ -469,6 +487,7 @@ LIMITS: list[tuple[Object, tuple[str, ...], int | None]] = [
 ]
 
 
+@pytest.mark.contract(code=(-32603,))
 @everywhere
 @pytest.mark.parametrize(("limits", "uris", "code"), LIMITS)
 async def test_there_are_bounds_to_what_may_be_listened_to(
@@ -588,3 +607,20 @@ async def test_a_change_that_comes_after_the_loop_has_ended_is_nobodys(autojump_
 
     await trio.to_thread.run_sync(in_another_loop)
     publishers[0].publish(TOOLS_CHANGED)
+
+
+@pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
+async def test_a_subscription_that_the_end_of_input_overtakes_is_answered(
+    method: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    async def slowly(ctx: Context, request: Request, call_next: CallNext) -> JsonObject:
+        await trio.sleep(0.1)  # meanwhile the input ends
+        return await call_next(request)
+
+    server = Server("notes", middleware=[slowly])
+    server.resource("note://a")(lambda: "a")
+    async with connected(server, "2025-11-25") as wire:
+        id = await wire.start(method, {"uri": "note://a"})
+        await wire.close()
+        assert (await wire.response(id))["result"] == {}
+    assert caplog.records == []

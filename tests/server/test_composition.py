@@ -819,6 +819,7 @@ async def test_connections_end_with_the_run_that_they_share(revision: str, autoj
         assert (await wire.call("tools/list"))["tools"]
 
 
+@pytest.mark.contract
 @req("core-09")
 @everywhere
 async def test_connections_with_the_same_ids_never_cross(revision: str, autojump_clock: MockClock) -> None:

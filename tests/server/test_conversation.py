@@ -15,7 +15,7 @@ from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, 
 from tests.server.wires import Nowhere, session_of
 from trio_mcp import Context, ElicitUrl, Limits, LocalProtocolError, NotDeclared, Server, serve_stream
 from trio_mcp.conversation import Conversation
-from trio_mcp.core.jsonrpc import Error, Notification, Request, Result
+from trio_mcp.core.jsonrpc import Error, Notification, Request, Result, encode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_VERSION, REVISIONS
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
@@ -265,12 +265,13 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
         heard(first, asked(1, LATEST, "asks"), wire=wires[0])
         await wait_all_tasks_blocked()
         (asking,) = sent(first, wires[0])
-        assert asking.result["resultType"] == "input_required"
+        result = json.loads(encode(asking))["result"]  # in the queue it is there as bytes only
+        assert result["resultType"] == "input_required"
         first.lost("the response has ended")
         # The handler goes on under another request, by whose wire it tells and answers.
-        (key,) = asking.result["inputRequests"]
+        (key,) = result["inputRequests"]
         again = asked(2, LATEST, "asks")
-        again.params["requestState"] = asking.result["requestState"]
+        again.params["requestState"] = result["requestState"]
         again.params["inputResponses"] = {key: {"action": "decline"}}
         second = conversing(run, LATEST, wires[1])
         heard(second, again, wire=wires[1])

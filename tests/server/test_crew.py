@@ -1,35 +1,45 @@
-"""Tasks that are used again: each piece of work has one to itself while it runs, and leaves nothing to the next."""
+"""Workers are used again: each call has one to itself while it runs, and leaves nothing to the next."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_mcp.crew import Crew, Hand, Idle
+from trio_mcp import crew
+from trio_mcp.crew import LeftOpen, Worker, WorkerPool
 
 variable: ContextVar[Any] = ContextVar("variable", default="unset")
+Work = Callable[[Any], Awaitable[object]]
 
 
 class Bench:
-    """A crew, and what was seen of it."""
+    """A pool of workers, and what was seen of it."""
 
-    def __init__(self, nursery: trio.Nursery, spare: int = 64, in_all: Idle | None = None) -> None:
+    def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
-        self.in_all = Idle() if in_all is None else in_all
-        self.crew = Crew(nursery, spare, self.in_all)
-        self.seen: list[Any] = []
+        self.pool = WorkerPool(nursery)
+        self.variables = copy_context()
+        self.failures: list[BaseException] = []
 
-    def start(self, work: Callable[[Any], Awaitable[object]], argument: Any = None, name: str = "work") -> Hand:
-        hand = self.crew.hire()
-        self.crew.start(hand, work, argument, name)
-        return hand
+    def start(self, work: Work, argument: Any = None, name: str = "work") -> Worker:
+        async def checked(worker: Worker, argument: Any) -> None:
+            try:
+                await work(argument)
+                worker.check()
+            except Exception as error:  # noqa: BLE001
+                self.failures.append(error)
+
+        worker = self.pool.hire()
+        self.pool.start(worker, checked, argument, name, self.variables.copy())
+        return worker
 
     async def at_once(self, number: int) -> None:
         """Have so many at work at the same time."""
@@ -40,9 +50,7 @@ class Bench:
         gate.set()
         await wait_all_tasks_blocked()
 
-    async def do(
-        self, work: Callable[[Any], Awaitable[object]] | None = None, argument: Any = None, name: str = "work"
-    ) -> trio.lowlevel.Task:
+    async def do(self, work: Work | None = None, argument: Any = None, name: str = "work") -> trio.lowlevel.Task:
         """Have this done to its end; the task that did it."""
         tasks: list[trio.lowlevel.Task] = []
 
@@ -65,7 +73,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 async def test_one_task_does_one_thing_after_the_other(bench: Bench) -> None:
     task = await bench.do(name="first")
-    assert task.name == "a handler's task, which waits for the next call"
+    assert task.name == "a worker that waits for the next call"
     names = []
 
     async def look(_: None) -> None:
@@ -137,20 +145,20 @@ async def test_what_was_cancelled_takes_its_task_along(bench: Bench) -> None:
         finally:
             ended.append(trio.lowlevel.current_task())
 
-    hand = bench.start(wait)
+    worker = bench.start(wait)
     await wait_all_tasks_blocked()
-    hand.scope.cancel()
+    worker.scope.cancel()
     await wait_all_tasks_blocked()
     assert len(ended) == 1
     assert await bench.do() not in ended
 
 
 async def test_a_cancellation_that_came_too_late_takes_the_task_along(bench: Bench) -> None:
-    async def cancel_itself(hands: list[Hand]) -> None:
-        hands[0].scope.cancel()  # and nothing after it would notice
+    async def cancel_itself(workers: list[Worker]) -> None:
+        workers[0].scope.cancel()  # and nothing after it would notice
 
-    hands: list[Hand] = []
-    hands.append(bench.start(cancel_itself, hands))
+    workers: list[Worker] = []
+    workers.append(bench.start(cancel_itself, workers))
     await wait_all_tasks_blocked()
     await bench.do(trio.sleep, 0)
 
@@ -185,73 +193,69 @@ async def abandoned_nursery(kept: list[Any]) -> None:
     await kept[-1].__aenter__()
 
 
-# What was abandoned is closed by whoever finds it, and fails at it.
+# What was abandoned is closed by another task that finds it, and fails at it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("work", [abandoned_scope, abandoned_nursery])
-async def test_what_leaves_something_open_fails_by_itself_and_at_once(work: Callable[..., Any]) -> None:
+async def test_what_leaves_something_open_fails_and_ends_its_worker_alone(bench: Bench, work: Work) -> None:
+    gate = trio.Event()
+    bench.start(lambda _: gate.wait())
     kept: list[Any] = []
-    went_on = []
-
-    async def next_call() -> None:
-        async with trio.open_nursery() as nursery:
-            await Bench(nursery).do(work, kept)
-            went_on.append("in what was left open")
-
-    with pytest.raises(BaseExceptionGroup) as caught:
-        await next_call()
-    assert not went_on
-    corrupted = caught.value.subgroup(lambda each: "stack corrupted" in str(each) and isinstance(each, RuntimeError))
-    assert corrupted is not None
+    task = await bench.do(work, kept)
+    assert [type(error) for error in bench.failures] == [LeftOpen]
+    assert await bench.do() is not task
+    assert len(bench.nursery.child_tasks) == 2
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert bench.pool.idle == 2
 
 
-@pytest.mark.parametrize(
-    ("spare", "others", "waiting"),
-    [(2, 0, 5), (2, 4_997, 3), (2, 4_998, 2), (2, 9_000, 2), (5, 9_000, 5), (0, 0, 0)],
-)
-async def test_who_has_worked_waits_unless_too_many_do(spare: int, others: int, waiting: int) -> None:
-    async with trio.open_nursery() as nursery:
-        bench = Bench(nursery, spare)
-        bench.in_all.hands = others  # of other crews
-        await bench.at_once(5)
-        assert len(nursery.child_tasks) == waiting
-        assert bench.in_all.hands == others + waiting
-        nursery.cancel_scope.cancel()
-    assert bench.in_all.hands == others
+async def test_who_has_worked_waits_unless_enough_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.at_once(5)
+    assert bench.pool.idle == len(bench.nursery.child_tasks) == 5
+    monkeypatch.setattr(bench.pool, "_most", 8)
+    await bench.at_once(10)
+    assert bench.pool.idle == len(bench.nursery.child_tasks) == 8
 
 
-async def test_who_was_not_wanted_for_long_waits_no_more() -> None:
+async def test_who_was_not_wanted_for_long_waits_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(wanted: int, calls: int) -> None:
         for _ in range(calls // wanted):
             await bench.at_once(wanted)
 
-    async with trio.open_nursery() as nursery:
-        bench = Bench(nursery, spare=2)
-        await at_once(50, 20_000)
-        await at_once(50, 19_950)
-        assert len(nursery.child_tasks) == 50  # all of them are wanted
-        await at_once(5, 40_000)
-        assert len(nursery.child_tasks) == 2 + 5
-        await at_once(1, 40_000)
-        assert len(nursery.child_tasks) == bench.in_all.hands == 2 + 1
-        nursery.cancel_scope.cancel()
+    monkeypatch.setattr(crew, "_SPARE", 2)
+    monkeypatch.setattr(crew, "_LATELY", 200)
+    await at_once(50, 200)
+    await at_once(50, 150)
+    assert bench.pool.idle == 50  # all of them are wanted
+    await at_once(5, 400)
+    assert bench.pool.idle == 2 + 5
+    await at_once(1, 400)
+    assert bench.pool.idle == 2 + 1
 
 
-async def test_at_the_end_nobody_waits_any_more() -> None:
-    async with trio.open_nursery() as nursery:
-        bench = Bench(nursery)
-        gate = trio.Event()
-        at_work = bench.start(lambda _: gate.wait())
-        for _ in range(3):
-            bench.start(trio.sleep, 0)
-        await wait_all_tasks_blocked()
-        assert len(nursery.child_tasks) == 4
-        bench.crew.end()
-        await wait_all_tasks_blocked()
-        assert nursery.child_tasks == {at_work.task}
-        gate.set()
-        await wait_all_tasks_blocked()
-        assert not nursery.child_tasks
-        nursery.cancel_scope.cancel()
+async def test_a_burst_is_over_with_its_connection(bench: Bench) -> None:
+    await bench.at_once(100)
+    assert bench.pool.idle == 100
+    bench.pool.trim()
+    await wait_all_tasks_blocked()
+    assert bench.pool.idle == len(bench.nursery.child_tasks) == 64
+    await bench.at_once(100)
+    assert bench.pool.idle == 100
+
+
+async def test_at_the_end_no_worker_waits_any_more(bench: Bench) -> None:
+    gate = trio.Event()
+    bench.start(lambda _: gate.wait())
+    for _ in range(3):
+        bench.start(trio.sleep, 0)
+    await wait_all_tasks_blocked()
+    assert len(bench.nursery.child_tasks) == 4
+    bench.pool.end()
+    await wait_all_tasks_blocked()
+    assert len(bench.nursery.child_tasks) == 1
+    gate.set()
+    await wait_all_tasks_blocked()
+    assert not bench.nursery.child_tasks
 
 
 async def test_what_comes_when_all_of_it_is_cancelled_is_cancelled_too() -> None:
@@ -269,3 +273,70 @@ async def test_what_comes_when_all_of_it_is_cancelled_is_cancelled_too() -> None
         bench.start(work)
     assert seen == ["begun"]
     assert not nursery.child_tasks
+
+
+# A function that a task waits for.
+
+
+async def test_a_function_has_the_variables_of_the_task_that_waits_for_it(bench: Bench) -> None:
+    async def change(to: str) -> Any:
+        before = variable.get()
+        await trio.lowlevel.checkpoint()
+        variable.set(to)
+        return before
+
+    variable.set("mine")
+    for before, after in (("mine", "one"), ("one", "two")):  # in a new worker, and in one that is used again
+        assert await bench.pool.call(partial(change, after), "change") == before
+        assert variable.get() == after
+
+
+async def test_a_function_fails_where_it_was_called(bench: Bench) -> None:
+    async def fail() -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError("wrong")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="wrong"):
+            await bench.pool.call(fail, "fail")
+    assert bench.pool.idle == 1
+
+
+async def test_a_function_is_cancelled_with_the_task_that_waits_and_not_waited_for(
+    bench: Bench, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = []
+
+    async def shielded(seconds: float) -> None:
+        try:
+            await trio.sleep(60)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(seconds)
+            ended.append(trio.current_time())
+            raise ValueError("too late")
+
+    start = trio.current_time()
+    with trio.move_on_after(1):
+        await bench.pool.call(partial(shielded, 5), "shielded")
+    assert (trio.current_time() - start, ended) == (1, [])
+    await trio.sleep(10)
+    assert [time - start for time in ended] == [6]
+    assert "shielded failed while it was being stopped" in caplog.text
+    assert not bench.nursery.child_tasks
+
+
+async def test_a_function_ends_with_the_workers(bench: Bench) -> None:
+    async with trio.open_nursery() as nursery:
+        inner = Bench(nursery)
+
+        async def call() -> None:
+            with pytest.raises(crew.Stopped):
+                await inner.pool.call(trio.sleep_forever, "forever")
+
+        bench.start(lambda _: call())
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    await wait_all_tasks_blocked()
+    assert not bench.failures
+    assert bench.pool.idle == 1

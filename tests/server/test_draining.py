@@ -36,6 +36,7 @@ def work(seconds: float) -> dict[str, Any]:
     return {"name": "work", "arguments": {"seconds": seconds}}
 
 
+@pytest.mark.contract
 @everywhere
 async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: str, autojump_clock: MockClock) -> None:
     server = working()
@@ -67,6 +68,7 @@ async def test_nothing_new_is_taken_anywhere_and_what_runs_may_finish(revision: 
             await late.ended.wait()
 
 
+@pytest.mark.contract(inside=(3,))
 @pytest.mark.parametrize("inside", [0, 3, 20])
 @everywhere
 async def test_the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped(
@@ -264,7 +266,7 @@ async def test_a_drain_ends_a_connection_of_any_kind(autojump_clock: MockClock) 
     server = working()
     async with server.running(), server.joined() as run:
         assert isinstance(run, Run)
-        run.connections.add(Endpoint())
+        run.connections[Endpoint()] = None
         assert server.statistics().connections == 7
         async with server.draining(10):
             assert run.draining  # from the beginning

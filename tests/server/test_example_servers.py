@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import trio
@@ -154,9 +155,34 @@ def module_of(example: str) -> Any:
 
 @everywhere
 async def test_the_echo_comes_back(revision: str) -> None:
+    said = "Grüße\u2028und 🎺"
     async with client_of("echo.py", revision) as wire:
-        assert await text_of(wire, "echo", text="Grüße\u2028und 🎺") == "Grüße\u2028und 🎺"
+        assert await text_of(wire, "echo", message=said) == f"Tool echo: {said}"
+        (read,) = (await wire.call("resources/read", {"uri": f"echo://{quote(said)}"}))["contents"]
+        assert (read["uri"], read["text"]) == (f"echo://{quote(said)}", f"Resource echo: {said}")
+        filled = await wire.call("prompts/get", {"name": "echo", "arguments": {"message": said}})
+        content = {"type": "text", "text": f"Please process this message: {said}"}
+        assert filled["messages"] == [{"role": "user", "content": content}]
         assert (await wire.about())["serverInfo"] == {"name": "echo", "version": "1.0"}
+
+
+@everywhere
+async def test_the_echo_has_a_tool_a_template_and_a_prompt(revision: str) -> None:
+    async with client_of("echo.py", revision) as wire:
+        listed = [
+            (await wire.call(f"{method}/list", {}))[key]
+            for method, key in (
+                ("tools", "tools"),
+                ("resources", "resources"),
+                ("resources/templates", "resourceTemplates"),
+                ("prompts", "prompts"),
+            )
+        ]
+    (tool,), nothing, (template,), (prompt,) = listed
+    assert (tool["name"], tool["inputSchema"]["required"]) == ("echo", ["message"])
+    assert nothing == []
+    assert (template["name"], template["uriTemplate"]) == ("echo", "echo://{message}")
+    assert (prompt["name"], [each["name"] for each in prompt["arguments"]]) == ("echo", ["message"])
 
 
 # SQLite

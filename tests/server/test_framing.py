@@ -30,6 +30,7 @@ class Frames:
 
     why = "there are no frames any more"
     stretch = None
+    size = held = 0
 
     def __init__(self) -> None:
         self.ended = False

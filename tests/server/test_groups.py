@@ -154,3 +154,26 @@ async def test_an_exception_is_kept_by_nobody(autojump_clock: MockClock) -> None
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("where", ["the block", "tasks", "both"])
+async def test_a_cancellation_leaves_as_itself(where: str, autojump_clock: MockClock) -> None:
+    caught: list[BaseException] = []
+    with trio.move_on_after(1):
+        try:
+            async with open_nursery(wait=True) as nursery:
+                if where != "the block":
+                    nursery.start_soon(trio.sleep_forever)
+                    nursery.start_soon(trio.sleep_forever)
+                if where != "tasks":
+                    await trio.sleep_forever()
+        except BaseException as error:
+            caught.append(error)
+            raise
+    assert [type(error) for error in caught] == [trio.Cancelled]
+
+
+async def test_it_waits_for_its_tasks_if_it_is_to(autojump_clock: MockClock) -> None:
+    async with open_nursery(wait=True) as nursery:
+        nursery.start_soon(trio.sleep, 5)
+    assert trio.current_time() == 5

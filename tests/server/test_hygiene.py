@@ -27,7 +27,7 @@ from trio.testing import (
 
 import trio_mcp
 from tests.server.checkpoints import busy_threads, open_fds, wide
-from tests.server.wire import LATEST, Wire, connected, everywhere
+from tests.server.wire import LATEST, REVISION_NAMES, Wire, connected
 from trio_mcp import Context, ElicitUrl, ListRoots, RequestError, Server, ToolError, serve_stream
 from trio_mcp.outbox import Outbox
 
@@ -105,14 +105,14 @@ def exists(method: Callable[[Context], Awaitable[None]], revision: str) -> bool:
     return revision >= "2025-06-18" or method.__name__ not in FORMS
 
 
-@pytest.mark.parametrize("method", METHODS)
+CASES = [(revision, method) for revision in REVISION_NAMES for method in METHODS if exists(method, revision)]
+
+
+@pytest.mark.parametrize(("revision", "method"), CASES)
 @pytest.mark.parametrize("asked_for", [True, False], ids=["wanted", "not wanted"])
-@everywhere
 async def test_what_a_handler_awaits_is_a_checkpoint(
     revision: str, asked_for: bool, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
-    if not exists(method, revision):
-        pytest.skip("not in this revision")
     server = Server("hygiene")
 
     @server.tool
@@ -127,14 +127,11 @@ async def test_what_a_handler_awaits_is_a_checkpoint(
         assert result["content"][0]["text"] == "worked"
 
 
-@pytest.mark.parametrize("method", METHODS)
-@everywhere
+@pytest.mark.parametrize(("revision", "method"), [case for case in CASES if case[1] not in (roots_again, completed)])
 async def test_what_a_handler_awaits_can_be_cancelled(
     revision: str, method: Callable[[Context], Awaitable[None]], autojump_clock: MockClock
 ) -> None:
     """By a scope of the handler's own."""
-    if not exists(method, revision) or method.__name__ in ("roots_again", "completed"):
-        pytest.skip("not in this revision, or the same as another")
     server = Server("hygiene")
 
     @server.tool
@@ -343,14 +340,14 @@ class Lines:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 @pytest.mark.parametrize("what", REQUESTS)
-async def test_a_thousand_requests_leave_nothing_to_the_garbage_collector(
+async def test_requests_leave_nothing_to_the_garbage_collector(
     what: str, revision: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     """With the collector turned off the number of objects that it would have to look at stays the same."""
     caplog.set_level(100, "trio_mcp")  # what is logged is kept by the test
     method, params = REQUESTS[what]
     cancelled = what in ("a call that is cancelled", "a subscription")
-    times = 100 if "thread" in what else 1000
+    times = 100
     server = everything()
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -562,6 +559,7 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
 ENDS = {
     ("child", "aclose"): "it waits for `_live`",
     ("child", "_live"): "each step of the end has a deadline",
+    ("crew", "_ended"): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
     ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("driver", "serve"): "what it waits for has been cancelled",
     ("duplex", "run"): "the write that it waits for has a deadline by then",

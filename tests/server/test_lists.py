@@ -15,6 +15,8 @@ from tests.server.wire import LATEST, Wire, WireError, connected, everywhere, mo
 from trio_mcp import (
     Annotations,
     CacheHints,
+    CallNext,
+    Context,
     ElicitUrl,
     Icon,
     InputRequired,
@@ -29,6 +31,7 @@ from trio_mcp import (
     Tool,
     ToolAnnotations,
 )
+from trio_mcp.core.jsonrpc import Request
 
 Object = dict[str, Any]
 
@@ -99,6 +102,7 @@ async def walk(wire: Wire, each: List, meta: Object | None = None) -> list[list[
 # Pages.
 
 
+@pytest.mark.contract(size=(2,))
 @req("page-02", "page-10", "page-11", "tool-25")
 @everywhere
 @four
@@ -122,6 +126,7 @@ async def test_pages_have_a_hundred_items_unless_it_is_said(
         assert [len(page) for page in await walk(wire, each)] == [100, 1]
 
 
+@pytest.mark.contract(cursor=("nonsense",))
 @req("page-03", "page-09")
 @everywhere
 @four
@@ -427,7 +432,7 @@ def shown(each: List, revision: str) -> Object:
     return {**items[each.member], **more}
 
 
-@req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "type-02")
+@req("tool-16", "tool-36", "tool-37", "res-22", "res-24", "res-25", "type-02", "type-06", "type-21")
 @everywhere
 @four
 async def test_an_item_is_described_as_the_revision_can(each: List, revision: str, autojump_clock: MockClock) -> None:
@@ -463,6 +468,23 @@ async def test_a_list_says_how_long_it_holds_and_for_whom(
         for other in LISTS:
             if other is not each:
                 assert hints(await wire.call(other.method)) == (_NO_HINTS if wire.modern else {})
+
+
+@req("cache-20", "cache-23")
+@modern
+async def test_each_page_of_a_list_may_have_a_time_of_its_own(revision: str, autojump_clock: MockClock) -> None:
+    whole = CacheHints(60_000, "public")
+
+    async def shorten(ctx: Context, request: Request, call_next: CallNext) -> Object:
+        page = await call_next(request)
+        return {**page, **whole.page(5_000).members()} if "cursor" in request.params else page
+
+    server = filled(2, page_size=1, middleware=[shorten], cache={"tools/list": whole})
+    async with connected(server, revision) as wire:
+        first = await wire.call("tools/list")
+        second = await wire.call("tools/list", {"cursor": first["nextCursor"]})
+    assert hints(first) == {"ttlMs": 60_000, "cacheScope": "public"}
+    assert hints(second) == {"ttlMs": 5_000, "cacheScope": "public"}
 
 
 @req("cache-01", "cache-24", "cache-26")
@@ -548,6 +570,7 @@ KINDS: dict[str, tuple[Callable[[Server], Any], Object, list[tuple[str, Object]]
 }
 
 
+@pytest.mark.contract(has=(tuple(KINDS),))
 @req(
     "arch-01", "arch-02", "tool-02", "prm-01", "prm-02", "res-01", "cmpl-05", "cmpl-10", "log-01", "core-04", "core-32"
 )
@@ -614,7 +637,8 @@ async def test_who_asks_later_is_told_of_what_has_come_meanwhile(revision: str, 
         assert await walk(one, LISTS[0]) == [["tool1"]]
 
 
-@req("life-03", "life-19", "ver-16", "meta-13")
+@pytest.mark.contract
+@req("life-03", "life-19", "ver-16", "meta-13", "type-06")
 @everywhere
 async def test_a_server_tells_what_it_is_as_the_revision_can(revision: str, autojump_clock: MockClock) -> None:
     server = Server(

@@ -136,6 +136,7 @@ EXPIRED = "requestState has expired: send the request again without it"
 # One handler, several requests.
 
 
+@pytest.mark.contract
 @req("mrtr-05", "mrtr-07", "mrtr-15")
 async def test_a_handler_goes_on_where_it_asked_over_as_many_rounds_as_it_takes(autojump_clock: MockClock) -> None:
     began, ended, ids = itertools.count(), itertools.count(), []
@@ -492,6 +493,7 @@ async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None
 # Once.
 
 
+@pytest.mark.contract(connections=(2,))
 @req("mrtr-11")
 @pytest.mark.parametrize("replay", [False, True])
 @pytest.mark.parametrize("connections", [1, 2])
@@ -528,6 +530,7 @@ async def test_a_state_is_spent_once(connections: int, replay: bool, autojump_cl
 # Connections.
 
 
+@pytest.mark.contract
 @req("mrtr-27", "state-03")
 async def test_a_parked_handler_outlives_its_connection(autojump_clock: MockClock) -> None:
     ended = []
@@ -640,6 +643,7 @@ async def test_a_server_that_stops_waits_for_no_parked_handler(shared: bool, cap
 # Bounds.
 
 
+@pytest.mark.contract
 @req("mrtr-14", "elic-50")
 async def test_who_does_not_come_back_in_time_finds_nobody(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
@@ -769,6 +773,7 @@ async def test_a_handler_that_went_on_takes_the_place_of_its_retry(autojump_cloc
 # Cancellation.
 
 
+@pytest.mark.contract
 async def test_cancelling_the_retry_cancels_the_handler(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

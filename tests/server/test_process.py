@@ -14,7 +14,8 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +26,7 @@ import trio_mcp
 from tests.server.wire import LATEST
 from trio_mcp import LocalProtocolError, Server
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.process import live, place
+from trio_mcp.process import Life, live, place
 
 PROGRAM = """
 import sys
@@ -111,7 +112,7 @@ def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
 
 @pytest.mark.parametrize("grace", [-1, math.nan, "5", None])
 def test_the_grace_is_a_number_of_seconds(grace: Any) -> None:
-    async def serve() -> None:
+    async def serve(_: Life) -> None:
         pytest.fail("it began")
 
     with pytest.raises(LocalProtocolError, match="grace is a number of seconds"):
@@ -307,94 +308,60 @@ def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "meanwhile"), [(700, (20_000, 50)), (2000, (20_000, 50)), (0, (0, 9)), (123, (123, 9))]
+    ("before", "meanwhile"),
+    [((700, 9, 10), (700, 9, 50)), ((2000, 9, 10), (2000, 9, 50)), ((700, 9, 8), (700, 9, 8))],
 )
-def test_the_collector_looks_at_objects_more_rarely_unless_the_program_has_told_it_when(
-    first: int, meanwhile: tuple[int, int]
+def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_when(
+    before: tuple[int, int, int], meanwhile: tuple[int, int, int]
 ) -> None:
-    async def serve() -> None:
+    async def serve(_: Life) -> None:
         seen.append(gc.get_threshold())
 
     seen: list[tuple[int, int, int]] = []
-    before = gc.get_threshold()
-    gc.set_threshold(first, 9, 8)
+    here = gc.get_threshold()
+    gc.set_threshold(*before)
     try:
         live(Server("collecting"), serve, grace=1)
-        assert gc.get_threshold()[:2] == (first, 9)
+        assert gc.get_threshold() == before
     finally:
-        gc.set_threshold(*before)
-    assert seen[0][:2] == meanwhile
+        gc.set_threshold(*here)
+    assert seen == [meanwhile]
 
 
-async def look_rarely() -> None:
-    for _ in range(5):
-        gc.collect(0)  # and finds nothing
+def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
+    async def serve(_: Life) -> None:
+        gc.set_threshold(1234, 5, 6)
 
-
-async def leave_a_lot() -> None:
-    await look_rarely()
-    for _ in range(4000):
-        cycle: list[object] = []
-        cycle.append(cycle)
-    gc.collect(0)
-
-
-async def leave_a_little() -> None:
-    await look_rarely()
-    for _ in range(1000):
-        cycle: list[object] = []
-        cycle.append(cycle)
-    gc.collect(0)
-
-
-async def say_when() -> None:
-    await look_rarely()
-    gc.set_threshold(1234, 5, 6)
-    await look_rarely()
-
-
-async def clear_callbacks() -> None:
-    gc.callbacks.clear()
-
-
-def test_a_program_may_clear_what_the_collector_calls() -> None:
-    before, callbacks = gc.get_threshold(), list(gc.callbacks)
-    gc.set_threshold(700, 10, 10)
+    here = gc.get_threshold()
     try:
-        live(Server("collecting"), clear_callbacks, grace=1)
-        assert (gc.get_threshold(), gc.callbacks) == ((700, 10, 10), [])
+        live(Server("collecting"), serve, grace=1)
+        assert gc.get_threshold() == (1234, 5, 6)
     finally:
-        gc.callbacks[:] = callbacks
-        gc.set_threshold(*before)
+        gc.set_threshold(*here)
 
 
-@pytest.mark.parametrize(
-    ("serve", "then"),
-    [
-        (look_rarely, (320_000, 3, 10)),
-        (leave_a_lot, (20_000, 50, 10)),
-        (leave_a_little, (320_000, 3, 10)),
-        (say_when, (1234, 5, 6)),
-    ],
-)
-def test_the_collector_looks_the_more_rarely_the_less_it_finds(
-    serve: Callable[[], Awaitable[None]], then: tuple[int, int, int]
-) -> None:
-    async def looked() -> None:
-        gc.collect()
-        gc.disable()  # but for when it is told to look
-        try:
-            await serve()
-            seen.append(gc.get_threshold())
-        finally:
-            gc.enable()
+def test_nobody_ends_a_process_that_has_gone_on() -> None:
+    async def serve(life: Life) -> None:
+        life.ends("the end of standard input")
+        assert deadlines()
 
-    seen: list[tuple[int, int, int]] = []
-    before, callbacks = gc.get_threshold(), list(gc.callbacks)
-    gc.set_threshold(700, 10, 10)
-    try:
-        live(Server("collecting"), looked, grace=1)
-        assert (gc.get_threshold(), gc.callbacks) == ((700, 10, 10), callbacks)
-    finally:
-        gc.set_threshold(*before)
-    assert seen == [then]
+    live(Server("ended"), serve, grace=1)
+    while deadlines():  # it ends when the run does, and not a second later
+        pass
+
+
+def deadlines() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "trio_mcp: the last deadline"]
+
+
+@pytest.mark.parametrize("grace", [5, math.inf])
+def test_outside_the_main_thread_the_process_is_not_ended(grace: float) -> None:
+    async def serve(life: Life) -> None:
+        life.ends("the end of standard input")
+        seen.append((life.patience, deadlines()))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=live, args=(Server("beside"), serve), kwargs={"grace": grace})
+    thread.start()
+    thread.join()
+    assert seen == [(math.inf, [])]

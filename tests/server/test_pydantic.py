@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.peers.installed import needs, python_of
 
 PYDANTIC = "pydantic==2.14.3"
@@ -135,6 +137,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.full  # it installs pydantic
 def test_models_are_arguments_results_and_forms() -> None:
     python = needs("pydantic", lambda: python_of("pydantic", [PYDANTIC]))
     (packages,) = python.parent.parent.glob("lib/python*/site-packages")

@@ -553,6 +553,7 @@ REFUSED = {
 }
 
 
+@req("tool-16")
 @pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_mistake_is_told_when_it_is_made(make: Make, why: str) -> None:
     with pytest.raises(LocalProtocolError) as caught:

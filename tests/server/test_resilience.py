@@ -51,6 +51,7 @@ FAILURES: dict[str, Callable[[], BaseException]] = {
 }
 
 
+@pytest.mark.contract
 @everywhere
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_no_failure_costs_more_than_its_call(revision: str, failure: str, autojump_clock: MockClock) -> None:
@@ -83,6 +84,7 @@ async def test_an_error_of_a_filter_that_cannot_be_written_costs_one_request(aut
         assert (await wire.about())["capabilities"]
 
 
+@pytest.mark.contract
 @everywhere
 async def test_a_drain_takes_nothing_new_under_an_old_name(revision: str, autojump_clock: MockClock) -> None:
     server, drain, begun = Server("draining"), trio.Event(), []
@@ -120,6 +122,7 @@ async def test_of_a_subscription_and_its_end_the_last_counts(revision: str, auto
         assert wire.noted("notifications/resources/updated") == []
 
 
+@pytest.mark.contract
 async def test_a_call_that_has_ended_says_nothing_for_one_with_the_same_id(autojump_clock: MockClock) -> None:
     server, old = Server("ids"), []
 

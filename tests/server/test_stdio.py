@@ -735,28 +735,43 @@ RUNNING = ["wait", "wait_in_thread", "print_in_thread"]
 
 
 @req("stdio-11")
-@pytest.mark.parametrize("tool", RUNNING)
-def test_the_end_of_input_ends_what_runs_without_another_word(launch: Launch, tool: str) -> None:
-    host = launch()
-    host.begin(tool)
+def test_the_end_of_input_lets_running_calls_finish_and_be_answered(launch: Launch, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    host = launch("inf")
+    id = host.begin("wait_for", path=str(tmp_path / "go"))
     host.close_input()
-    assert host.ends() == EMPTY
+    (tmp_path / "go").write_text("finished")
+    status, [message] = host.ends()
+    assert (status, message["id"], message["result"]["content"][0]["text"]) == (0, id, "finished")
+
+
+@req("stdio-11")
+@pytest.mark.parametrize("tool", RUNNING)
+def test_when_the_grace_after_the_end_of_input_is_over_so_is_everything_and_the_client_is_told(
+    launch: Launch, tool: str
+) -> None:
+    host = launch("0.05")
+    id = host.begin(tool)
+    host.close_input()
+    status, [message] = host.ends()
+    assert (status, message["id"], message["error"]["code"]) == (0, id, -32603)
     assert ("<cancelled>" in host.stderr) == (tool == "wait")
 
 
 def test_the_end_of_input_ends_a_server_with_a_thread_that_waits_for_a_reader_of_stderr(launch: Launch) -> None:
     told, tell = os.pipe()
-    host = launch("5", stderr=tell)
+    host = launch("0.05", stderr=tell)
     host.send("tools/call", name="print_in_thread", arguments={})
     while select.select([tell], [tell], [], 0)[1]:  # until it is full, and the thread in the middle of a print
         assert host.ask("ping")["result"] == {}
     host.close_input()
-    assert host.ends() == EMPTY
+    status, messages = host.ends()
+    assert (status, ["error" in message for message in messages]) == (0, [True])
     _closed(told, tell)
 
 
 def test_the_end_of_input_ends_a_server_whose_answer_nobody_reads(launch: Launch) -> None:
-    host = launch()
+    host = launch("0.05")
     host.send("tools/call", name="big", arguments={"size": 1 << 20})
     host.begin("wait")
     host.close_input()
@@ -808,15 +823,33 @@ def test_when_the_grace_is_over_so_is_everything_and_the_client_is_told(launch: 
     assert "Traceback" not in host.stderr
 
 
-@pytest.mark.parametrize("tool", ["block", "hold"])
-def test_what_does_not_end_after_sigterm_is_left(launch: Launch, tool: str) -> None:
-    """A handler that blocks the loop, and one in a thread that must not be abandoned."""
-    host = launch("0.05")
+@pytest.mark.parametrize(
+    ("tool", "way", "status"),
+    [
+        ("block", "the end of standard input", 0),
+        ("hold", "the end of standard input", 0),
+        ("block", "SIGTERM", 143),
+        ("hold", "SIGTERM", 143),
+        ("block", "Ctrl-C", 130),
+        ("hold", "Ctrl-C", 130),
+    ],
+)
+def test_what_does_not_end_in_its_time_is_left(launch: Launch, tool: str, way: str, status: int) -> None:
+    """A handler that blocks the loop, and one in a thread that must not be abandoned; here the time is short."""
+    host = launch("0.05", "0.2")
     host.begin(tool)
-    host.signal(signal.SIGTERM)
-    status, messages = host.ends()
-    assert (status, ["error" in message for message in messages]) == (143, [True] if tool == "hold" else [])
-    assert "a handler did not end after SIGTERM; the process does" in host.stderr
+    if way == "Ctrl-C":
+        host.signal(signal.SIGINT)
+        host.hears("interrupted")
+        host.signal(signal.SIGTERM)  # changes nothing
+    elif way == "SIGTERM":
+        host.signal(signal.SIGTERM)
+    else:
+        host.close_input()
+    found, _ = host.ends()
+    assert found == status
+    line = f"trio_mcp: a handler or the lifespan has not ended 0.25 seconds after {way}; the process ends without it"
+    assert host.stderr.splitlines()[-1] == line
 
 
 @pytest.mark.parametrize("tool", [None, *RUNNING])
@@ -908,7 +941,7 @@ def test_a_closed_standard_fd_is_a_clear_error(fd: int) -> None:
         ["sh", "-c", shell], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert f"LocalProtocolError: standard {'output' if fd else 'input'} is closed" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith(f"tools: standard {'output' if fd else 'input'} is closed; start ")
 
 
 @req("stdio-03")
@@ -974,7 +1007,7 @@ class StandIn:
         yield
 
 
-async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, tap: Any = None) -> None:
+async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, grace: float, tap: Any = None) -> None:
     """The tap hears that it is served."""
     if tap is not None:
         tap("in", b"")
@@ -1006,7 +1039,7 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
     monkeypatch.setattr(stdio, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
-    monkeypatch.setattr(process, "_end_at_last", lambda: None)  # the process is ours, and may be slow
+    monkeypatch.setattr(process.Life, "leave", lambda *_: None)  # the process is ours, and may be slow
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -1051,11 +1084,26 @@ def test_after_a_run_nothing_is_left_in_a_buffer_for_the_end_of_the_interpreter(
     os.dup2(tell, 2)
     with printing_to_1(monkeypatch):
         runs(serve)
-        sys.stdout.write(" at once")
-        assert os.read(told, 100) == b" at once"
+        assert os.read(told, 100) == b"left"
+        sys.stdout.write("at once")
+        assert os.read(told, 100) == b"at once"
         assert sys.stdout is sys.__stdout__
-    assert os.read(told, 100) == b"left"
     _closed(told, tell)
+
+
+def test_where_stderr_is_a_file_it_is_written_last_by_whoever_has_it_last(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def serve(stream: trio.abc.Stream, drain: trio.Event) -> None:
+        sys.stdout.write("left")
+
+    with open(tmp_path / "said", "wb") as said:
+        os.dup2(said.fileno(), 2)
+        with printing_to_1(monkeypatch):
+            runs(serve)
+            sys.stdout.write("at once,")
+            assert (tmp_path / "said").read_bytes() == b"at once,"
+        assert (tmp_path / "said").read_bytes() == b"at once,left"
 
 
 @pytest.mark.parametrize("state", ["closed", "detached", "none"])

@@ -769,7 +769,7 @@ async def works(server: Server, wire: Wire) -> None:
     assert (kept.running, kept.waiting, kept.parked) == (0, 0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @STREAMS
 @ERAS
 def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[[], Any]) -> None:
@@ -795,7 +795,7 @@ def test_a_handler_may_be_interrupted_anywhere(revision: str, streams: Callable[
     assert cancel_everywhere(scenario, watch=anything) > own > 2  # reports in a row may share one turn
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @req("cancel-17")
 @STREAMS
 @ERAS
@@ -841,7 +841,7 @@ async def listen(server: Server, wire: Wire) -> None:
     await wire.changed()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("shared", [False, True], ids=["a run of its own", "a run that goes on"])
 @STREAMS
 @ERAS
@@ -858,7 +858,7 @@ def test_serving_may_be_cancelled_anywhere(revision: str, streams: Callable[[], 
     assert cancel_everywhere(scenario, watch=anything) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @modern
 def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revision: str) -> None:
     async def scenario(attempt: Attempt) -> None:
@@ -874,7 +874,7 @@ def test_serving_may_be_cancelled_while_an_answer_arrives_in_whatever_order(revi
     assert all(cancel_everywhere(scenario, watch=anything, seed=seed) > 20 for seed in range(10))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @STREAMS
 @ERAS
 def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]) -> None:
@@ -886,7 +886,7 @@ def test_the_link_may_be_lost_anywhere(revision: str, streams: Callable[[], Any]
     assert cancel_everywhere(scenario, watch=anything) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @STREAMS
 @ERAS
 def test_draining_may_begin_anywhere(revision: str, streams: Callable[[], Any]) -> None:

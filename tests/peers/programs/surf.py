@@ -11,7 +11,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlencode, urljoin, urlsplit
-from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPCookieProcessor, HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 _INPUT = re.compile(r'<input type="hidden" name="([^"]*)" value="([^"]*)">')
 _ACTION = re.compile(r'<form method="post" action="([^"]*)">')
@@ -28,7 +28,8 @@ class Browser:
     def __init__(self) -> None:
         policy = DefaultCookiePolicy(secure_protocols=("http", "https"))
         self.cookies = CookieJar(policy)
-        self._opener = build_opener(_NoRedirect, HTTPCookieProcessor(self.cookies))
+        # All that it visits is on loopback, which the proxy of the machine does not reach.
+        self._opener = build_opener(_NoRedirect, HTTPCookieProcessor(self.cookies), ProxyHandler({}))
         self.pages: list[str] = []
 
     def ask(self, url: str, body: bytes | None = None) -> tuple[int, Any, str]:

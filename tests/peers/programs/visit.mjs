@@ -42,8 +42,10 @@ export async function visit(client, sdk, connected, wanted) {
   const tool = (name, args = {}, options = {}) => sdk.call(client, { name, arguments: args }, options);
   const call = async (name, args) => (await tool(name, args)).content[0].text;
 
-  // Such as an answer that nobody waits for; that it broke off a stream by itself is no complaint.
-  client.onerror = (error) => /AbortError/.test(error) || console.error(`${error}`);
+  // An answer that nobody waits for, for example.  That it broke off a stream by itself is no complaint: some seconds
+  // after a cancelled call it tries to resume the stream of that call, by the signal that has aborted it.
+  const itself = /AbortError|This operation was aborted|Maximum reconnection attempts/;
+  client.onerror = (error) => itself.test(error) || console.error(`${error}`);
   tell("connect", connected);
   await look("list", async () => {
     const lists = {};

@@ -1,4 +1,7 @@
-"""A server with a tool for whatever may happen to a process.  Argument: the seconds of grace after SIGTERM."""
+"""A server with a tool for whatever may happen to a process.
+
+Arguments: the seconds of grace, and those after which what has not ended then is left.
+"""
 # ruff: noqa: T201
 
 import ctypes
@@ -10,7 +13,7 @@ import time
 
 import trio
 
-from trio_mcp import Server, stdio
+from trio_mcp import Server, process, stdio
 
 print("printed while the program was imported")
 server = Server("tools", version="1")
@@ -116,4 +119,6 @@ if len(sys.argv) == 1:
     server.run()
     print("printed when all was over")
 else:
+    if len(sys.argv) > 2:
+        process._LAST = float(sys.argv[2])
     stdio.run(server, grace=float(sys.argv[1]))

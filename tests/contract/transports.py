@@ -1,17 +1,20 @@
-"""Every transport there is, behind the byte stream of `tests.server.wire`.
+"""Every transport, behind the byte stream of `tests.server.wire`.
 
-A test that was written for `connected(server, revision)` runs over any transport, unchanged: with the fixture
+A test that uses `connected(server, revision)` runs over any transport, unchanged: `connected` serves the server's end
+of its stream by `trio_mcp.driver.serve_stream`, and the fixture of `tests.contract.cases` puts one of `TRANSPORTS` in
+its place.
 
-    @pytest.fixture(autouse=True, params=TRANSPORTS)
-    def transport(request, monkeypatch): monkeypatch.setattr("trio_mcp.driver.serve_stream", TRANSPORTS[request.param])
+- `memory` is `serve_stream` itself.
+- `stdio` is `serve_stdio`, with two pipes as fds 0 and 1.
+- The others are gateways.  A gateway takes the client's lines and sends them as its transport wants them.  It gives
+  back as lines the messages of all streams.  `client.Web` checks the HTTP itself.  At the end of the client's lines the
+  gateway ends a session by DELETE, and a modern request by closing its response.  With the server the lines end.
 
-what serves the server's end of its stream is a gateway.  It takes the client's lines, sends them as that transport
-wants them, and gives back as lines what comes, on whichever stream; what is wrong with the HTTP itself, `client.Web`
-finds.  The ends mean the same too: when the client ends its lines, a session is ended by DELETE, a modern request by
-closing its response; when the server ends, so do the lines.
+`http json` accepts both kinds of response: an answer is JSON unless the server says something before it.  `http stream`
+accepts event streams only.  `asgi` is as `http json`, with the ASGI application in a host in memory.
 
-The gateway sends one message after the other, and gives the server a few turns in between, so that they are heard in
-the order in which the test has sent them, as they would be on a byte stream.
+Between two messages of the client the server has a few turns.  So the server hears the messages in the order in which
+the test sends them, as it does in memory.
 """
 
 from __future__ import annotations
@@ -19,22 +22,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from types import MappingProxyType
 from typing import Any
 
 import trio
 import wsproto
+from trio.lowlevel import FdStream
 from wsproto.connection import ConnectionState
-from wsproto.events import AcceptConnection, CloseConnection, Ping, RejectConnection, TextMessage
+from wsproto.events import AcceptConnection, CloseConnection, Event, Ping, RejectConnection, TextMessage
 from wsproto.events import Request as Handshake
 
+from tests.http.asgi_servers import hosted
 from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.revisions import META_VERSION
 from trio_mcp.core.verdicts import LOOPBACK_HOSTS
+from trio_mcp.driver import serve_stream
+from trio_mcp.stdio import serve_stdio
 
 __all__ = ["TRANSPORTS"]
 
@@ -50,6 +61,17 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
+async def _lines(stream: trio.abc.ReceiveStream) -> AsyncIterator[bytes]:
+    """The lines, without their ends.  Other tasks have some turns between two lines."""
+    rest = b""
+    async for data in stream:
+        *lines, rest = (rest + bytes(data)).split(b"\n")
+        for line in lines:
+            yield line
+            for _ in range(_TURNS):
+                await trio.lowlevel.checkpoint()
+
+
 class _Gateway:
     """One client's lines on one side, a transport on the other."""
 
@@ -63,14 +85,9 @@ class _Gateway:
         """Until the client has ended its lines, or the server everything."""
         async with trio.open_nursery() as self.nursery:
             await self.begin()
-            rest = b""
             with contextlib.suppress(*_GONE):
-                while data := bytes(await self.stream.receive_some()):
-                    *lines, rest = (rest + data).split(b"\n")
-                    for line in lines:
-                        await self.take(line)
-                        for _ in range(_TURNS):
-                            await trio.lowlevel.checkpoint()
+                async for line in _lines(self.stream):
+                    await self.take(line)
             await self.finish()
             self.nursery.cancel_scope.cancel()
 
@@ -82,9 +99,14 @@ class _Gateway:
     async def finish(self) -> None: ...
 
     async def refused(self, answer: Answer, message: Any) -> None:
-        """HTTP refuses what a byte stream answers with a null id, and even responses, about which that says nothing."""
+        """A status stands for an error: of the request, or without an id for a line that is not a message.
+
+        HTTP refuses responses and notifications as well.  A byte stream does not answer them, but for a notification
+        that is not valid.
+        """
         if not isinstance(message, dict) or "method" in message:
-            await self.give({**answer.json, "id": None})
+            id = message.get("id") if isinstance(message, dict) else None
+            await self.give({**answer.json, "id": id})
 
     async def give(self, message: Any) -> None:
         text = message if isinstance(message, bytes) else json.dumps(message, ensure_ascii=False).encode()
@@ -102,6 +124,8 @@ class _Streamable(_Gateway):
         self.revision = LATEST
         self._headers = {} if accept is None else {"Accept": accept}
         self._running: dict[str, trio.CancelScope] = {}
+        self._posts = 0  # that are not answered to their ends
+        self._answered = trio.lowlevel.ParkingLot()
 
     async def take(self, line: bytes) -> None:
         message = _parsed(line)
@@ -128,6 +152,7 @@ class _Streamable(_Gateway):
         return self.session is None and self.revision == LATEST and not opening
 
     async def _post(self, message: Any, line: bytes, modern: bool) -> None:
+        self._posts += 1
         with trio.CancelScope() as scope:
             ids = [_key(each["id"]) for each in _items(message) if isinstance(each, dict) and "id" in each]
             self._running.update(dict.fromkeys(ids, scope) if modern else {})
@@ -148,6 +173,8 @@ class _Streamable(_Gateway):
                         await link.aclose()
         for id in ids:
             self._running.pop(id, None)
+        self._posts -= 1
+        self._answered.unpark_all()
 
     def _opened(self, headers: Mapping[bytes, bytes]) -> None:
         raw = headers.get(b"mcp-session-id")
@@ -186,9 +213,11 @@ class _Streamable(_Gateway):
                 self.nursery.start_soon(self._listen, self.session, name="a GET")
 
     async def _listen(self, session: str) -> None:
-        """The session's own stream, for as long as it lives; with it ends everything."""
+        """The session's own stream, for as long as it lives; with it, and the last answer, ends everything."""
         with contextlib.suppress(Cut):
             await self._forward(await self.web.open(session=session, revision=self.revision))
+        while self._posts:
+            await self._answered.park()
         self.nursery.cancel_scope.cancel()
 
     async def finish(self) -> None:
@@ -230,6 +259,7 @@ class _EventStream(_Gateway):
 
 class _WebSocket(_Gateway):
     async def begin(self) -> None:
+        self._sending = trio.Lock()
         self._link = await self.web.connect()
         self._socket = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
         await self._link.send_all(self._socket.send(Handshake(host="localhost", target="/ws", subprotocols=["mcp"])))
@@ -253,24 +283,29 @@ class _WebSocket(_Gateway):
                                 await self.give(text.encode())
                                 text = ""
                         case Ping():
-                            await self._link.send_all(self._socket.send(event.response()))
+                            await self._send(event.response())
                         case CloseConnection() if self._socket.state is ConnectionState.REMOTE_CLOSING:
-                            await self._link.send_all(self._socket.send(event.response()))
+                            await self._send(event.response())
                         case RejectConnection():
                             raise AssertionError(event)
         self.nursery.cancel_scope.cancel()
 
     async def take(self, line: bytes) -> None:
         with contextlib.suppress(*_GONE):
-            await self._link.send_all(self._socket.send(TextMessage(line.decode())))
+            await self._send(TextMessage(line.decode()))
 
     async def finish(self) -> None:
         with contextlib.suppress(*_GONE):
-            await self._link.send_all(self._socket.send(CloseConnection(code=1000)))
+            await self._send(CloseConnection(code=1000))
             await trio.sleep_forever()  # until the server has closed its side, which ends everything
 
+    async def _send(self, event: Event) -> None:
+        async with self._sending:
+            if self._socket.state is not ConnectionState.CLOSED:  # the server may have closed it
+                await self._link.send_all(self._socket.send(event))
 
-async def _serve(
+
+async def _over_http(
     make: Callable[[trio.abc.Stream, Web], _Gateway],
     options: Mapping[str, Any],
     server: Any,
@@ -298,14 +333,81 @@ async def _serve(
         await stream.aclose()
 
 
-_ONLY_STREAMS = functools.partial(_Streamable, accept="text/event-stream")
+async def _over_asgi(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -> None:
+    assert tap is None, "an ASGI application has no tap"
+    async with hosted(AsgiApp(server, allowed_hosts=LOOPBACK_HOSTS)) as web:
+        web.check = False
+        await _Streamable(stream, web).run()
+    with trio.CancelScope(shield=True):
+        await stream.aclose()
+
+
+# Standard input and output.
+
+_standard = threading.Lock()  # one pair of fds, one client
+
+
+async def _over_stdio(server: Any, stream: trio.abc.Stream, *, tap: Any = None) -> None:
+    """`serve_stdio`, with two pipes as fds 0 and 1 of this process.
+
+    A process has one pair of these fds.  A second client of the same test has a memory stream.
+    """
+    if not _standard.acquire(blocking=False):
+        await serve_stream(server, stream, tap=tap)
+        return
+    try:
+        stdin, there = os.pipe()
+        back, stdout = os.pipe()
+        with unwrapped(), closing(FdStream(there)) as to_server, closing(FdStream(back)) as from_server:
+            async with trio.open_nursery() as nursery:
+                with _standing_in(stdin, stdout):
+                    nursery.start_soon(_write_lines, stream, to_server, name="to standard input")
+                    nursery.start_soon(_copy, from_server, stream, name="from standard output")
+                    await serve_stdio(server, tap=tap)
+    finally:
+        _standard.release()
+
+
+@contextlib.contextmanager
+def _standing_in(*ends: int) -> Iterator[None]:
+    """Two fds are fds 0 and 1 of this process during the block, and closed afterwards."""
+    kept = [os.dup(fd) for fd in (0, 1)]
+    for fd, end in enumerate(ends):
+        os.dup2(end, fd)
+        os.close(end)
+    try:
+        yield
+    finally:
+        for fd, copy in enumerate(kept):
+            os.dup2(copy, fd)
+            os.close(copy)
+
+
+async def _write_lines(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream) -> None:
+    """Pass the lines on, and then the end of the stream."""
+    async with sink:
+        with contextlib.suppress(*_GONE):
+            async for line in _lines(source):
+                await sink.send_all(line + b"\n")
+
+
+async def _copy(source: trio.abc.ReceiveStream, sink: trio.abc.Stream) -> None:
+    """Pass the bytes on, and then the end of the stream."""
+    async with sink:
+        with contextlib.suppress(*_GONE):
+            async for data in source:
+                await sink.send_all(data)
+
 
 TRANSPORTS: Mapping[str, Callable[..., Awaitable[None]]] = MappingProxyType(
     {
-        "http": functools.partial(_serve, _Streamable, {}),
-        "http, streams only": functools.partial(_serve, _ONLY_STREAMS, {}),
-        "http+sse": functools.partial(_serve, _EventStream, {"sse_path": "/sse", "message_path": "/messages"}),
-        "websocket": functools.partial(_serve, _WebSocket, {"websocket_path": "/ws"}),
+        "stdio": _over_stdio,
+        "memory": serve_stream,
+        "http json": functools.partial(_over_http, _Streamable, {}),
+        "http stream": functools.partial(_over_http, functools.partial(_Streamable, accept="text/event-stream"), {}),
+        "http+sse": functools.partial(_over_http, _EventStream, {"sse_path": "/sse", "message_path": "/messages"}),
+        "websocket": functools.partial(_over_http, _WebSocket, {"websocket_path": "/ws"}),
+        "asgi": _over_asgi,
     }
 )
-"""What serves a server's end of a byte stream of lines, by the name of the transport that is in between."""
+"""Functions with the arguments of `serve_stream`, by the names of the transports."""

@@ -1,0 +1,1 @@
+"""Attacks as programs: each prints what an attacker got before, and gets now."""

@@ -1,0 +1,16 @@
+"""Work of the core: ``core_work.py json|orjson WORK``; for each line that it reads it does that once, and says what it
+cost.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.argv[1] == "json":
+    sys.modules["orjson"] = None  # type: ignore[assignment]  # as where the extra `speed` is not installed
+
+from tests.bench.core import WORKS, cost
+
+work = WORKS[sys.argv[2]]()
+for _ in sys.stdin:
+    print(cost(work), flush=True)

@@ -1,0 +1,285 @@
+"""The behaviours of `tests/server`, times the transports.
+
+A test of `tests/server` speaks lines of JSON over a byte stream.  `copies` makes a copy of such a test that has one
+parameter more, the transport.  The mark `contract` names the tests of the contract, and the rows of their tables:
+
+    @pytest.mark.contract(name=("form", "roots"))
+
+A table that the mark does not name gives its first row.  The revisions are not such a table: all of them are tried.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.contract.transports import TRANSPORTS
+from tests.server.wire import LATEST, REVISION_NAMES
+
+__all__ = ["EXCEPTIONS", "MODULES", "copies", "over_transports", "tables_of"]
+
+# The other modules are about schemas, values and registrations, which are the same on each transport, or about byte
+# streams.
+MODULES: Mapping[str, ModuleType] = {
+    name: importlib.import_module(f"tests.server.test_{name}")
+    for name in (
+        "admission", "asking", "calls", "cancelling", "changes", "composition", "draining", "lists", "parking",
+        "resilience",
+    )
+}  # fmt: skip
+
+
+# Where a behaviour does not hold, by transport and revision.
+
+
+def _everywhere(transport: str, revision: str) -> bool:
+    return True
+
+
+def _not_in_memory(transport: str, revision: str) -> bool:
+    return transport != "memory"
+
+
+def _by_network(transport: str, revision: str) -> bool:
+    return transport not in ("stdio", "memory")
+
+
+def _by_requests(transport: str, revision: str) -> bool:
+    """Each message of the client is an HTTP request."""
+    return transport in ("http json", "http stream", "http+sse", "asgi")
+
+
+def _by_exchanges(transport: str, revision: str) -> bool:
+    """Each request of the client is an HTTP request, and there is no session."""
+    return transport in ("http json", "http stream", "asgi") and revision == LATEST
+
+
+def _by_asgi(transport: str, revision: str) -> bool:
+    return transport == "asgi"
+
+
+def _by_asgi_exchanges(transport: str, revision: str) -> bool:
+    return transport == "asgi" and revision == LATEST
+
+
+class _Exception(NamedTuple):
+    where: Callable[[str, str], bool]
+    why: str
+
+
+_UNREAD = _Exception(_not_in_memory, "another task reads while the client does not")
+_TURNS = _Exception(_not_in_memory, "the server has some turns between two messages")
+_ORDER = _Exception(_by_requests, "two HTTP requests have no order")
+_HEADERS = _Exception(_by_network, "the request has headers")
+_OUTLIVES = _Exception(_by_network, "the server outlives its clients")
+_EXCHANGES = _Exception(_by_exchanges, "a request has a connection, and limits, of its own")
+_HOST = _Exception(_by_asgi, "the host, not the application, ends the connections")
+_HOST_OF_EXCHANGES = _Exception(_by_asgi_exchanges, _HOST.why)
+_NO_CONNECTION = _Exception(_everywhere, "the test does not connect by `connected`")
+
+EXCEPTIONS: Mapping[str, _Exception] = {
+    "a_call_that_has_ended_and_waits_for_the_wire_can_still_be_cancelled": _UNREAD,
+    "a_call_whose_answer_waits_for_the_wire_keeps_its_place": _UNREAD,
+    "a_client_that_does_not_read_keeps_nobody_else_waiting": _UNREAD,
+    "an_id_that_is_used_again_names_the_new_request_alone": _UNREAD,
+    "notices_do_not_pile_up_before_a_client_that_does_not_read": _UNREAD,
+    "what_was_held_back_for_a_subscription_that_ended_is_not_told": _UNREAD,
+    "what_was_queued_for_a_request_is_not_sent_after_its_cancellation": _UNREAD,
+    "a_cancellation_may_cross_the_answer": _TURNS,
+    "a_retry_that_is_cancelled_before_it_began_spends_nothing": _TURNS,
+    "what_is_cancelled_in_the_same_breath_never_begins": _TURNS,
+    "so_many_run_so_many_wait_and_the_others_are_refused_at_once": _ORDER,
+    "a_context_says_what_is_known_of_the_request": _HEADERS,
+    "a_handler_knows_its_request": _HEADERS,
+    "a_client_that_leaves_meanwhile_is_not_waited_for": _OUTLIVES,
+    "a_run_of_its_own_ends_with_its_lifespan": _OUTLIVES,
+    "connections_end_with_the_run_that_they_share": _OUTLIVES,
+    "lifespans_begin_from_the_outside_and_end_from_the_inside_after_all_handlers": _OUTLIVES,
+    "one_server_may_be_mounted_twice": _OUTLIVES,
+    "when_the_client_goes_its_handlers_hear_why": _OUTLIVES,
+    "where_nothing_is_shared_a_handler_ends_with_its_connection": _OUTLIVES,
+    "without_a_shared_run_each_connection_has_its_own": _OUTLIVES,
+    "a_cancelled_handler_is_no_failure_and_its_reason_is_there_to_be_read": _EXCHANGES,
+    "a_flood_on_one_connection_does_not_keep_another_waiting": _EXCHANGES,
+    "a_handler_that_went_on_takes_the_place_of_its_retry": _EXCHANGES,
+    "a_mounted_server_may_run_by_itself_as_well": _EXCHANGES,
+    "all_connections_of_a_server_together_have_a_bound": _EXCHANGES,
+    "an_id_in_use_is_refused_to_another_and_the_first_goes_on": _EXCHANGES,
+    "an_id_is_in_use_until_its_cancelled_handler_has_ended_and_free_then": _EXCHANGES,
+    "cancelling_reaches_one_handler_with_its_reason_and_nothing_is_sent_after_it": _EXCHANGES,
+    "each_client_hears_of_its_own_resources_until_it_has_heard_enough": _EXCHANGES,
+    "statistics_count_what_there_is": _EXCHANGES,
+    "subscriptions_of_one_connection_are_told_each_under_its_own_id": _EXCHANGES,
+    "what_waits_and_is_cancelled_frees_its_place_and_never_starts": _EXCHANGES,
+    "who_waits_for_a_retry_takes_no_place_and_the_retry_gives_it_one": _EXCHANGES,
+    "nothing_new_is_taken_anywhere_and_what_runs_may_finish": _HOST,
+    "the_time_counts_from_the_beginning_and_then_the_rest_is_told_and_stopped": _HOST,
+    "a_block_that_does_not_end_well_stops_everything_at_once": _HOST,
+    "a_server_that_was_drained_may_run_again": _HOST,
+    "a_mounted_server_drains_what_is_its_own_and_not_what_it_takes_part_in": _HOST,
+    "what_a_connection_raises_while_it_drains_comes_out_where_it_is_served": _HOST,
+    "a_server_that_drains_ends_its_subscriptions_with_their_results": _HOST_OF_EXCHANGES,
+    **dict.fromkeys(
+        (
+            "a_change_that_comes_after_the_loop_has_ended_is_nobodys",
+            "a_drain_ends_a_connection_of_any_kind",
+            "a_place_is_told_what_became_of_it",
+            "a_principal_is_known_by_a_name",
+            "a_question_that_is_lost_while_its_call_goes_on_says_so",
+            "a_server_runs_once_at_a_time",
+            "a_server_that_does_not_run_is_drained_at_once",
+            "a_state_carries_no_more_than_is_needed",
+            "a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_says",
+            "a_stream_that_fails_to_close_leaves_nothing_behind",
+            "a_stream_that_is_served_while_the_server_drains_is_closed_at_once",
+            "bounds_may_be_others",
+            "only_so_many_handlers_wait",
+            "over_http_an_answer_is_the_user_s_and_to_have_the_session_s_id_is_of_no_use",
+            "questions_go_on_the_stream_of_the_call_that_they_belong_to",
+            "the_lifespan_of_a_run_that_ends_is_waited_for_and_not_cut_short",
+            "the_nurseries_of_lifespans_leave_it_unchanged_too",
+            "what_a_lifespan_raises_leaves_unchanged",
+            "what_else_fails_in_the_nursery_of_a_lifespan_makes_a_group",
+            "what_fails_before_it_is_asked_leaves_nothing_behind",
+            "what_is_known_is_that_of_the_request_at_hand",
+            "what_waits_for_another_of_its_kind_ends_with_its_connection",
+        ),
+        _NO_CONNECTION,
+    ),
+}
+
+
+def holds(name: str, transport: str, revision: str) -> bool:
+    """Whether the behaviour of this name holds on this transport, in this revision."""
+    if transport == "http+sse" and revision == LATEST:
+        return False  # the modern era does not have this transport
+    return name not in EXCEPTIONS or not EXCEPTIONS[name].where(transport, revision)
+
+
+# Tables of cases.
+
+
+class Table(NamedTuple):
+    """A mark `parametrize`, with each row as a `pytest.param`."""
+
+    names: tuple[str, ...]
+    rows: list[Any]
+    ids: Callable[[Any], object] | None = None
+
+    def read(self, row: Any) -> dict[str, Any]:
+        """The values of a row, by their names."""
+        return dict(zip(self.names, row.values, strict=True))
+
+    @property
+    def mark(self) -> pytest.Mark:
+        indirect = [name for name in self.names if name == "transport"]
+        return pytest.mark.parametrize(self.names, self.rows, indirect=indirect, ids=self.ids).mark
+
+
+def tables_of(test: Any) -> list[Table]:
+    return [_table(mark) for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+
+
+def _table(mark: pytest.Mark) -> Table:
+    names = mark.args[0]
+    names = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+    ids = mark.kwargs.get("ids")
+    rows = []
+    for number, row in enumerate(mark.args[1]):
+        values = row.values if hasattr(row, "marks") else row if len(names) > 1 else (row,)
+        id = getattr(row, "id", None) or (None if ids is None or callable(ids) else ids[number])
+        rows.append(pytest.param(*values, marks=getattr(row, "marks", ()), id=id))
+    return Table(names, rows, ids if callable(ids) else None)
+
+
+def _chosen(table: Table, choice: Mapping[str, Collection[Any]]) -> Table:
+    """The rows that the mark `contract` names, or else the first row; each in all revisions."""
+    wanted = {name: values for name, values in choice.items() if name in table.names}
+    if not wanted:
+        wanted = {name: (value,) for name, value in table.read(table.rows[0]).items() if name != "revision"}
+    rows = [row for row in table.rows if all(table.read(row)[name] in values for name, values in wanted.items())]
+    assert rows, f"no row has {wanted}"
+    return table._replace(rows=rows)
+
+
+def _times_transports(name: str, table: Table) -> Table:
+    """The table of revisions, times the transports.  A test without a revision is about the newest one."""
+    rows = []
+    for transport in TRANSPORTS:
+        for row in table.rows:
+            revision = table.read(row).get("revision", LATEST)
+            if holds(name, transport, revision):
+                # HTTP+SSE is the transport of the oldest revision.
+                marks = [pytest.mark.default] if transport == "http+sse" and revision == REVISION_NAMES[0] else []
+                id = row.id and f"{transport}-{row.id}"
+                rows.append(pytest.param(transport, *row.values, marks=[*marks, *row.marks], id=id))
+    return table._replace(names=("transport", *table.names), rows=rows)
+
+
+# The copies.
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The transport of `connected`.  A case of the contract that does not connect fails.
+
+    A row of the long suite may have nothing to try in its revision.
+    """
+    serve, served = TRANSPORTS[request.param], False
+
+    async def serving(*args: Any, **options: Any) -> None:
+        nonlocal served
+        served = True
+        await serve(*args, **options)
+
+    monkeypatch.setattr("trio_mcp.driver.serve_stream", serving)
+    yield request.param
+    assert served or request.node.get_closest_marker("long"), "the test has made no connection"
+
+
+def over_transports(test: Any, choice: Mapping[str, Collection[Any]] | None) -> Any:
+    """A copy of the test over all transports; None for a test that holds on none.
+
+    With a choice the copy has these rows of its tables, at the speeds of the suite.  Without one it has all rows, and
+    all cases are of the long suite.
+    """
+    tables = tables_of(test)
+    if choice is not None:
+        unknown = choice.keys() - {name for table in tables for name in table.names}
+        assert not unknown, f"{test.__name__} has no {unknown}"
+        tables = [_chosen(table, choice) for table in tables]
+    revisions = next((table for table in tables if "revision" in table.names), Table((), [pytest.param()]))
+    over = _times_transports(test.__name__.removeprefix("test_"), revisions)
+    if not over.rows:
+        return None
+    copied = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
+    copied.__kwdefaults__, copied.__module__ = test.__kwdefaults__, test.__module__
+    tables = [over, *(table for table in tables if table is not revisions)]
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name != "parametrize"]
+    marks += [pytest.mark.usefixtures("transport").mark, *(table.mark for table in tables)]
+    if choice is None:
+        marks.insert(0, pytest.mark.long.mark)  # the first mark with a speed decides
+    vars(copied)["pytestmark"] = marks
+    return copied
+
+
+def copies(*, contract: bool) -> dict[str, Any]:
+    """Copies of the tests of the contract, or of all tests, and the fixtures of their modules."""
+    found: dict[str, Any] = {"transport": transport}
+    for origin, module in MODULES.items():
+        for name, value in vars(module).items():
+            if type(value).__name__ == "FixtureFunctionDefinition":
+                found[name] = value
+            elif name.startswith("test_") and inspect.iscoroutinefunction(value):
+                marks: list[pytest.Mark] = getattr(value, "pytestmark", [])
+                choice = next((mark.kwargs for mark in marks if mark.name == "contract"), None)
+                if choice is not None or not contract:
+                    copied = over_transports(value, choice if contract else None)
+                    if copied is not None:
+                        found[f"test_{origin}__{name.removeprefix('test_')}"] = copied
+    return found

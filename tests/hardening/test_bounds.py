@@ -1,0 +1,392 @@
+"""What one message may cost, and what is refused before it costs anything.
+
+What these limits keep off is measured by ``python -m tests.attacks.values``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from tests.attacks.values import ANSWERS, MESSAGES, attack_client, attack_ids, attack_server, running
+from tests.client.everywhere import ROOT, Where, contract, reachable, visiting
+from tests.client.http_script import Asked, Out, Play, modern, script
+from tests.http.asgi_servers import hosted
+from tests.http.client import Web
+from tests.http.served import bearer, by_token, served
+from tests.http.stage import OLD
+from tests.server.checkpoints import patiently
+from trio_mcp import (
+    Client,
+    FormRequest,
+    Limits,
+    McpError,
+    RemoteProtocolError,
+    RequestError,
+    Server,
+    TextContent,
+    open_client,
+    open_relay,
+    serve_stream,
+)
+from trio_mcp.asgi import AsgiApp
+
+FEW = Limits(values=1000)
+
+CHUNKED = (
+    b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+PING = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'
+
+
+def server_of_little(limits: Limits | None = None) -> Server:
+    server = Server("little", version="1.0", limits=limits)
+
+    @server.tool
+    def count(items: list[Any]) -> int:
+        return len(items)
+
+    @server.tool
+    def words(most: int) -> list[TextContent]:
+        return [TextContent("[{,")] * most
+
+    @server.tool
+    def power(base: int, exponent: int) -> int:
+        return int(base**exponent)
+
+    return server
+
+
+# Values.
+
+
+@contract(without=["child"])
+async def test_a_call_with_too_many_values_is_refused_and_the_next_one_is_served(
+    where: Where, autojump_clock: MockClock
+) -> None:
+    async with visiting(where, server_of_little(FEW)) as client:
+        assert await client.call_tool("count", {"items": [1] * 900}, returns=int) == 900
+        for items in ([1] * 1000, [[]] * 500, [{"a": {}}] * 400, ["x"] * 1000, [""] * 5000, [None] * 100_000):
+            with pytest.raises(RequestError, match=r"more than 1000 values \(Limits.values\)") as caught:
+                await client.call_tool("count", {"items": items})
+            assert caught.value.code == -32600
+        # What looks like values and stands in texts is none.
+        for text in ("[{," * 2000, '\\"[{,' * 2000, "\\", '"' * 10_000, '",' * 9000):
+            assert await client.call_tool("count", {"items": [text, "x"]}, returns=int) == 2
+
+
+@contract(without=["child"])
+async def test_an_answer_with_too_many_values_fails_its_call_alone(where: Where, autojump_clock: MockClock) -> None:
+    async with visiting(where, server_of_little(), limits=FEW) as client:
+        for most in (400, 10_000):
+            with pytest.raises(RemoteProtocolError, match=r"the answer has more than 1000 values \(Limits.values\)"):
+                await client.call_tool("words", {"most": most})
+        assert len((await client.call_tool("words", {"most": 200})).content) == 200
+
+
+async def test_a_text_that_is_read_as_json_has_no_more_values_than_a_message(autojump_clock: MockClock) -> None:
+    # What an old server says of a list is a text, which is one value of the message.
+    texts = {"few": "[" + "1," * 100_000 + "1]", "many": "[" + "1," * 200_000 + "1]"}
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            await out.json(asked.answer({"tools": [], "resultType": "complete"}))
+        else:
+            content = [{"type": "text", "text": texts[asked.message["params"]["name"]]}]
+            await out.json(asked.answer({"content": content, "resultType": "complete"}))
+
+    async with hostile(play) as client:
+        assert len(await client.call_tool("few", returns=list[int])) == 100_001
+        with pytest.raises(RemoteProtocolError, match="no structured value"):
+            await client.call_tool("many", returns=list[int])
+        assert len(await client.call_tool("many", returns=str)) == 400_003
+
+
+@pytest.mark.full
+def test_the_attacks_are_measured() -> None:
+    argument, (method, answer) = MESSAGES["refused: 5 million texts"](), ANSWERS["refused: 500,000 contents"]
+    with running(ROOT) as (port, pid):
+        figures = trio.run(attack_server, port, pid, argument)
+    assert "Limits.values" in figures.answer
+    assert attack_client(ROOT, method, answer()).answer.startswith("the server's answer to tools/call is none")
+    assert attack_ids(ROOT, count(1)) > 0
+
+
+# Schemas of a hostile server.
+
+SLOW = "a[ab]{4000}[cde]"
+"""Takes 14 µs for each character: the engine is in one of 4,000 places after each."""
+
+
+@contextlib.asynccontextmanager
+async def hostile(play: Play, **options: Any) -> AsyncIterator[Client]:
+    async with script(modern(play)) as there:
+        with reachable(there.connect):
+            async with open_client("http://127.0.0.1:3000/mcp", **options) as client:
+                yield client
+
+
+async def judged(schema: Any, value: Any) -> None:
+    """Call a tool that promises this and gives that."""
+    tool = {"name": "t", "inputSchema": {"type": "object"}, "outputSchema": schema}
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            await out.json(asked.answer({"tools": [tool], "resultType": "complete"}))
+        else:
+            result = {"content": [], "structuredContent": value, "resultType": "complete"}
+            await out.json(asked.answer(result))
+
+    async with hostile(play) as client:
+        async for _ in client.tools():
+            pass
+        await client.call_tool("t")
+
+
+@pytest.mark.parametrize("text", ["ab" * 5000, ["ab" * 50] * 100])
+async def test_a_pattern_that_would_take_minutes_is_not_tried(text: Any, autojump_clock: MockClock) -> None:
+    fits = {"pattern": f"{SLOW}|b"}
+    await judged({"type": "object", "properties": {"a": {**fits, "items": fits}}}, {"a": "ab" * 100})
+    with pytest.raises(RemoteProtocolError, match="too much work to check"):
+        await judged({"type": "object", "properties": {"a": {**fits, "items": fits}}}, {"a": text})
+
+
+PROGRAM = "((a{1,9}){1,9}){1,100}"  # of 22 characters, and 1.5 MB when it is compiled
+HUGE: dict[str, Any] = {
+    "patterns": {str(i): {"pattern": "|".join(f"{i}x{j}" for j in range(100))} for i in range(150)},
+    "programs": {str(i): {"pattern": PROGRAM + str(i)} for i in range(150)},
+    "values": {str(i): {"type": "string"} for i in range(11_000)},
+    "doubling": {"a": {"$ref": "#/$defs/0"}},
+}
+DOUBLING = {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(40)}
+
+
+@pytest.mark.parametrize("which", HUGE)
+async def test_an_output_schema_that_is_too_much_work_is_left_out(
+    which: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = {"type": "object", "properties": HUGE[which]}
+    if which == "doubling":
+        schema["$defs"] = {**DOUBLING, "40": {}}
+    await judged(schema, {"0": 5})  # which a smaller one would not allow
+    assert "cannot be judged, for its outputSchema is no good" in caplog.text
+    with pytest.raises(RemoteProtocolError, match="must match the pattern"):
+        await judged({"type": "object", "properties": {"0": {"pattern": PROGRAM}}}, {"0": "b"})
+
+
+ELICIT = "elicitation/create"
+
+
+async def asked_for(fields: dict[str, Any]) -> tuple[list[FormRequest], list[Any]]:
+    """What the callback of a client gets of a form, and what the server gets back, or the call raises."""
+    forms: list[FormRequest] = []
+    answers: list[Any] = []
+
+    async def fill_in(form: FormRequest) -> dict[str, Any]:
+        forms.append(form)
+        return {}
+
+    async def play(asked: Asked, out: Out) -> None:
+        params = asked.message["params"]
+        if "inputResponses" in params:
+            answers.append(params["inputResponses"]["form"])
+            await out.json(asked.answer({"content": [], "resultType": "complete"}))
+            return
+        form = {"mode": "form", "message": "?", "requestedSchema": {"type": "object", "properties": fields}}
+        requests = {"form": {"method": ELICIT, "params": form}}
+        await out.json(asked.answer({"resultType": "input_required", "inputRequests": requests, "requestState": "s"}))
+
+    async with hostile(play, elicitation=fill_in) as client:
+        try:
+            await client.call_tool("t")
+        except McpError as error:
+            answers.append(str(error))
+    return forms, answers
+
+
+async def test_the_defaults_of_a_form_are_judged_together(autojump_clock: MockClock) -> None:
+    field = {"type": "string", "pattern": f"{SLOW}|b", "default": "ab" * 500}
+    forms, answers = await asked_for({"one": field})
+    assert forms[0].defaults == {"one": "ab" * 500}
+    assert answers == [{"action": "accept", "content": {"one": "ab" * 500}}]
+    forms, answers = await asked_for({str(i): field for i in range(10)})
+    assert forms[0].defaults == {}
+    assert answers == [{"action": "accept", "content": {}}]
+
+
+@pytest.mark.parametrize("which", ["patterns", "programs", "values"])
+async def test_a_form_that_is_too_much_work_is_not_shown(which: str, autojump_clock: MockClock) -> None:
+    forms, (error,) = await asked_for(HUGE[which])
+    assert forms == []
+    assert "elicitation/create: requestedSchema: the " in error
+
+
+async def test_a_relay_compiles_no_schemas_of_the_server_behind(autojump_clock: MockClock) -> None:
+    # It only looks which arguments are repeated in headers; this schema cannot be compiled.
+    region = {"type": "string", "x-mcp-header": "Region", "pattern": "(?=a)"}
+    tool = {"name": "t", "inputSchema": {"type": "object", "properties": {"region": region}}}
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            await out.json(asked.answer({"tools": [tool], "resultType": "complete"}))
+        else:
+            await out.json(asked.answer({"content": [], "resultType": "complete"}))
+
+    async with script(modern(play)) as there:
+        with reachable(there.connect):
+            async with open_relay("http://127.0.0.1:3000/mcp") as shown, served(shown) as web:
+                assert len((await web.call("tools/list")).result["tools"]) == 1
+                answer = await web.call("tools/call", {"name": "t", "arguments": {"region": "north"}})
+                assert "Mcp-Param-Region header is missing" in answer.message["error"]["message"]
+
+
+# Ids.
+
+ALIKE = 2**61 - 1
+"""Python hashes integers that differ by this alike, and looking one of many up takes as many comparisons."""
+IDS = {0: 0, 7 * ALIKE: 7 * ALIKE, -4 * ALIKE: -4 * ALIKE, 2**64: None, 1000 * ALIKE: None, -(10**40): None}
+
+
+async def by_stream(message: Any) -> Any:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, server_of_little(), theirs)
+        await ours.send_all(json.dumps(message).encode() + b"\n")
+        said = json.loads(await ours.receive_some())
+        await ours.aclose()
+    return said
+
+
+async def by_http(message: Any) -> Any:
+    async with served(server_of_little()) as web:
+        return (await web.post(message, revision="2025-11-25")).json
+
+
+@pytest.mark.parametrize("said", [by_stream, by_http])
+@pytest.mark.parametrize("id", IDS)
+async def test_ids_that_could_be_alike_by_the_thousand_are_refused(
+    id: int, said: Callable[[Any], Awaitable[Any]], autojump_clock: MockClock
+) -> None:
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
+    answer = await said({"jsonrpc": "2.0", "id": id, "method": "initialize", "params": params})
+    assert answer.get("id") == IDS[id]
+    assert ("error" in answer) is (IDS[id] is None)
+    if IDS[id] is None:
+        assert answer["error"] == {"code": -32600, "message": "the id is an integer of more than 64 bits"}
+
+
+# Heads.
+
+
+@pytest.mark.parametrize("host", ["localhost:", "127.0.0.1:", "[::1]:"])
+async def test_a_host_may_end_with_a_colon(host: str, autojump_clock: MockClock) -> None:
+    # RFC 3986, 3.2.3: a port may be empty, which is that of the scheme.
+    async with served(server_of_little()) as web:
+        assert (await web.call("server/discover", headers={"Host": host})).status == 200
+
+
+async def test_another_host_that_ends_with_a_colon_is_still_another_host(autojump_clock: MockClock) -> None:
+    async with served(server_of_little()) as web:
+        assert (await web.call("server/discover", headers={"Host": "example.com:"})).status == 421
+
+
+SITES = {"cross-site": 403, "same-site": 403, "same-origin": 200, "none": 200}
+
+
+@pytest.mark.parametrize("site", SITES)
+async def test_a_page_of_another_site_opens_no_stream_without_its_origin(site: str, autojump_clock: MockClock) -> None:
+    async with served(server_of_little(), **OLD) as web:
+        link, head = await web.ask("GET", "/sse", {"Accept": "text/event-stream", "Sec-Fetch-Site": site})
+        assert head.status_code == SITES[site]
+        await link.aclose()
+
+
+async def test_a_page_of_an_allowed_origin_may_be_of_another_site(autojump_clock: MockClock) -> None:
+    async with served(server_of_little(), **OLD) as web:
+        headers = {"Accept": "text/event-stream", "Sec-Fetch-Site": "same-site", "Origin": "http://localhost:8080"}
+        link, head = await web.ask("GET", "/sse", headers)
+        assert head.status_code == 200
+        await link.aclose()
+
+
+async def test_a_server_of_every_origin_needs_not_know_it(autojump_clock: MockClock) -> None:
+    async with served(server_of_little(), **OLD, allowed_origins=["*"]) as web:
+        link, head = await web.ask("GET", "/sse", {"Accept": "text/event-stream", "Sec-Fetch-Site": "cross-site"})
+        assert head.status_code == 200
+        await link.aclose()
+
+
+# Sessions.
+
+
+@contextlib.asynccontextmanager
+async def by_asgi(server: Server, **options: Any) -> AsyncIterator[Web]:
+    async with hosted(AsgiApp(server, allowed_hosts=["127.0.0.1"], **options)) as web:
+        yield web
+
+
+@pytest.mark.parametrize("serving", [served, by_asgi])
+@pytest.mark.parametrize("which", ["unknown", "of another principal", "unknown, of HTTP+SSE", "known", "not asked for"])
+async def test_a_session_is_judged_before_a_body_is_read_for_it(
+    which: str, serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving(server_of_little(), authenticate=by_token, **OLD) as web:
+        session = await web.initialize("2025-11-25", headers=bearer("ann"))
+        path, headers = "/mcp", {"Mcp-Session-Id": session, **bearer("ann")}
+        if which == "unknown":
+            headers["Mcp-Session-Id"] = "unknown"
+        elif which == "of another principal":
+            headers |= bearer("bob")
+        elif which == "unknown, of HTTP+SSE":
+            path = "/messages?session=unknown"
+        elif which == "not asked for":
+            headers |= {"Mcp-Session-Id": "unknown", "MCP-Protocol-Version": "2026-07-28"}
+        expected = {"of another principal": b" 403 ", "known": b" 408 ", "not asked for": b" 408 "}.get(which, b" 404 ")
+        head = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": "16000000", **headers}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        # Nothing of the body is ever sent.
+        link = await web.link()
+        await link.stream.send_all(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode())
+        said = await patiently(link.stream.receive_some, "an answer")
+        assert expected in said[:20]
+        assert session.encode() not in said
+
+
+# Bodies in chunks.
+
+# An intermediary may end the line where the control character stands, and read another body than this server.
+EXTENSIONS = {
+    b";a=\rb": 400, b";a=\x00b": 400, b";a\x7fb": 400, b";\x0b": 400, b" \r": 400,
+    b"": 200, b";a": 200, b" ; a = b": 200, b";a=\"b \xe9\";c": 200, b"  ": 200,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: ascii(extension)[2:-1])
+async def test_a_chunk_extension_has_no_control_characters(extension: bytes, autojump_clock: MockClock) -> None:
+    async with served(server_of_little(), check=False) as web:
+        size = b"%x" % len(PING)
+        said = await web.raw(CHUNKED + size + extension + b"\r\n" + PING + b"\r\n0" + extension + b"\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 %d " % EXTENSIONS[extension])
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: ascii(extension)[2:-1])
+async def test_a_client_reads_chunk_extensions_as_strictly(extension: bytes, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body = json.dumps(asked.answer({"tools": [], "resultType": "complete"})).encode()
+        await out.raw(b"%x%b\r\n%b\r\n0%b\r\n\r\n" % (len(body), extension, body, extension))
+
+    async with hostile(play) as client:
+        if EXTENSIONS[extension] == 200:
+            assert (await client.list_tools()).tools == []
+        else:
+            with pytest.raises(McpError, match="chunk"):
+                await client.list_tools()

@@ -1,0 +1,303 @@
+"""Programs that a client starts and that are no servers, or are slow to become one; and what they get of us."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.server.wire import LATEST
+from trio_mcp import LocalProtocolError, McpError, OpeningError, Server, ServerExited, SessionClosed, open_client
+
+# A server with one tool, which tells of the environment.
+TELLS = """
+import os
+from trio_mcp import Server
+
+server = Server("tells")
+
+@server.tool
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+server.run()
+"""
+LANGUAGE = {"LANG": "de_AT.UTF-8", "LC_TIME": "de_AT.UTF-8", "TMPDIR": "/tmp"}
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "withheld"),
+    [
+        ({}, LANGUAGE, {"API_KEY", "PYTHONWARNINGS"}),
+        ({"env": {"API_KEY": "k", "LANG": None}}, {"API_KEY": "k", "TMPDIR": "/tmp"}, {"LANG", "PYTHONWARNINGS"}),
+        ({"environment": "inherit"}, {**LANGUAGE, "API_KEY": "s3cret", "PYTHONWARNINGS": "error"}, set()),
+    ],
+    ids=["default", "env", "inherit"],
+)
+async def test_a_child_gets_a_few_variables_unless_more_are_given(
+    options: Any, given: dict[str, str], withheld: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**LANGUAGE, "API_KEY": "s3cret", "PYTHONWARNINGS": "error"}.items():
+        monkeypatch.setenv(name, value)
+    async with open_client([sys.executable, "-c", TELLS], **options) as client:
+        found = json.loads((await client.call_tool("environment")).content[0].text)
+    assert given.items() <= found.items()
+    assert found["PATH"] == os.environ["PATH"]
+    assert not withheld & found.keys()
+
+
+# What a program does instead of speaking MCP.  Those in memory have a clock of their own; those below are real.
+
+Program = Callable[["Playing"], Awaitable[None]]
+
+
+class Playing:
+    """A program at the other end of a stream; times are those since its start."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self._stream = stream
+        self._start = trio.current_time()
+
+    async def write(self, text: str = "", at: float = 0) -> None:
+        await trio.sleep_until(self._start + at)
+        await self._stream.send_all(text.encode())
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+    async def half_close(self) -> None:
+        await self._stream.send_eof()
+
+    async def serve(self, at: float = 0) -> None:
+        """Answer whatever was asked, as a modern server, from this time on."""
+        await trio.sleep_until(self._start + at)
+        async for data in self._stream:
+            for line in bytes(data).splitlines():
+                asked = json.loads(line)
+                if "method" not in asked:
+                    continue  # a complaint of what was written before
+                said: dict[str, Any] = {"error": {"code": -32601, "message": "no"}}
+                if asked["method"] == "server/discover":
+                    said = {"result": {"supportedVersions": [LATEST], "capabilities": {}, "resultType": "complete"}}
+                await self.write(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}) + "\n")
+
+    async def echo(self) -> None:
+        async for data in self._stream:
+            await self._stream.send_all(data)
+
+
+async def greets(program: Playing) -> None:
+    await program.write("Hello, \x1b[1mworld\n", at=7)
+
+
+async def chatters(program: Playing) -> None:
+    for number in range(200):
+        await program.write(f"line {number} {'x' * 500}\n", at=7 + 1.01 * number)
+
+
+async def logs(program: Playing) -> None:
+    await program.write('{"level": "info", "message": "Listening on 3000"}\n', at=7)
+
+
+async def lists(program: Playing) -> None:
+    await program.write("[0, 1]\n", at=7)
+
+
+async def prompts(program: Playing) -> None:
+    await program.write("Password: ")
+
+
+async def leaves(program: Playing) -> None:
+    await program.write("no key\nbye")
+    await program.half_close()
+
+
+async def notifies(program: Playing) -> None:
+    await program.write("Hello\n")
+    await program.write('{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\n', at=7)
+
+
+async def opened_with(program: Program, **options: Any) -> str:
+    """Why no session is opened with this program; empty if one is."""
+    ours, theirs = memory_stream_pair()
+
+    async def run() -> None:
+        with contextlib.suppress(trio.BrokenResourceError):  # the client has given it up
+            await program(Playing(theirs))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        why = ""
+        try:
+            async with open_client(ours, **options) as client:
+                assert client.revision == LATEST
+        except (OpeningError, SessionClosed) as error:
+            why = str(error)
+        nursery.cancel_scope.cancel()
+    return why
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "seconds", "words"),
+    [
+        (greets, {}, 37, ["within 30 seconds of the first line that is none (garbage_timeout)", "Hello, \ufffd[1mwor"]),
+        (greets, {"garbage_timeout": 3}, 10, ["within 3 seconds", "Hello"]),
+        (greets, {"garbage_timeout": math.inf}, 120, ["within 120 seconds (start_timeout)", "Hello"]),
+        (greets, {"garbage_timeout": math.inf, "start_timeout": 200}, 200, ["Hello"]),
+        (greets, {"garbage_timeout": 500, "start_timeout": math.inf}, 507, ["Hello"]),
+        (chatters, {}, 37, ["  line 0 xxx", "  line 9 xxx", "  ... and 20 more"]),
+        (logs, {}, 37, ["Listening on 3000"]),
+        (lists, {}, 37, ["  [0, 1]"]),
+        (prompts, {}, 120, ["within 120 seconds (start_timeout)", "  Password: "]),
+        (Playing.write, {}, 120, ["it wrote nothing"]),
+        (Playing.write, {"start_timeout": 9.5}, 9.5, ["within 9.5 seconds"]),
+        (Playing.write, {"start_timeout": 500}, 500, ["within 500 seconds"]),
+        (Playing.close, {}, 0, ["closed the stream before its first message"]),
+        (leaves, {}, 0, ["closed the stream before its first message", "  no key\n  bye"]),
+        (Playing.echo, {}, 0, ["sends back what it is sent, so it is no MCP server"]),
+        (Playing.echo, {"revision": "2025-06-18"}, 0, ["sends back what it is sent"]),
+        # It is a server, and has the time that servers have.
+        (notifies, {}, 300, ["no answer in time"]),
+    ],
+)  # fmt: skip
+async def test_what_is_no_server_is_given_up_in_time_and_what_it_wrote_is_told(
+    program: Program, options: Any, seconds: float, words: list[str], autojump_clock: MockClock
+) -> None:
+    start = trio.current_time()
+    why = await opened_with(program, **options)
+    assert trio.current_time() - start == pytest.approx(seconds, abs=0.1)
+    assert [word for word in words if word not in why] == []
+    assert len(why) < 5000
+
+
+async def greets_and_serves(program: Playing) -> None:
+    await greets(program)
+    await program.serve(at=36)
+
+
+async def is_slow(program: Playing) -> None:
+    await program.serve(at=119)
+
+
+async def greets_notifies_and_serves(program: Playing) -> None:
+    await notifies(program)
+    await program.serve(at=299)
+
+
+async def takes_hours(program: Playing) -> None:
+    await greets(program)
+    await program.serve(at=10_000)
+
+
+NO_BOUND = {"start_timeout": math.inf, "garbage_timeout": math.inf, "revision": LATEST}
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [(greets_and_serves, {}), (is_slow, {}), (greets_notifies_and_serves, {}), (takes_hours, NO_BOUND)],
+)
+async def test_a_server_that_is_slow_or_greets_is_one(
+    program: Program, options: Any, autojump_clock: MockClock
+) -> None:
+    assert await opened_with(program, **options) == ""
+
+
+async def test_the_first_line_that_is_no_message_is_told_at_once(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    told: list[tuple[float, str]] = []
+    start = trio.current_time()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.WARNING and "no MCP message" in (text := record.getMessage()):
+                told.append((trio.current_time() - start, text))
+
+    handler = Handler()
+    logging.getLogger("trio_mcp").addHandler(handler)
+    try:
+        await opened_with(chatters)
+    finally:
+        logging.getLogger("trio_mcp").removeHandler(handler)
+    [(seconds, text)] = told
+    assert seconds == 7
+    assert "wrote a line that is no MCP message: 'line 0 xxx" in text
+    assert len(text) < 400
+
+
+# Real programs, each once.
+
+STAYS = "; import sys; sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "error", "words"),
+    [
+        ("print('Hello', flush=True)" + STAYS, {"garbage_timeout": 0.01}, OpeningError,
+         ["(garbage_timeout)", "  Hello\nand nothing to stderr"]),
+        ("pass", {}, ServerExited,
+         ["ended with status 0 before its first message (did it forget server.run()?), and wrote nothing"]),
+        ("print('usage: x')", {}, ServerExited, ["(did it forget server.run()?); it wrote:\n  usage: x\nand nothing"]),
+        ("print('half'); raise SystemExit('no key')", {}, ServerExited,
+         ["ended with status 1 before its first message; it wrote:\n  half\nand at last to stderr:\n  no key"]),
+        ("import os, time; os.close(0); time.sleep(0.1); os.write(1, b'half'); raise SystemExit(3)", {}, ServerExited,
+         ["ended with status 3 before its first message; it wrote:\n  half\n"]),
+        ("import os; os.close(1)" + STAYS, {}, SessionClosed, ["closed its stdin or stdout before its first message"]),
+    ],
+    ids=["text", "nothing", "usage", "status", "deaf", "closed"],
+)  # fmt: skip
+async def test_a_real_program_that_is_no_server_says_what_it_is(
+    program: str, options: Any, error: type[McpError], words: list[str]
+) -> None:
+    with pytest.raises(error) as failed:
+        async with open_client([sys.executable, "-S", "-c", program], stderr=None, **options):
+            raise AssertionError("it was opened")
+    assert [word for word in words if word not in str(failed.value)] == []
+
+
+async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(mock_clock: MockClock) -> None:
+    heard = trio.Event()
+
+    async def wait() -> None:
+        await heard.wait()
+        await wait_all_tasks_blocked()
+        mock_clock.jump(120)
+
+    silent = "import sys; print('no key', file=sys.stderr, flush=True)" + STAYS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        with pytest.raises(OpeningError, match=r"\(start_timeout\); it wrote nothing to stdout; .* stderr:\n  no key"):
+            async with open_client([sys.executable, "-S", "-c", silent], stderr=lambda data: heard.set()):
+                raise AssertionError("it was opened")
+
+
+async def test_cat_is_no_server() -> None:
+    with pytest.raises(
+        OpeningError, match="the server 'cat' sends back what it is sent, so it is no MCP server"
+    ) as failed:
+        async with open_client(["cat"]):
+            raise AssertionError("it was opened")
+    assert "nothing" not in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["start_timeout", "garbage_timeout"])
+@pytest.mark.parametrize("seconds", [-1, math.nan, "30", None])
+def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
+    options: Any = {name: seconds}
+    with pytest.raises(LocalProtocolError, match=f"{name} is a number of seconds"):
+        open_client(["cat"], **options)
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1/mcp", "ws://127.0.0.1/ws", Server("s")])
+def test_what_is_no_stream_has_no_use_for_them(target: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="start_timeout means nothing to"):
+        open_client(target, start_timeout=5)

@@ -1,0 +1,1167 @@
+"""A client's links: cancellation, dead lines, questions of a server, and what a call may take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.client.everywhere import Where, at_home, everywhere, nothing_left, reachable, visiting
+from tests.client.house import build
+from tests.client.http_script import URL, Asked, Out, Script, legacy, modern, script
+from tests.http.stage import D, E
+from tests.requirements import req
+from tests.server.checkpoints import wide
+from trio_mcp import (
+    Client,
+    ClientError,
+    Context,
+    Elicit,
+    FormRequest,
+    InputNotGiven,
+    Kind,
+    Limits,
+    ListRoots,
+    LocalProtocolError,
+    NotAnswered,
+    NothingToHear,
+    NotInThisRevision,
+    PromptReference,
+    RequestError,
+    Sample,
+    SamplingRequest,
+    Server,
+    SessionClosed,
+    connect_client,
+    open_client,
+    serve_http,
+    serve_http_stream,
+    serve_stream,
+)
+from trio_mcp.testing import open_replayed
+
+BOTH = pytest.mark.parametrize("revision", [D, E])
+
+
+def asking() -> Server:
+    server = Server("asking")
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        return repr(await ctx.elicit("A name?", {"type": "object", "properties": {"name": {"type": "string"}}}))
+
+    @server.tool
+    async def sleep(ctx: Context, text: str = "") -> None:
+        await trio.sleep_forever()
+
+    @server.tool
+    async def work(ctx: Context, seconds: int) -> int:
+        for step in range(seconds):
+            await ctx.progress(step)
+            await trio.sleep(1)
+        return seconds
+
+    return server
+
+
+# Cancellation.
+
+
+@everywhere(revisions=[D, E], without=["child", "http json", "http+sse"])
+@pytest.mark.parametrize("tool", ["ask", "sleep", "sleep with much"])
+async def test_a_cancelled_call_raises_a_plain_cancelled(where: Where, tool: str, autojump_clock: MockClock) -> None:
+    async def never(form: FormRequest) -> None:
+        await trio.sleep_forever()
+
+    caught: list[BaseException] = []
+    name, _, much = tool.partition(" with ")
+    async with visiting(where, asking(), elicitation=never) as client:
+        with trio.move_on_after(5) as scope:
+            try:
+                await client.call_tool(name, {"text": "x" * 200_000} if much else None)
+            except BaseException as error:
+                caught.append(error)
+                raise
+    assert scope.cancelled_caught
+    assert [type(error) for error in caught] == [trio.Cancelled]
+
+
+@BOTH
+@pytest.mark.parametrize("error", [KeyError("own"), None], ids=["an error", "a cancellation"])
+async def test_what_a_block_raises_leaves_open_client_as_the_same_object(
+    revision: str, error: Exception | None, autojump_clock: MockClock
+) -> None:
+    raised: list[BaseException] = []
+    caught: list[BaseException] = []
+    async with nothing_left():
+        with trio.move_on_after(5):
+            try:
+                async with open_client(asking(), revision=revision) as client:
+                    try:
+                        if error is not None:
+                            raise error
+                        await client.call_tool("sleep")
+                    except BaseException as left:
+                        raised.append(left)
+                        raise
+            except KeyError as left:
+                caught.append(left)
+            except BaseException as left:
+                caught.append(left)
+                raise
+    assert len(caught) == 1
+    assert caught[0] is raised[0]
+
+
+# Calls that may have run.
+
+FORM = {"type": "object", "properties": {}}
+QUESTION = {"method": "elicitation/create", "params": {"message": "Sure?", "requestedSchema": FORM}}
+SURE = {"resultType": "input_required", "inputRequests": {"sure": QUESTION}, "requestState": "charged"}
+CHARGED = {"resultType": "complete", "content": []}
+MISMATCH = {"code": -32020, "message": "the headers do not fit"}
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "nothing is taken", "an answer is cut", "other headers are wanted"])
+async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        if "requestState" in asked.message["params"]:
+            if how == "other headers are wanted":
+                server.refuses = True
+                await out.json({"jsonrpc": "2.0", "id": asked.id, "error": MISMATCH}, 400)
+            out.cut()
+        else:
+            await out.json(asked.answer(SURE))
+
+    async with script(modern(play)) as server:
+
+        async def connect() -> trio.abc.Stream:
+            if how == "nothing is taken" and server.refuses:
+                ours, theirs = wide()
+                theirs.close()
+                return ours
+            return await server.connect()
+
+        async def lose(form: FormRequest) -> dict[str, Any]:
+            if how in ("nobody listens", "nothing is taken"):
+                server.refuses = True
+                for link in server.links:
+                    link.close()
+            return {}
+
+        with reachable(connect):
+            async with open_client(URL, elicitation=lose) as client:
+                with pytest.raises(NotAnswered) as lost:
+                    await client.call_tool("charge")
+    assert lost.value.request_may_have_run
+
+
+async def test_a_request_that_could_not_be_sent_again_may_have_run(autojump_clock: MockClock) -> None:
+    """Its first connection ended after all of it was sent, and there was no second one."""
+
+    async def play(asked: Asked, out: Out) -> None:
+        if "cursor" in asked.message["params"]:
+            server.refuses = True
+            out.cut()
+        else:
+            await out.json(asked.answer({"resultType": "complete", "tools": []}))
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL) as client:
+                await client.list_tools()
+                with pytest.raises(NotAnswered) as lost:
+                    await client.list_tools("more")
+    assert server.heard.count("tools/list") == 2
+    assert lost.value.request_may_have_run
+
+
+async def test_a_round_that_is_refused_for_its_headers_is_sent_again_and_not_the_call(
+    autojump_clock: MockClock,
+) -> None:
+    """The first round has run, and its tool may have charged a card."""
+    refused = False
+
+    async def play(asked: Asked, out: Out) -> None:
+        nonlocal refused
+        if asked.what == "tools/list":
+            tools = [{"name": "charge", "inputSchema": {"type": "object"}}]
+            await out.json(asked.answer({"resultType": "complete", "tools": tools}))
+        elif "requestState" not in asked.message["params"]:
+            await out.json(asked.answer(SURE))
+        elif not refused:
+            refused = True
+            await out.json({"jsonrpc": "2.0", "id": asked.id, "error": MISMATCH}, 400)
+        else:
+            await out.json(asked.answer(CHARGED))
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL, elicitation=lambda form: {}) as client:
+                await client.call_tool("charge")
+    assert states(server) == [None, "charged", "charged"]
+
+
+def states(server: Script) -> list[str | None]:
+    return [each.message["params"].get("requestState") for each in server.asked if each.what == "tools/call"]
+
+
+# Timeouts.
+
+
+@req("time-01", "time-02", "time-03", "time-04")
+@everywhere(revisions=[D, E], without=["child"])
+@pytest.mark.parametrize("given", ["for all", "for one"])
+async def test_a_request_has_a_timeout_if_it_is_given_one(where: Where, given: str, autojump_clock: MockClock) -> None:
+    options, along = ({"timeout": 5}, {}) if given == "for all" else ({}, {"timeout": 5})
+    async with visiting(where, build(), **options) as client:
+        start = trio.current_time()
+        with pytest.raises(trio.TooSlowError, match=r"^tools/call had neither .* for 5 seconds \(timeout\)$"):
+            await client.call_tool("hold", {"name": "it"}, **along)  # type: ignore[arg-type]  # one of two
+        assert trio.current_time() == start + 5
+        ledger = await client.call_tool("ledger", returns=list[str])
+    assert ledger == ["it began", "it was cancelled"]
+
+
+@req("time-05", "time-06")
+@everywhere(revisions=[D, E], without=["child", "http json"])
+async def test_progress_puts_off_the_timeout_and_not_the_maximum(where: Where, autojump_clock: MockClock) -> None:
+    async with visiting(where, asking(), timeout=5, max_timeout=40) as client:
+        assert await client.call_tool("work", {"seconds": 30}, returns=int) == 30
+        start = trio.current_time()
+        with pytest.raises(trio.TooSlowError, match=r"^tools/call was not complete within 40 seconds \(max_timeout\)$"):
+            await client.call_tool("work", {"seconds": 50})
+        assert trio.current_time() == start + 40
+        assert await client.call_tool("work", {"seconds": 50}, max_timeout=math.inf, returns=int) == 50
+        with pytest.raises(trio.TooSlowError, match="for 3 seconds"):
+            await client.request("tools/call", {"name": "sleep", "arguments": {}}, timeout=3)
+
+
+@everywhere(revisions=[D, E], without=["child", "http json"])
+async def test_a_timeout_waits_for_the_user_whom_the_server_asks(where: Where, autojump_clock: MockClock) -> None:
+    async def think(form: FormRequest) -> dict[str, Any]:
+        await trio.sleep(60)
+        return {}
+
+    async with visiting(where, asking(), elicitation=think, timeout=5) as client:
+        await client.call_tool("ask")
+        with pytest.raises(trio.TooSlowError, match="within 30 seconds"):
+            await client.call_tool("ask", max_timeout=30)
+        with pytest.raises(trio.TooSlowError, match="for 5 seconds"):
+            await client.call_tool("sleep")
+
+
+@pytest.mark.parametrize("name", ["timeout", "max_timeout"])
+@pytest.mark.parametrize("seconds", [0, -1, "5", True, math.nan])
+async def test_a_timeout_is_a_number_above_zero(name: str, seconds: Any, autojump_clock: MockClock) -> None:
+    with pytest.raises(LocalProtocolError, match=f"^{name} must be a number of seconds above 0, or None; got "):
+        open_client(asking(), **{name: seconds})
+    async with open_client(asking()) as client:
+        with pytest.raises(LocalProtocolError, match=f"^{name} must be a number of seconds above 0, or None; got "):
+            await client.call_tool("sleep", **{name: seconds})
+
+
+# Completions.
+
+
+class Cities:
+    """A server that completes cities, slowly; `asked` are the values that it was asked to complete."""
+
+    def __init__(self) -> None:
+        self.server = Server("cities", offers=["prompts", "tools"], burst=0)
+        self.asked: list[str] = []
+        self.left = 0
+
+        @self.server.prompt
+        async def visit(city: str) -> str:
+            return city
+
+        @self.server.completion("visit", "city")
+        async def cities(value: str) -> list[str]:
+            self.asked.append(value)
+            try:
+                await trio.sleep(1)
+            except trio.Cancelled:
+                self.left += 1
+                raise
+            return [f"{value}{end}" for end in ("lo", "slo")]
+
+
+VISIT = PromptReference("visit")
+completing = everywhere(revisions=[D, E], without=["child"])
+
+
+@req("cmpl-03")
+@completing
+async def test_equal_questions_are_one_request(where: Where, autojump_clock: MockClock) -> None:
+    cities, found = Cities(), []
+
+    async def complete(client: Client, value: str) -> None:
+        found.append((await client.complete(VISIT, "city", value)).values)
+
+    async with visiting(where, cities.server) as client:
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(complete, client, "Os")
+            nursery.start_soon(complete, client, "Wars")
+        assert sorted(cities.asked) == ["Os", "Wars"]
+        assert found.count(["Oslo", "Osslo"]) == 20
+        found[0].append("changed")  # which nobody else is to see
+        await complete(client, "Os")
+        assert found[-1] == ["Oslo", "Osslo"]
+        assert len(cities.asked) == 2
+
+
+@req("cmpl-03")
+@completing
+async def test_a_completion_is_remembered_for_ten_seconds(where: Where, autojump_clock: MockClock) -> None:
+    cities = Cities()
+    async with visiting(where, cities.server) as client:
+        for pause, asked in ((9.9, 1), (0.1, 1), (0, 2)):
+            await client.complete(VISIT, "city", "Os")
+            assert len(cities.asked) == asked
+            await trio.sleep(pause)
+        await client.complete(VISIT, "city", "Os", meta={"x/tenant": "A"})  # is another question
+        assert len(cities.asked) == 3
+        if where.transport != "http json":  # which tells of nothing
+            async with client.listen(prompts=True) as changes:
+                cities.server.changed("prompts")
+                await anext(changes)
+            await client.complete(VISIT, "city", "Os")
+            assert len(cities.asked) == 4
+    cities.asked.clear()
+    async with visiting(where, cities.server, cache=False) as client:
+        for _ in range(2):
+            await client.complete(VISIT, "city", "Os")
+        assert len(cities.asked) == 2
+
+
+@req("cmpl-03")
+@completing
+async def test_who_leaves_a_shared_question_takes_nothing_from_the_others(
+    where: Where, autojump_clock: MockClock
+) -> None:
+    cities, found, first = Cities(), [], trio.CancelScope()
+
+    async def complete(client: Client, scope: trio.CancelScope) -> None:
+        with scope:
+            found.append((await client.complete(VISIT, "city", "Os")).values)
+
+    async with visiting(where, cities.server) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(complete, client, first)
+            await trio.sleep(0.2)
+            nursery.start_soon(complete, client, trio.CancelScope())
+            await trio.sleep(0.2)
+            first.cancel()
+        assert found == [["Oslo", "Osslo"]]
+        assert (len(cities.asked), cities.left) == (1, 0)
+        with trio.move_on_after(0.5):
+            await client.complete(VISIT, "city", "Par")
+        with pytest.raises(trio.TooSlowError):
+            await client.complete(VISIT, "city", "Par", timeout=0.5)
+        await wait_all_tasks_blocked()
+        assert cities.left == 2  # nobody waited any more, and the server was told
+        assert (await client.complete(VISIT, "city", "Par")).values == ["Parlo", "Parslo"]
+
+
+@completing
+async def test_each_who_shares_a_question_gets_its_error(where: Where, autojump_clock: MockClock) -> None:
+    errors: list[RequestError] = []
+
+    async def complete(client: Client) -> None:
+        with pytest.raises(RequestError) as refused:
+            await client.complete(PromptReference("unknown"), "city", "Os")
+        errors.append(refused.value)
+
+    async with visiting(where, Cities().server) as client, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(complete, client)
+    assert {error.code for error in errors} == {-32602}
+    assert len({id(error) for error in errors}) == 3
+
+
+@BOTH
+async def test_a_shared_question_ends_with_the_client(revision: str, autojump_clock: MockClock) -> None:
+    async with nothing_left(), trio.open_nursery() as nursery:
+        client = await connect_client(nursery, Cities().server, revision=revision)
+
+        async def complete() -> None:
+            with pytest.raises(SessionClosed):
+                await client.complete(VISIT, "city", "Os")
+
+        nursery.start_soon(complete)
+        await trio.sleep(0.5)
+        await client.aclose()
+
+
+# Logs.
+
+
+@everywhere(revisions=[D, E], without=["child", "http json"])
+async def test_a_client_can_stop_asking_for_logs(where: Where, autojump_clock: MockClock) -> None:
+    heard: list[object] = []
+    async with visiting(where, build(), on_log=lambda message: heard.append(message.data)) as client:
+        await client.call_tool("talk")
+        assert heard == [{"loud": True}]
+        if not where.modern:
+            with pytest.raises(NotInThisRevision, match=r'use set_log_level\("emergency"\)'):
+                await client.set_log_level(None)
+            await client.set_log_level("emergency")
+        else:
+            await client.set_log_level(None)
+        await client.call_tool("talk")
+        assert len(heard) == 1
+        await client.set_log_level("debug")
+        await client.call_tool("talk")
+        assert heard[1:] == ["a whisper", {"loud": True}]
+
+
+# Questions of the server.
+
+
+class Curious:
+    """A server whose tool asks the same question many times at once, and what a client with few hands makes of it."""
+
+    def __init__(self) -> None:
+        self.server = Server("curious")
+        self.refused: list[RequestError] = []
+        self.working = self.most = 0
+        self.free = trio.Event()
+
+        @self.server.tool
+        async def wonder(ctx: Context, kind: str, times: int) -> int:
+            """How many questions were answered."""
+            if ctx.revision == E:
+                questions = {f"q{number}": QUESTIONS[kind] for number in range(times)}
+                return len(await ctx.ask(**questions))
+            answered = 0
+
+            async def ask() -> None:
+                nonlocal answered
+                try:
+                    await ctx.ask(q=QUESTIONS[kind])
+                    answered += 1
+                except ClientError as error:
+                    self.refused.append(error)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(times):
+                    nursery.start_soon(ask)
+            return answered
+
+    async def work(self, *_: object) -> None:
+        self.working += 1
+        self.most = max(self.most, self.working)
+        try:
+            await self.free.wait()
+        finally:
+            self.working -= 1
+
+    async def think(self, request: SamplingRequest) -> tuple[str, str]:
+        await self.work()
+        return "so", "a model"
+
+    async def fill(self, form: FormRequest) -> dict[str, Any]:
+        await self.work()
+        return {}
+
+    async def list_roots(self) -> list[str]:
+        await self.work()
+        return ["/tmp"]
+
+
+QUESTIONS: dict[str, Any] = {
+    "sampling": Sample("What is new?", max_tokens=9),
+    "elicitation": Elicit("Sure?", FORM),
+    "roots": ListRoots(),
+}
+
+
+@everywhere(revisions=[D, E], without=["child", "http json"])
+@pytest.mark.parametrize("kind", QUESTIONS)
+async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
+    where: Where, kind: str, autojump_clock: MockClock
+) -> None:
+    curious = Curious()
+    callbacks: dict[str, Any] = {
+        "sampling": curious.think, "elicitation": curious.fill, "roots": curious.list_roots,
+        "limits": Limits(questions=3, questions_waiting=4),
+    }  # fmt: skip
+    async with visiting(where, curious.server, **callbacks) as client, trio.open_nursery() as nursery:
+        answered: list[int] = []
+
+        async def wonder(times: int) -> None:
+            answered.append(await client.call_tool("wonder", {"kind": kind, "times": times}, returns=int))
+
+        nursery.start_soon(wonder, 7)
+        await wait_all_tasks_blocked()
+        assert (curious.working, answered) == (3, [])
+        if where.modern:
+            with pytest.raises(InputNotGiven, match=r"Limits\.questions_waiting"):
+                await wonder(1)
+        else:
+            nursery.start_soon(wonder, 2)
+            await wait_all_tasks_blocked()
+            assert [error.code for error in curious.refused] == [-32603] * 2
+            assert "Limits.questions_waiting" in curious.refused[0].message
+        curious.free.set()
+        await wait_all_tasks_blocked()
+        await wonder(7)
+        assert answered == ([7, 7] if where.modern else [0, 7, 7])
+        assert curious.most == 3
+
+
+@BOTH
+async def test_a_question_that_waits_can_be_taken_back(revision: str, autojump_clock: MockClock) -> None:
+    """And gives its turn to the next."""
+    curious = Curious()
+    options: dict[str, Any] = {"elicitation": curious.fill, "limits": Limits(questions=1)}
+    async with open_client(curious.server, revision=revision, **options) as client, trio.open_nursery() as nursery:
+
+        async def wonder(seconds: float) -> None:
+            with trio.move_on_after(seconds):
+                await client.call_tool("wonder", {"kind": "elicitation", "times": 2})
+
+        nursery.start_soon(wonder, 2)  # one at work and one that waits, until they are taken back
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wonder, 1)
+        nursery.start_soon(wonder, math.inf)
+        await trio.sleep(3)
+        assert curious.working == 1
+        curious.free.set()
+    assert curious.most == 1
+
+
+async def test_a_flood_of_questions_by_http_makes_no_flood_of_connections(autojump_clock: MockClock) -> None:
+    """Each answer is a POST, and so is each refusal."""
+    sent = 200
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call":
+            await out.begin()
+            for number in range(sent):
+                await out.event({"jsonrpc": "2.0", "id": number, "method": "roots/list"})
+            await out.event(asked.answer({"content": []}))
+            await out.end()
+        elif asked.what == "answer":
+            await trio.sleep(1)
+            await out.reply(202)
+        else:
+            await out.reply(405)
+
+    async with script(legacy(play)) as server:
+        with reachable(server.connect):
+            limits = Limits(questions=4, questions_waiting=4, outgoing=16)
+            async with open_client(URL, revision=D, roots=["/tmp"], limits=limits) as client:
+                await client.call_tool("ask")
+                await trio.sleep(60)
+    assert server.heard.count("answer") == sent
+    assert len(server.links) < 50
+
+
+# Dead lines.
+
+
+class Line(trio.abc.HalfCloseableStream):
+    """The client's end of a connection, on which nothing passes any more once it is `dead`, and nobody is told."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.dead = False
+        self.closed = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        data = bytes(await self._stream.receive_some(max_bytes))
+        if self.dead:
+            await trio.sleep_forever()
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if not self.dead:
+            await self._stream.send_all(data)
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await self._stream.aclose()
+
+
+class Lines(list[Line]):
+    """Those that a client has been given; new ones are dead while `stopped`."""
+
+    stopped = False
+
+
+@contextlib.asynccontextmanager
+async def lined(where: Where, server: Server, **options: Any) -> AsyncIterator[tuple[Client, Lines]]:
+    """A client, and its lines."""
+    lines = Lines()
+    async with nothing_left(), at_home(where.transport, server) as target:
+        dial = trio.open_tcp_stream
+
+        async def connect() -> trio.abc.Stream:
+            lines.append(Line(await dial("127.0.0.1", 3000)))
+            lines[-1].dead = lines.stopped
+            return lines[-1]
+
+        with reachable(connect):
+            async with open_client(target, revision=where.revision, **options) as client:
+                yield client, lines
+
+
+def cut(lines: list[Line]) -> None:
+    for line in lines:
+        line.dead = True
+
+
+def slow() -> tuple[Server, trio.Event]:
+    """A server whose tool says that it has begun, and waits."""
+    server, go = Server("slow", burst=0), trio.Event()
+
+    @server.tool
+    async def wait(ctx: Context) -> str:
+        await ctx.progress(1)
+        await go.wait()
+        return "went"
+
+    return server, go
+
+
+over_http = everywhere(revisions=[D, E], without=["memory", "child", "websocket", "http json"])
+INTERVAL = 15.0  # of our own servers
+
+
+async def wait_for(client: Client, outcome: list[Any]) -> None:
+    """Call the slow tool; what it returned, or the error."""
+    try:
+        outcome.append(await client.call_tool("wait", returns=str, on_progress=lambda *_: None))
+    except SessionClosed as error:
+        outcome.append(error)
+
+
+@over_http
+async def test_a_call_does_not_wait_on_a_dead_line(where: Where, autojump_clock: MockClock) -> None:
+    server, go = slow()
+    async with lined(where, server) as (client, lines):
+        outcome: list[Any] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for, client, outcome)
+            await trio.sleep(3.5 * INTERVAL)
+            cut(lines)
+            await trio.sleep(2 * INTERVAL)
+            assert outcome == []
+            await trio.sleep(2 * INTERVAL)  # now it has been noticed
+            go.set()
+        if where.transport == "http" and not where.modern:
+            assert outcome == ["went"]  # on a stream that was taken up again
+        else:
+            assert outcome[0].request_may_have_run
+        assert await client.call_tool("wait", returns=str) == "went"
+
+
+@over_http
+async def test_who_listens_does_not_wait_on_a_dead_line(where: Where, autojump_clock: MockClock) -> None:
+    server, _ = slow()
+    async with lined(where, server) as (client, lines), client.listen(tools=True) as changes:
+        await trio.sleep(3.5 * INTERVAL)
+        cut(lines)
+        await trio.sleep(5 * INTERVAL)
+        if where.modern or where.transport == "http+sse":  # else the server has kept what was said meanwhile
+            with trio.fail_after(1):
+                await anext(changes)  # something may have been missed
+        server.remove_tool("wait")
+        with trio.fail_after(1):
+            await anext(changes)
+
+
+async def test_a_stream_is_not_taken_up_for_ever_where_connections_open_and_say_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """As those of a process that has been stopped.  The call fails; a block that listens goes on afterwards."""
+    server, _ = slow()
+    async with lined(Where("http", D), server) as (client, lines), client.listen(tools=True) as changes:
+        outcome: list[Any] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for, client, outcome)
+            await trio.sleep(3.5 * INTERVAL)
+            lines.stopped = True
+            cut(lines)
+            await trio.sleep(300)
+            assert outcome[0].request_may_have_run
+        lines.stopped = False
+        await trio.sleep(100)
+        server.remove_tool("wait")
+        with trio.fail_after(1):
+            await anext(changes)
+
+
+@over_http
+@pytest.mark.parametrize("alive", [0, 1])
+async def test_a_stream_without_two_keep_alives_may_be_silent_for_ever(
+    where: Where, alive: int, autojump_clock: MockClock
+) -> None:
+    server, _ = slow()
+    async with lined(where, server) as (client, lines), client.listen(tools=True):
+        await trio.sleep((alive + 0.5) * INTERVAL)
+        cut(lines)
+        opened = len(lines)
+        await trio.sleep(1500)
+        assert len(lines) == opened
+
+
+@over_http
+async def test_a_stream_that_is_alive_is_kept(where: Where, autojump_clock: MockClock) -> None:
+    """However reports and silence follow each other."""
+    server, _ = slow()
+
+    @server.tool
+    async def rattle(ctx: Context) -> str:
+        for step in range(50):
+            await ctx.progress(step)
+            await trio.sleep((1, 14, 29, 44, 61)[step % 5])
+        return "still here"
+
+    async with lined(where, server) as (client, lines):
+        opened = len(lines)
+        assert await client.call_tool("rattle", returns=str, on_progress=lambda *_: None) == "still here"
+        assert len(lines) <= opened + 2
+
+
+@pytest.mark.parametrize(
+    ("sign", "noticed"),
+    [
+        (b": ping\n\n", True),
+        (b"event: ping\ndata: {}\n\n", True),
+        (b"data:\n\n", True),
+        (b"id: 1\ndata:\n\n", False),  # a place to resume from
+        (
+            b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}\n\n',
+            False,
+        ),
+    ],
+)
+async def test_what_brings_no_message_is_a_keep_alive(sign: bytes, noticed: bool, autojump_clock: MockClock) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.begin()
+        for _ in range(3):
+            await trio.sleep(10)
+            await out.chunk(sign)
+        await out.hold()
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with open_client(URL) as client:
+                start = trio.current_time()
+                with (
+                    trio.move_on_after(1000) as scope,
+                    pytest.raises(NotAnswered) if noticed else contextlib.nullcontext(),
+                ):
+                    await client.call_tool("t")
+                assert scope.cancelled_caught is not noticed
+                assert trio.current_time() == start + (60 if noticed else 1000)
+
+
+# Streams of cancelled calls.
+
+
+class Gateway:
+    """It sends everything of a session on the stream of the oldest call that has no answer, also a cancelled one."""
+
+    def __init__(self) -> None:
+        self.streams: list[Out] = []
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.what == "tools/call":
+            await out.begin()
+            self.streams.append(out)
+            if asked.message["params"]["name"] == "quick":
+                await self.say({"id": asked.id, "result": {"content": [], "structuredContent": {"result": 7}}})
+            await out.hold()
+        elif asked.what in ("GET", "resources/subscribe"):
+            await out.reply(405)
+        else:
+            await out.reply(202)
+
+    async def say(self, message: dict[str, Any]) -> None:
+        await self.streams[0].event({"jsonrpc": "2.0", **message})
+
+    @property
+    def open(self) -> int:
+        return sum(not out.stream._into.no_sender for out in self.streams)
+
+
+@contextlib.asynccontextmanager
+async def behind(gateway: Gateway, **options: Any) -> AsyncIterator[tuple[Client, Script]]:
+    async with script(legacy(gateway.play, logging={})) as server:
+        with reachable(server.connect):
+            async with open_client(URL, revision=D, **options) as client:
+                yield client, server
+    assert gateway.open == 0
+
+
+async def give_up(client: Client) -> None:
+    with trio.move_on_after(1):
+        await client.call_tool("slow")
+
+
+async def test_the_stream_of_a_cancelled_call_is_read_on(autojump_clock: MockClock) -> None:
+    gateway, heard = Gateway(), []
+    options = {"roots": ["/tmp"], "on_log": lambda message: heard.append(message.data), "log_level": None}
+    async with behind(gateway, **options) as (client, server):
+        await give_up(client)
+        await trio.sleep(60)
+        await gateway.say({"method": "notifications/message", "params": {"level": "error", "data": "on"}})
+        await gateway.say({"id": 1, "method": "roots/list"})
+        assert await client.call_tool("quick", returns=int) == 7
+        await wait_all_tasks_blocked()
+        assert heard == ["on"]
+        assert "answer" in server.heard
+        answer = server.asked[server.heard.index("tools/call")].answer({"content": []})
+        assert gateway.open == 1
+        await gateway.say(answer)  # the late answer ends its stream
+        await trio.sleep(2)
+        assert gateway.open == 0
+
+
+async def test_streams_of_cancelled_calls_are_bounded_in_number(autojump_clock: MockClock) -> None:
+    gateway, heard = Gateway(), []
+    async with behind(gateway, on_log=lambda message: heard.append(message.data), log_level=None) as (client, _):
+        for _ in range(20):
+            await give_up(client)
+            await gateway.say({"method": "notifications/message", "params": {"level": "error", "data": len(heard)}})
+        await wait_all_tasks_blocked()
+        assert heard == [*range(20)]  # the one that is of use is kept
+        assert gateway.open == 8
+
+
+async def test_streams_of_calls_that_are_cancelled_together_are_bounded_in_number(autojump_clock: MockClock) -> None:
+    gateway = Gateway()
+    async with behind(gateway) as (client, _server):
+        with trio.move_on_after(1):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(client.call_tool, "slow")
+        await wait_all_tasks_blocked()
+        assert gateway.open == 8
+
+
+async def test_our_own_servers_end_the_stream_of_a_cancelled_call(autojump_clock: MockClock) -> None:
+    async with lined(Where("http", D), build()) as (client, lines):
+        with trio.move_on_after(1):
+            await client.call_tool("hold", {"name": "it"})
+        await trio.sleep(2)
+        opened = len(lines)
+        for number in range(10):
+            assert await client.call_tool("add", {"a": number, "b": 1}, returns=int) == number + 1
+        assert len(lines) == opened  # that connection is used again
+
+
+@pytest.mark.parametrize("about", ["the call", "the session"])
+async def test_streams_of_cancelled_calls_are_bounded_in_time(about: str, autojump_clock: MockClock) -> None:
+    gateway = Gateway()
+    async with behind(gateway) as (client, server):
+        await give_up(client)
+        token = server.asked[server.heard.index("tools/call")].id
+        of_the_call: Any = {"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}}
+        for minute in range(1, 70):
+            await trio.sleep(60 if minute > 1 else 59)  # the first minute has begun with the call
+            assert gateway.open == (minute <= (60 if about == "the session" else 5))
+            if gateway.open:
+                said = {"method": "notifications/message", "params": {"level": "info", "data": minute}}
+                await gateway.say(said if about == "the session" else of_the_call)
+                of_the_call["params"]["progress"] = minute + 1
+                await wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("where", [Where("http", E), Where("http json", D)], ids=" ".join)
+async def test_what_ends_with_its_connection_is_not_read_on(where: Where, autojump_clock: MockClock) -> None:
+    """The modern era cancels so; and a reply of JSON says nothing else."""
+    async with lined(where, build()) as (client, lines):
+        with trio.move_on_after(1):
+            await client.call_tool("hold", {"name": "it"})
+        await wait_all_tasks_blocked()
+        assert [line.closed for line in lines].count(True) == 1
+        assert await client.call_tool("ledger", returns=list[str]) == ["it began", "it was cancelled"]
+
+
+# What a server tells without having declared it.
+
+CAPABILITIES = {"tools": {"listChanged": False}, "resources": {"subscribe": False}, "logging": {}}
+UNDECLARED = """
+> {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": "..."}
+< {"jsonrpc": "2.0", "id": 1, "result": INITIALIZED}
+> {"jsonrpc": "2.0", "method": "notifications/initialized"}
+> {"jsonrpc": "2.0", "id": 2, "method": "resources/subscribe", "params": {"uri": "r://1"}}
+< {"jsonrpc": "2.0", "id": 2, "result": {}}
+< {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "r://1"}}
+< {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+> {"jsonrpc": "2.0", "id": 3, "method": "resources/unsubscribe", "params": {"uri": "r://1"}}
+< {"jsonrpc": "2.0", "id": 3, "result": {}}
+"""
+TOLD: list[tuple[str, dict[str, Any]]] = [
+    ("notifications/tools/list_changed", {}),
+    ("notifications/resources/updated", {"uri": "r://1"}),
+    ("notifications/tools/list_changed", {}),
+    ("notifications/message", {"level": "error", "data": "x"}),
+]
+
+
+def undeclared(said: str = UNDECLARED) -> str:
+    info = {"name": "older", "version": "1"}
+    result = {"protocolVersion": D, "capabilities": CAPABILITIES, "serverInfo": info}
+    return said.replace("INITIALIZED", json.dumps(result))
+
+
+async def test_a_block_may_wait_for_what_is_not_declared(autojump_clock: MockClock) -> None:
+    """As servers of mcp up to 1.30 tell of it."""
+    async with open_replayed(undeclared(), revision=D) as client:
+        async with client.listen(tools=True, resources="r://1", undeclared=True) as changes:
+            assert {change.kind for change in changes.missing} == {Kind.TOOLS, Kind.RESOURCE}
+            assert [(await anext(changes)).kind for _ in range(2)] == [Kind.RESOURCE, Kind.TOOLS]
+        await wait_all_tasks_blocked()
+        with pytest.raises(NothingToHear):
+            async with client.listen(tools=True):
+                pass
+        assert client.deviations == ()
+
+
+UNSERVED = """
+> {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": "..."}
+< {"jsonrpc": "2.0", "id": 1, "result": INITIALIZED}
+> {"jsonrpc": "2.0", "method": "notifications/initialized"}
+> {"jsonrpc": "2.0", "id": 2, "method": "resources/subscribe", "params": {"uri": "r://1"}}
+< {"jsonrpc": "2.0", "id": 2, "error": {"code": -32601, "message": "Method not found"}}
+< {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "r://1"}}
+> {"jsonrpc": "2.0", "id": 3, "method": "resources/unsubscribe", "params": {"uri": "r://1"}}
+< {"jsonrpc": "2.0", "id": 3, "error": {"code": -32601, "message": "Method not found"}}
+"""
+
+
+async def test_a_block_may_wait_for_what_a_server_tells_that_serves_no_subscriptions(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replayed(undeclared(UNSERVED), revision=D) as client:
+        async with client.listen(resources="r://1", undeclared=True) as changes:
+            assert (await anext(changes)).item == "r://1"
+        await wait_all_tasks_blocked()
+        assert client.deviations == ()
+
+
+class Older:
+    """A server by HTTP that tells of what it does not declare."""
+
+    def __init__(self) -> None:
+        self.said = trio.Event()
+
+    async def play(self, asked: Asked, out: Out) -> None:
+        if asked.what == "GET":
+            await out.begin()
+            await self.said.wait()
+            for method, params in TOLD:
+                await out.event({"jsonrpc": "2.0", "method": method, "params": params})
+            await out.hold()
+        elif asked.what in ("resources/subscribe", "resources/unsubscribe"):
+            await out.json(asked.answer({}))
+        else:
+            await out.reply(202)
+
+
+@contextlib.asynccontextmanager
+async def older(**options: Any) -> AsyncIterator[tuple[Client, Older]]:
+    playing = Older()
+    async with script(legacy(playing.play, **CAPABILITIES)) as server:
+        with reachable(server.connect):
+            async with open_client(URL, revision=D, **options) as client:
+                yield client, playing
+
+
+async def test_a_block_may_wait_for_what_is_not_declared_by_http(autojump_clock: MockClock) -> None:
+    async with older() as (client, playing):
+        async with client.listen(tools=True, resources=["r://1"], undeclared=True) as changes:
+            playing.said.set()
+            assert {(await anext(changes)).kind for _ in range(2)} == {Kind.RESOURCE, Kind.TOOLS}
+        assert client.deviations == ()
+
+
+async def test_what_nobody_listens_to_can_be_seen(autojump_clock: MockClock) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+    async with older(on_notification=lambda method, params: seen.append((method, params))) as (client, playing):
+        playing.said.set()
+        await trio.sleep(1)
+        assert seen == TOLD
+        told = [each for each in client.deviations if "undeclared=True" in each]
+        assert [each.split()[2] for each in told] == [  # once each
+            "notifications/tools/list_changed,", "notifications/resources/updated,"
+        ]  # fmt: skip
+
+
+async def test_what_somebody_listens_to_is_not_told_once_more(autojump_clock: MockClock) -> None:
+    seen: list[str] = []
+    options: Any = {"on_notification": lambda method, params: seen.append(method), "on_log": lambda message: None}
+    async with older(log_level=None, **options) as (client, playing):
+        async with client.listen(resources=["r://1"], undeclared=True) as changes:
+            playing.said.set()
+            await anext(changes)
+            await trio.sleep(1)
+        assert seen == ["notifications/tools/list_changed"] * 2
+
+
+@pytest.mark.parametrize("acknowledged", [{}, {"toolsListChanged": True}])
+async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, autojump_clock: MockClock) -> None:
+    """In 2026-07-28 the server says which changes it tells of."""
+
+    async def play(asked: Asked, out: Out) -> None:
+        about = {"_meta": {"io.modelcontextprotocol/subscriptionId": asked.id}}
+        await out.begin()
+        for method, params in (
+            ("notifications/subscriptions/acknowledged", {"notifications": acknowledged}),
+            ("notifications/prompts/list_changed", {}),
+        ):
+            await out.event({"jsonrpc": "2.0", "method": method, "params": {**about, **params}})
+        await out.hold()
+
+    async with script(modern(play)) as server:
+        with reachable(server.connect):
+            async with (
+                open_client(URL) as client,
+                client.listen(tools=True, prompts=True, undeclared=True) as changes,
+            ):
+                assert (await anext(changes)).kind is Kind.PROMPTS
+                assert len(changes.missing) == 2 - len(acknowledged)
+
+
+# Pings and TCP.
+
+
+@req("ping-02", "ping-03", "ping-04", "ping-05", "ping-06")
+@everywhere(revisions=[D, E], without=["memory", "child"])
+async def test_a_server_that_answers_no_ping_is_lost(
+    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lined(where, build(), ping_seconds=2) as (client, lines):
+        async with trio.open_nursery() as nursery:
+            errors: list[SessionClosed] = []
+
+            async def call() -> None:
+                try:
+                    await client.call_tool("hold", {"name": "it"})
+                except SessionClosed as error:
+                    errors.append(error)
+
+            nursery.start_soon(call)
+            await trio.sleep(11)  # which the server has answered
+            assert errors == []
+            cut(lines)
+            await trio.sleep(8)
+            if where.modern:  # which has no ping
+                assert errors == []
+                nursery.cancel_scope.cancel()
+            else:
+                assert "did not answer a ping within 2 seconds (ping_seconds)" in str(errors[0])
+                assert "did not answer a ping" in caplog.text
+        if not where.modern and where.transport != "websocket":
+            assert errors[0].request_may_have_run  # type: ignore[attr-defined]
+            assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3  # in another session
+
+
+@req("ping-05")
+@pytest.mark.parametrize("says", ["nothing", "an error", "reports", "junk"])
+async def test_who_says_something_is_there(says: str, autojump_clock: MockClock) -> None:
+    ours, theirs = memory_stream_pair()
+
+    async def play() -> None:
+        rest = b""
+        async for data in theirs:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if message["method"] == "initialize":
+                    result = {"protocolVersion": D, "capabilities": {}, "serverInfo": {"name": "p", "version": "1"}}
+                    await say({"id": message["id"], "result": result})
+                elif message["method"] == "ping" and says != "nothing":
+                    answers: dict[str, Any] = {
+                        "an error": {"id": message["id"], "error": {"code": -32601, "message": "no"}},
+                        "junk": {"id": message["id"], "result": 7},
+                        "reports": {"method": "notifications/message", "params": {"level": "info", "data": 1}},
+                    }
+                    await trio.sleep(1)
+                    await say(answers[says])
+
+    async def say(message: dict[str, Any]) -> None:
+        await theirs.send_all(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(play)
+        async with open_client(ours, revision=D, ping_seconds=3) as client:
+            await trio.sleep(60)
+            if says == "nothing":
+                with pytest.raises(SessionClosed, match="did not answer a ping"):
+                    await client.ping()
+            else:
+                with trio.move_on_after(1) as scope:
+                    await client.request("ping") if says == "reports" else await trio.sleep_forever()
+                assert scope.cancelled_caught
+        nursery.cancel_scope.cancel()
+
+
+async def by_stream(end: trio.SocketStream) -> None:
+    await serve_stream(build(), end)
+
+
+async def by_http_stream(end: trio.SocketStream) -> None:
+    await serve_http_stream(build(), end, allowed_hosts=["127.0.0.1"])
+
+
+@pytest.mark.parametrize("how", ["http", "websocket", "a stream of http", "a stream"])
+async def test_tcp_looks_after_both_ends(how: str) -> None:
+    if not hasattr(socket, "TCP_KEEPIDLE"):
+        pytest.skip("this system names its options otherwise")
+    ends: list[Any] = []
+    accept, dial = trio.SocketListener.accept, trio.open_tcp_stream
+
+    async def accepted(listener: trio.SocketListener) -> trio.SocketStream:
+        ends.append(await accept(listener))
+        return ends[-1]
+
+    async def dialled(host: str, port: int) -> trio.SocketStream:
+        ends.append(await dial(host, port))
+        return ends[-1]
+
+    async def target(nursery: trio.Nursery) -> Any:
+        if "stream" not in how:
+            address = await nursery.start(serve_http, build())
+            return address.url if how == "http" else address.websocket_url
+        serve = by_http_stream if "http" in how else by_stream
+        listeners = await nursery.start(trio.serve_tcp, serve, 0)
+        port = listeners[0].socket.getsockname()[1]
+        return f"http://127.0.0.1:{port}/mcp" if "http" in how else await dialled("127.0.0.1", port)
+
+    with (
+        mock.patch.object(trio.SocketListener, "accept", accepted),
+        mock.patch.object(trio, "open_tcp_stream", dialled),
+    ):
+        async with trio.open_nursery() as nursery:
+            async with open_client(await target(nursery)) as client:
+                assert await client.call_tool("add", {"a": 1, "b": 2}, returns=int) == 3
+                assert len(ends) >= 2
+                for end in ends:
+                    assert end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                    assert end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+                    assert end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 15
+                    assert end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
+            nursery.cancel_scope.cancel()

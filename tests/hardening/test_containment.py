@@ -1,0 +1,635 @@
+"""A handler's mistake costs its own call only, on every transport: all other calls, and the server, go on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import Where, at_home, contract, nothing_left, visiting
+from tests.hardening.mistakes import (
+    KEPT,
+    KEPT_IN_THE_LOG,
+    MISTAKES,
+    Mistake,
+    a_stale_cancellation,
+    with_a_nursery,
+    with_mistakes,
+)
+from tests.http.client import Cut
+from tests.http.served import served
+from tests.http.stage import Size, Stage, plays, text_of
+from trio_mcp import (
+    Context,
+    FormRequest,
+    HttpRequest,
+    Limits,
+    LoggingMessageParams,
+    McpError,
+    Principal,
+    RequestError,
+    Server,
+    ToolFailed,
+    open_client,
+)
+from trio_mcp.core.replay import MemoryEventLog
+
+# Trio warns of each async generator that is dropped before its end, which is the mistake here.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@contextlib.contextmanager
+def closed_at_the_end() -> Any:
+    """What was kept is let go before the run ends."""
+    try:
+        yield
+    finally:
+        KEPT.clear()
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_a_mistake_costs_its_own_call_only(
+    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, gate = with_mistakes()
+    waited: list[Any] = []
+    with closed_at_the_end(), caplog.at_level(logging.ERROR, "trio_mcp"):
+        async with visiting(where, server) as client, trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                waited.append(await client.call_tool("wait", returns=str))
+
+            nursery.start_soon(wait)
+            for name in MISTAKES:
+                caplog.clear()
+                with pytest.raises(ToolFailed, match="failed; the server's log says why"):
+                    await client.call_tool(name, returns=int)
+                assert any(record.name == "trio_mcp" and name in record.getMessage() for record in caplog.records), name
+                assert KEPT_IN_THE_LOG.get(name, "") in caplog.text, name
+                with pytest.raises(RequestError, match="failed; the server's log says why"):
+                    await client.read(f"mistake://{name}")
+            assert not waited
+            gate.set()
+        assert waited == ["waited"]
+
+
+@pytest.mark.parametrize("leave", ["return", "break"])
+def test_a_task_that_shields_itself_in_a_nursery_that_was_left_open_is_waited_for(leave: str) -> None:
+    ended: list[float] = []
+    server = Server("mistaken")
+
+    async def shielded() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(10)
+        ended.append(trio.current_time())
+
+    async def with_a_shield() -> AsyncIterator[int]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shielded)
+            await trio.lowlevel.checkpoint()
+            yield 1
+
+    @server.tool
+    async def mistaken() -> int:
+        async for number in with_a_shield():
+            if leave == "break":
+                break
+            return number
+        await trio.sleep(0.1)
+        return 0
+
+    async def main() -> float:
+        start = trio.current_time()
+        async with open_client(server) as client:
+            with pytest.raises(ToolFailed):
+                await client.call_tool("mistaken", returns=int)
+            assert trio.current_time() - start < 1
+        assert [time - start for time in ended] == [10]
+        return start
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("dropped_by", ["another handler", "a thread", "the program"])
+def test_a_generator_with_a_nursery_may_be_dropped_while_its_handler_waits(dropped_by: str) -> None:
+    """As by the cyclic collector, which runs in any task."""
+    kept: list[Any] = []
+    server = Server("mistaken")
+
+    @server.tool
+    async def mistaken() -> None:
+        kept.append(with_a_nursery())
+        await anext(kept[0])
+        await trio.sleep(5)
+
+    @server.tool
+    async def drop() -> None:
+        kept.clear()
+
+    @server.tool
+    async def drop_in_a_thread() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(kept.clear)
+
+    async def main() -> None:
+        async with open_client(server) as client, trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                with pytest.raises(ToolFailed):
+                    await client.call_tool("mistaken", returns=int)
+
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+            if dropped_by == "another handler":
+                await client.call_tool("drop")
+            elif dropped_by == "a thread":
+                await client.call_tool("drop_in_a_thread")
+            else:
+                kept.clear()
+            await trio.sleep(1)
+            assert len((await client.list_tools()).tools) == 3
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+async def test_a_handler_that_waits_for_nobody_may_drop_generators_for_ever(autojump_clock: MockClock) -> None:
+    """They are closed while it goes on, though not each at once."""
+    server, closed = Server("dropping"), 0
+
+    async def numbers() -> AsyncIterator[int]:
+        nonlocal closed
+        try:
+            yield 1
+        finally:
+            closed += 1
+
+    @server.tool
+    async def drop() -> int:
+        async with trio.open_nursery():
+            for _ in range(3000):
+                async for _ in numbers():
+                    break
+            await trio.sleep(1)
+            return closed
+
+    async with open_client(server) as client:
+        assert await client.call_tool("drop", returns=int) >= 2000
+        await trio.sleep(1)
+        assert closed == 3000
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_ctrl_c_in_a_handler_is_no_failure_of_its_call(where: Where, autojump_clock: MockClock) -> None:
+    """Also when it leaves something open."""
+    server = Server("interrupted")
+
+    @server.tool
+    async def interrupt() -> None:
+        trio.CancelScope().__enter__()
+        raise KeyboardInterrupt
+
+    async def meet() -> None:
+        async with trio.open_nursery(), at_home(where.transport, server) as target, open_client(target) as client:
+            await client.call_tool("interrupt")
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await meet()
+    assert caught.value.subgroup(KeyboardInterrupt) is not None
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_a_handler_that_is_cancelled_and_left_something_open_costs_nobody_else(
+    where: Where, autojump_clock: MockClock
+) -> None:
+    server, gate = with_mistakes()
+    begun = trio.Event()
+
+    @server.tool
+    async def leave_and_wait() -> None:
+        async for _ in with_a_nursery():
+            break
+        begun.set()
+        await trio.sleep_forever()
+
+    waited: list[Any] = []
+    async with visiting(where, server) as client, trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            waited.append(await client.call_tool("wait", returns=str))
+
+        nursery.start_soon(wait)
+        async with trio.open_nursery() as calls:
+            calls.start_soon(client.call_tool, "leave_and_wait")
+            await begun.wait()
+            calls.cancel_scope.cancel()
+        await trio.sleep(1)
+        gate.set()
+    assert waited == ["waited"]
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+@pytest.mark.parametrize("how", ["the client", "a deadline of the program"])
+async def test_a_cancellation_is_no_failure(
+    how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage()
+
+    async def meet() -> None:
+        async with visiting(where, stage.server) as client:
+            with trio.move_on_after(5 if how == "the client" else 1000):
+                await client.call_tool("play", {"steps": ["wait for ever"]})
+            assert how == "the client"
+            assert await client.call_tool("play", {"steps": []}, returns=str) == "done"
+
+    with caplog.at_level(logging.INFO, "trio_mcp"), trio.move_on_after(10):
+        await meet()
+    assert stage.cancelled == [""]
+    assert [record.getMessage() for record in caplog.records if record.name == "trio_mcp"] == []
+
+
+# A client of the legacy era that has gone.
+
+KINDS: dict[str, dict[str, Any]] = {"stream": {}, "json": {"json_only": True}, "no session": {"sessions": False}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_legacy_handler_whose_client_has_gone_is_bounded_in_time(kind: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(session_idle_seconds=100))
+    async with stage.server.running(), served(stage.server, **KINDS[kind]) as web:
+        session = None if kind == "no session" else await web.initialize("2025-11-25")
+        with trio.move_on_after(1000):  # for as long the client is there
+            message = plays("progress", "wait for ever")
+            link, _, _ = await web.begin(message, session=session, revision="2025-11-25")
+            try:
+                await trio.sleep_forever()
+            finally:
+                await trio.aclose_forcefully(link.stream)
+        assert stage.began == [""]
+        await trio.sleep(95)
+        assert (stage.cancelled, stage.server.statistics().running) == ([], 1)
+        await trio.sleep(10)
+        assert (stage.cancelled, stage.server.statistics().running) == ([""], 0)
+        assert stage.server.statistics().connections == 0
+        if session is not None:
+            assert (await web.call("ping", session=session)).status == 404
+
+
+@pytest.mark.parametrize("how", ["posts", "comes back", "was asked to come back"])
+async def test_a_legacy_handler_goes_on_while_its_client_is_heard_of(how: str, autojump_clock: MockClock) -> None:
+    stage = Stage(limits=Limits(session_idle_seconds=100))
+    async with served(stage.server) as web:
+        session = await web.initialize("2025-11-25")
+        if how == "was asked to come back":
+            stream = await web.open(plays("hang-up 250", "sleep 200"), session=session)
+            assert [each async for each in stream]
+            await trio.sleep(249)
+        else:
+            stream = await web.open(plays("progress", "sleep 200"), session=session)
+            await stream.message()
+            await stream.aclose()
+            await trio.sleep(90)
+            if how == "posts":
+                assert (await web.call("ping", session=session)).status == 200
+            else:
+                await (await web.open(session=session, after=stream.last_event_id)).aclose()
+            await trio.sleep(90)
+            assert not stage.ended
+            assert (await web.call("ping", id=2, session=session)).status == 200
+            await trio.sleep(30)
+        async with web.stream(session=session, after=stream.last_event_id) as rest:
+            assert text_of(await rest.response()) == "done"
+
+
+# Before a call: who is it?
+
+
+async def forget_it_in_time() -> None:
+    await trio.sleep_forever()
+
+
+async def forget_it_under_a_shield() -> None:
+    with trio.CancelScope(shield=True):
+        await trio.sleep(3600)
+
+
+HANGING: dict[str, Mistake] = {each.__name__: each for each in (forget_it_in_time, forget_it_under_a_shield)}
+
+
+async def named(token: str) -> str | None:
+    """Who has this token, or what becomes of a server that asks."""
+    if token in MISTAKES or token in HANGING:
+        await (MISTAKES.get(token) or HANGING[token])()
+    return "ada" if token == "good" else None
+
+
+async def authenticate(request: HttpRequest) -> str | None:
+    return await named(request.headers.get("Authorization", "").removeprefix("Bearer "))
+
+
+async def verify(token: str) -> Principal | None:
+    name = await named(token)
+    return None if name is None else Principal(name)
+
+
+def verify_at_once(token: str) -> Principal | None:
+    """Does not wait, so that it cannot leave anything open."""
+    if token == "raise_generator_exit":
+        raise GeneratorExit
+    return Principal("ada") if token == "good" else None
+
+
+@contract(without=("child", "memory"), revisions=("2025-11-25", "2026-07-28"))
+@pytest.mark.parametrize("how", ["authenticate", "verify", "verify_at_once"])
+async def test_a_mistake_of_authentication_costs_its_own_request_only(
+    how: str, where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, gate = with_mistakes(authenticate_seconds=5)
+    options: dict[str, Any] = {}
+    mistakes, hanging = dict(MISTAKES), dict(HANGING)
+    if how == "authenticate":
+        options["authenticate"] = authenticate
+    else:
+        server.protect(
+            verify=globals()[how],
+            authorization_servers=["https://issuer.example.com"],
+            resource="http://127.0.0.1:3000/mcp",
+        )
+        if how == "verify_at_once":
+            mistakes, hanging = {"raise_generator_exit": MISTAKES["raise_generator_exit"]}, {}
+
+    def client(token: str) -> Any:
+        return open_client(target, revision=where.revision, headers={"Authorization": f"Bearer {token}"})
+
+    waited: list[Any] = []
+    async with nothing_left():
+        with closed_at_the_end(), caplog.at_level(logging.INFO, "trio_mcp"):
+            async with at_home(where.transport, server, **options) as target:
+                async with client("good") as good, trio.open_nursery() as nursery:
+
+                    async def wait() -> None:
+                        waited.append(await good.call_tool("wait", returns=str))
+
+                    nursery.start_soon(wait)
+                    for name in (*mistakes, *hanging):
+                        caplog.clear()
+                        start = trio.current_time()
+                        with pytest.raises(McpError):
+                            async with client(name) as other:
+                                await other.call_tool("wait")
+                        asked = how.removesuffix("_at_once")
+                        if name in mistakes:
+                            assert f"{asked} has failed" in caplog.text, name
+                            assert ": 500, internal error" in caplog.text, name
+                        else:
+                            assert f"{asked} took longer than 5 seconds (Limits.authenticate_seconds)" in caplog.text
+                            assert ": 503, authentication is not available" in caplog.text
+                            assert trio.current_time() - start <= 15  # the client has asked twice, after a pause
+                    assert not waited
+                    gate.set()
+                await trio.sleep(3600)
+    assert waited == ["waited"]
+
+
+# Where Trio has other private names.
+
+RENAMED = """
+import importlib.machinery, sys
+
+(renamed,) = sys.argv[1:]
+
+class Renaming(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):
+        source = self.get_data(self.path).decode()
+        if renamed not in source:
+            return super().get_code(fullname)
+        return compile(source.replace(renamed, renamed + "_"), self.path, "exec", dont_inherit=True)
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        spec = super().find_spec(fullname, path, target)
+        if fullname.startswith("trio._core.") and spec is not None:
+            spec.loader = Renaming(fullname, spec.origin)
+        return spec
+
+sys.meta_path.insert(0, Finder)
+
+import logging, warnings
+import trio
+from trio.testing import memory_stream_pair
+from trio_mcp import RequestError, Server, ToolFailed, open_client
+from tests.hardening.mistakes import KEPT, MISTAKES, with_mistakes
+
+assert not hasattr(trio.lowlevel.Task, renamed)
+assert not hasattr(sys.modules["trio._core._parking_lot"], renamed)
+
+async def main():
+    server, gate = with_mistakes()
+    lock = trio.Lock()
+
+    @server.tool
+    async def keep_the_lock() -> None:
+        await lock.acquire()
+
+    async with open_client(server) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "wait")
+        for name in MISTAKES:
+            try:
+                await client.call_tool(name, returns=int)
+            except ToolFailed:
+                pass
+            else:
+                raise AssertionError(name)
+        await client.call_tool("keep_the_lock")
+        with trio.fail_after(5):
+            try:
+                await lock.acquire()
+            except trio.BrokenResourceError:
+                pass
+            else:
+                raise AssertionError("the lock")
+        gate.set()
+    KEPT.clear()
+
+logging.disable()
+warnings.simplefilter("ignore")
+trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+print("held")
+"""
+
+
+@pytest.mark.parametrize("name", ["_cancel_status", pytest.param("GLOBAL_PARKING_LOT_BREAKER", marks=pytest.mark.full)])
+def test_a_mistake_is_contained_where_trio_has_another_private_name(name: str) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", RENAMED, name]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("held\n", 0), done.stderr
+
+
+# The lifespan, whose mistakes end the run: not without a word.
+
+
+@pytest.mark.parametrize("when", ["at its beginning", "at its end", "in a group"])
+async def test_a_cancellation_that_a_lifespan_raises_again_is_a_failure(when: str, autojump_clock: MockClock) -> None:
+    kept = await a_stale_cancellation()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        if when == "at its beginning":
+            raise kept
+        yield
+        raise kept if when == "at its end" else BaseExceptionGroup("one", [kept])
+
+    with pytest.raises(RuntimeError, match="the lifespan has raised"):
+        async with Server("mistaken", lifespan=lifespan).running():
+            await trio.sleep(1)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_lifespan_that_cancels_the_run_is_told_of(
+    cancelled: bool, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a task of its nursery does that raises a cancellation again; but not where the program cancels the run."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        async def mistaken() -> None:
+            kept = await a_stale_cancellation()
+            await trio.sleep(1000 if cancelled else 1)
+            raise kept
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mistaken)
+            yield
+
+    with trio.move_on_after(10) as scope:
+        async with Server("mistaken", lifespan=lifespan).running():
+            await trio.sleep(100)
+    assert scope.cancelled_caught is cancelled
+    told = [record.getMessage() for record in caplog.records if record.name == "trio_mcp"]
+    assert told == ([] if cancelled else ["mistaken ends: its lifespan has cancelled what runs within it"])
+
+
+# Plain functions.
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_a_mistake_of_a_filter_costs_its_own_request_only(
+    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    mistakes: list[BaseException] = []
+    gate = trio.Event()
+
+    def judge(principal: str | None, item: Any) -> bool:
+        if mistakes:
+            raise mistakes[0]
+        return True
+
+    server = Server("filtered", filter=judge)
+
+    @server.tool
+    async def wait() -> str:
+        await gate.wait()
+        return "waited"
+
+    @server.resource("it://it")
+    async def it() -> str:
+        return "it"
+
+    waited: list[Any] = []
+    async with visiting(where, server) as client, trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            waited.append(await client.call_tool("wait", returns=str))
+
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        for error in (GeneratorExit(), SystemExit(3), await a_stale_cancellation()):
+            mistakes[:] = [error]
+            with pytest.raises(McpError):
+                await client.list_tools()
+            with pytest.raises(McpError):
+                async with client.listen(resources="it://it"):
+                    pass
+        mistakes.clear()
+        assert len((await client.list_tools()).tools) == 1
+        gate.set()
+    assert waited == ["waited"]
+
+
+class BrokenLog(MemoryEventLog):
+    def append(self, stream: str, data: Any) -> Any:
+        raise SystemExit(3)
+
+
+async def test_a_mistake_of_an_event_log_costs_its_own_stream_only(autojump_clock: MockClock) -> None:
+    stage = Stage()
+    logs = iter([MemoryEventLog(), BrokenLog()])
+    async with served(stage.server, event_log=lambda id: next(logs)) as web, trio.open_nursery() as nursery:
+        good, bad = [await web.initialize("2025-11-25") for _ in range(2)]
+
+        async def call() -> None:
+            async with web.stream(plays("progress", "wait go"), session=good) as stream:
+                assert text_of(await stream.response()) == "done"
+
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        with pytest.raises(Cut):
+            await web.open(plays("progress"), session=bad)
+        assert (await web.call("ping", session=good)).status == 200
+        stage.go["go"].set()
+
+
+# At the client.
+
+
+@contract(without=("child",), revisions=("2025-11-25", "2026-07-28"))
+async def test_a_mistake_of_a_callback_costs_its_own_question_only(
+    where: Where, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, gate = with_mistakes()
+    wanted: Mistake
+
+    @server.tool
+    async def ask(ctx: Context) -> str:
+        return type(await ctx.elicit("Which size?", Size)).__name__
+
+    @server.tool
+    async def tell(ctx: Context) -> None:
+        await ctx.log("error", "something")
+
+    async def answer(form: FormRequest) -> dict[str, int]:
+        await wanted()
+        return {"size": 1}
+
+    def told(params: LoggingMessageParams) -> None:
+        raise SystemExit(3)
+
+    options: dict[str, Any] = {"elicitation": answer, "on_log": told, "log_level": "error"}
+    if where.transport == "http json" and not where.modern:
+        return  # where a server cannot ask
+    waited: list[Any] = []
+    with closed_at_the_end():
+        async with visiting(where, server, **options) as client, trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                waited.append(await client.call_tool("wait", returns=str))
+
+            nursery.start_soon(wait)
+            for name in MISTAKES:
+                wanted = MISTAKES[name]
+                with pytest.raises((ToolFailed, McpError), match=r"the client|callback"):
+                    await client.call_tool("ask", returns=str)
+                await client.call_tool("tell")
+            wanted = trio.lowlevel.checkpoint
+            assert await client.call_tool("ask", returns=str) == "Accepted"
+            gate.set()
+    assert waited == ["waited"]

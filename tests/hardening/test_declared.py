@@ -1,0 +1,155 @@
+"""What a server and a client declare: experimental capabilities, and changes that a server does not tell of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.client.everywhere import Where, everywhere, visiting
+from tests.http.stage import D, E
+from tests.requirements import req
+from trio_mcp import Context, LocalProtocolError, NothingToHear, RequestError, Resource, Server, open_client
+
+EXPERIMENTAL: dict[str, Any] = {"com.example/voice": {"rates": [8000, 16000]}, "com.example/video": {}}
+
+
+@everywhere(without=["child"])
+async def test_experimental_capabilities_are_declared_by_both_sides(where: Where) -> None:
+    server, heard = Server("mine", experimental=EXPERIMENTAL), []
+
+    @server.tool
+    async def look(ctx: Context) -> None:
+        heard.append(ctx.terms.capabilities["experimental"])
+        assert ctx.supports("experimental", "com.example/voice")
+        assert not ctx.supports("experimental", "com.example/smell")
+
+    async with visiting(where, server, experimental=EXPERIMENTAL) as client:
+        for _ in range(2):
+            await client.call_tool("look")
+        assert client.capabilities["experimental"] == EXPERIMENTAL
+    assert heard == [EXPERIMENTAL, EXPERIMENTAL]
+
+
+@pytest.mark.parametrize("revision", [D, E])
+async def test_without_the_option_nothing_experimental_is_declared(revision: str) -> None:
+    server, heard = Server("mine"), []
+
+    @server.tool
+    async def look(ctx: Context) -> None:
+        heard.append("experimental" in ctx.terms.capabilities)
+
+    async with open_client(server, revision=revision) as client:
+        await client.call_tool("look")
+        assert "experimental" not in client.capabilities
+    assert heard == [False]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["voice"], "experimental must be a mapping by name"),
+        ({"voice": True}, "the experimental capability 'voice' is declared by an object, such as {}"),
+        ({"voice": {"rate": object()}}, "JSON"),
+    ],
+)
+def test_what_cannot_be_declared_is_refused(given: Any, message: str) -> None:
+    for make in (lambda: Server("mine", experimental=given), lambda: open_client(Server("x"), experimental=given)):
+        with pytest.raises(LocalProtocolError, match=message):
+            make()
+
+
+def serving(**options: Any) -> Server:
+    server = Server("mine", burst=0, **options)
+    server.add_resource(Resource("one", "notes://one"), lambda ctx, uri: "")
+
+    @server.tool
+    async def grow() -> None:
+        server.tool(name="more")(lambda: "")
+
+    return server
+
+
+@everywhere(revisions=[D, E], without=["child", "http json"])
+async def test_a_server_that_does_not_tell_of_lists_declares_none(where: Where, autojump_clock: MockClock) -> None:
+    said: list[str] = []
+    async with visiting(
+        where, serving(list_changed=False), on_notification=lambda method, params: said.append(method)
+    ) as client:
+        assert client.capabilities["tools"] == {}
+        assert client.capabilities["resources"] == {"subscribe": True}
+        with pytest.raises(NothingToHear):
+            async with client.listen(tools=True):
+                pass
+        async with client.listen(resources="notes://one"):
+            await client.call_tool("grow")
+            await wait_all_tasks_blocked()
+    assert said == []
+
+
+@everywhere(revisions=[D, E], without=["child", "http json"])
+async def test_a_server_without_subscriptions_declares_none(where: Where, autojump_clock: MockClock) -> None:
+    async with visiting(where, serving(subscribe=False)) as client:
+        assert client.capabilities["resources"] == {"listChanged": True}
+        with pytest.raises(NothingToHear):
+            async with client.listen(resources="notes://one"):
+                pass
+        async with client.listen(tools=True) as changes:
+            await client.call_tool("grow")
+            assert (await changes.__anext__()).kind.name == "TOOLS"
+
+
+async def test_a_legacy_subscription_is_refused_by_a_server_without() -> None:
+    async with open_client(serving(subscribe=False), revision=D) as client:
+        with pytest.raises((RequestError, LocalProtocolError)):
+            await client.request("resources/subscribe", {"uri": "notes://one"})
+
+
+def test_a_change_that_is_not_declared_cannot_be_told() -> None:
+    server = serving(list_changed=False, subscribe=False)
+    with pytest.raises(LocalProtocolError, match="made with list_changed=False, so no client waits for it"):
+        server.changed("tools")
+    with pytest.raises(LocalProtocolError, match="made with subscribe=False, so no client waits for it"):
+        server.updated("notes://one")
+
+
+@pytest.mark.parametrize("option", ["subscribe", "list_changed"])
+def test_what_is_switched_is_a_bool(option: str) -> None:
+    with pytest.raises(LocalProtocolError, match=f"{option} is True or False, not 'no'"):
+        Server("mine", **{option: "no"})  # type: ignore[arg-type]
+
+
+# The keys of `_meta` that a user gives.
+
+WRONG_META: dict[str, dict[str, Any]] = {
+    "labels": {"-x.example/key": 1},
+    "name": {"com.example/_key": 1},
+    "reserved": {"io.modelcontextprotocol/key": 1},
+    "trace": {"traceparent": "00-1"},
+    "token": {"progressToken": 1},
+}
+
+
+@req("meta-02", "meta-03", "meta-04", "meta-05", "meta-06", "meta-08")
+@everywhere(without=["child"], revisions=[D, E])
+async def test_a_client_sends_no_meta_that_it_may_not(where: Where) -> None:
+    server, called, of_all = Server("mine"), [], {}
+
+    @server.tool
+    async def look(ctx: Context) -> None:
+        called.append(ctx.meta.get("com.example/key"))
+
+    async with visiting(where, server, meta=lambda: of_all) as client:
+        for wrong in WRONG_META.values():
+            with pytest.raises(LocalProtocolError):
+                await client.call_tool("look", meta=wrong)
+            with pytest.raises(LocalProtocolError):
+                await client.list_tools(meta=wrong)
+            of_all.update(wrong)
+            with pytest.raises(LocalProtocolError):
+                await client.read("x://x")
+            of_all.clear()
+        of_all["com.example/key"] = 1
+        await client.call_tool("look")
+    assert called == [1]

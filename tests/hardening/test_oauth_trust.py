@@ -1,0 +1,572 @@
+"""A client that is told where to get its tokens, by servers that may be hostile; and what is kept of tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import ssl
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
+
+import attrs
+import pytest
+import trio
+import trustme
+from trio.testing import MockClock, memory_stream_pair
+
+from tests.client.everywhere import reachable
+from tests.client.http_script import URL, Asked, Out, script
+from tests.core.auth_server import CALLBACK, AuthServer, reply
+from tests.http.auth_site import AuthSite
+from tests.http.test_jwks import NOW, issuing, public, signed, verifier
+from trio_mcp import (
+    AuthorizationFailed,
+    CannotVerify,
+    FileTokenStore,
+    LocalProtocolError,
+    McpError,
+    MemoryTokenStore,
+    OAuth,
+    open_client,
+)
+from trio_mcp.core.auth_deeds import Replied, SendRequest
+
+# What servers say of credentials.
+
+LONG = "eyJhbGciOiJFUzI1NiJ9"
+
+
+@pytest.mark.parametrize("url", [URL, URL.replace("http", "ws")])
+@pytest.mark.parametrize(
+    ("token", "words", "told"),
+    [
+        ("no", "the access token is not accepted", "the access token is not accepted"),
+        ("token", "the tokens are many, token. No token", "the tokens are many, [secret]. No [secret]"),
+        ("a.b-c", "no a.b-c, and no xa.b-cx", "no [secret], and no xa.b-cx"),
+        # Nobody writes a long one by chance, whatever stands around it.
+        (LONG, f"n{LONG}, {LONG[:-1]}", f"n[secret], {LONG[:-1]}"),
+    ],
+)
+async def test_only_a_whole_credential_is_left_out_of_what_a_server_says(
+    url: str, token: str, words: str, told: str, autojump_clock: MockClock
+) -> None:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(403, words.encode(), kind="text/plain")
+
+    async with script(play) as server:
+        with reachable(server.connect), pytest.raises(McpError) as failed:
+            async with open_client(url, headers={"Authorization": f"Bearer {token}"}):
+                raise AssertionError("it was opened")
+    assert told in str(failed.value)
+
+
+# The file of tokens.
+
+SERVER = "https://mcp.example/mcp"
+ENTRY = {"form": 1}
+
+
+async def test_the_folder_is_on_the_disk_too_after_the_file_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(fd: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def replaced(old: str, new: str) -> None:
+        done.append("replaced")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    await FileTokenStore(tmp_path / "tokens.json").set(SERVER, ENTRY)
+    assert done == ["file", "replaced", "folder"]
+
+
+async def test_a_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    (tmp_path / "tokens.json.lock").symlink_to(target)
+    with pytest.raises(LocalProtocolError, match=r"tokens\.json\.lock must be a plain file, .* delete it"):
+        await FileTokenStore(tmp_path / "tokens.json").set(SERVER, ENTRY)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mended(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "tokens.json"
+    store = FileTokenStore(file)
+    await store.set(SERVER, ENTRY)
+    file.chmod(mode)
+    before = file.read_bytes()
+    for attempt in (store.get(SERVER), store.set(SERVER, None)):
+        with pytest.raises(LocalProtocolError, match=rf"mode 0{mode:o}.*chmod 600 '?{file}") as failed:
+            await attempt
+        assert "allowed again" in str(failed.value)  # for somebody may have read it
+    assert file.read_bytes() == before
+    file.chmod(0o600)
+    assert await store.get(SERVER) == ENTRY
+
+
+# The keys of an issuer.
+
+DOWN = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("how", "seconds"), [({}, 3600), ({"max_age": 900.0}, 900), ({"max_age": math.inf}, 10**7)])
+async def test_a_withdrawn_key_is_not_good_for_ever_while_its_issuer_cannot_be_reached(
+    how: dict[str, float], seconds: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)  # the token is good all the time
+    async with issuing(public("ES256", "k")) as issuer:
+        verify = verifier(**how)
+        assert await verify(signed(kid="k")) is not None
+        issuer.reply = DOWN
+        await trio.sleep(seconds - 1)
+        assert await verify(signed(kid="k")) is not None
+        if seconds == 10**7:
+            return
+        await trio.sleep(1)
+        with pytest.raises(CannotVerify):
+            await verify(signed(kid="k"))
+        issuer.reply, issuer.keys = None, [public("ES256", "other", 1)]
+        await trio.sleep(10)
+        assert await verify(signed(kid="k")) is None
+
+
+async def test_keys_that_nobody_needed_for_long_are_fetched_before_one_of_them_is_used(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)
+    async with issuing(public("ES256", "k")) as issuer:
+        verify = verifier()
+        assert await verify(signed(kid="k")) is not None
+        issuer.keys = [public("ES256", "other", 1)]
+        await trio.sleep(3600)
+        assert await verify(signed(kid="k")) is None
+
+
+@pytest.mark.parametrize("seconds", [-1, 59.9, math.nan, "60"])
+def test_a_maximum_age_of_keys_leaves_time_to_fetch_them(seconds: object) -> None:
+    with pytest.raises(LocalProtocolError, match="max_age"):
+        verifier(max_age=seconds)
+
+
+# Where servers lead a client to.  Names and addresses are those of a net in memory; TLS is real.
+
+MCP, HONEST, HOSTILE = "mcp.example", "as.example", "evil.example"
+NAMES = [
+    MCP, HONEST, HOSTILE, "accounts.example", "oauth2.example", "inside.example", "mcp.corp.example",
+    "as.corp.example", "localhost", "printer.local", "10.0.0.7", "127.0.0.1", "169.254.169.254", "::1", "fd00::1",
+    "fe80::1", "::ffff:10.0.0.7", "64:ff9b::a00:7",
+]  # fmt: skip
+PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.7"
+
+
+@functools.cache
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """That of a client, and that of every server."""
+    authority, ours, theirs = (
+        trustme.CA(),
+        ssl.create_default_context(),
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+    )
+    authority.configure_trust(ours)
+    authority.issue_cert(*NAMES).configure_cert(theirs)
+    return ours, theirs
+
+
+@attrs.define
+class Site:
+    """An MCP server that says of itself what it likes."""
+
+    named: str | None = None  # in its challenge, where its metadata is
+    metadata: dict[str, Any] | None = None
+    own: AuthServer | None = None  # which it is itself, as in 2025-03-26
+    trusts: list[AuthServer] = attrs.field(factory=list)
+    origin: str = f"https://{MCP}"
+
+    def answer(self, request: SendRequest) -> Replied:
+        path = urlsplit(request.url).path
+        if path == "/mcp" and request.method == "POST":
+            return self._call(json.loads(request.body), dict(request.headers).get("authorization", ""))
+        if path.startswith("/.well-known/oauth-protected-resource"):
+            return reply(404) if self.metadata is None else reply(200, self.metadata)
+        return reply(405) if self.own is None else self.own.answer(request)
+
+    def _call(self, message: dict[str, Any], authorization: str) -> Replied:
+        if not any(authorization == f"Bearer {token}" for each in self.trusts for token in each.tokens):
+            named = "" if self.named is None else f' resource_metadata="{self.named}"'
+            return reply(401, None, WWW_Authenticate=f"Bearer{named}")
+        found = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}
+        result = found if message["method"] == "server/discover" else {"tools": [], "resultType": "complete"}
+        return reply(200, {"jsonrpc": "2.0", "id": message["id"], "result": result}, Content_Type="application/json")
+
+
+class Placed(trio.abc.Stream):
+    """A connection to an address."""
+
+    def __init__(self, stream: trio.abc.Stream, address: str, heard: list[bytes]) -> None:
+        self._stream = stream
+        self._address = address
+        self._heard = heard
+        self.socket = self
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._address, 443
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._heard.append(bytes(data))
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@attrs.define
+class Net:
+    """`places` are hosts and their addresses, of which each connection gets the next; `heard` is what each was sent."""
+
+    nursery: trio.Nursery
+    sites: dict[str, AuthSite] = attrs.field(factory=dict)
+    places: dict[str, list[str]] = attrs.field(factory=dict)
+    heard: dict[str, list[bytes]] = attrs.field(factory=dict)
+    pages: list[str] = attrs.field(factory=list)
+    real: dict[str, Any] = attrs.field(factory=dict)  # what connects to these hosts
+
+    def put(self, host: str, server: Any, *addresses: str) -> None:
+        self.sites[host], self.places[host] = AuthSite(server), list(addresses or [PUBLIC])
+
+    async def dial(self, host: str, port: int) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        if host in self.real:
+            return await self.real[host](self.places[host][0], port)
+        addresses = self.places.get(host, [PRIVATE])
+        ours, theirs = memory_stream_pair()
+        if host in self.sites:
+            secured = trio.SSLStream(theirs, contexts()[1], server_side=True, https_compatible=True)
+            self.nursery.start_soon(self._serve, self.sites[host], secured)
+        return Placed(ours, addresses.pop(0) if len(addresses) > 1 else addresses[0], self.heard.setdefault(host, []))
+
+    async def _serve(self, site: AuthSite, stream: trio.SSLStream[trio.abc.Stream]) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):  # the client has judged where it is, and gone
+            await site.answer(stream)
+
+    async def visit(self, url: str) -> str:
+        """The user agrees to whatever the page asks."""
+        self.pages.append(url)
+        server: Any = self.sites[urlsplit(url).hostname or ""].server
+        return f"{CALLBACK}?{getattr(server, 'own', server).browse(url)}"
+
+    def auth(self, **options: Any) -> OAuth:
+        return OAuth("V", visit=self.visit, redirect_uri=CALLBACK, ssl_context=contexts()[0], **options)
+
+    async def call(self, auth: OAuth | None = None, host: str = MCP, **options: Any) -> None:
+        target = f"https://{host}/mcp"
+        async with open_client(target, auth=auth or self.auth(**options), ssl_context=contexts()[0]) as client:
+            await client.list_tools()
+
+    async def refusal(self, **options: Any) -> str:
+        with pytest.raises(AuthorizationFailed) as failed:
+            await self.call(**options)
+        return str(failed.value)
+
+
+@contextlib.asynccontextmanager
+async def net(site: Site, *addresses: str, host: str = MCP) -> AsyncIterator[Net]:
+    async with trio.open_nursery() as nursery:
+        found = Net(nursery)
+        found.put(host, site, *addresses)
+        with (
+            mock.patch.object(trio, "open_tcp_stream", found.dial),
+            mock.patch.dict(os.environ, {"NO_PROXY": "*"}),
+            mock.patch("time.time", side_effect=lambda: NOW),
+        ):
+            yield found
+        nursery.cancel_scope.cancel()
+
+
+def naming(*servers: AuthServer, host: str = MCP, issuer: str | None = None, **more: Any) -> Site:
+    """An MCP server that names these authorization servers in its metadata."""
+    issuers = [each.issuer for each in servers] if issuer is None else [issuer]
+    metadata = {"resource": f"https://{host}/mcp", "authorization_servers": issuers}
+    return Site(metadata=metadata, trusts=list(servers), origin=f"https://{host}", **more)
+
+
+def server_at(host: str, **settings: Any) -> AuthServer:
+    issuer = f"https://{host}"
+    return AuthServer(**{"issuer": issuer, "iss": issuer, **settings})
+
+
+# By what the URL says, and by where its name leads to.
+ELSEWHERE = {
+    "https://10.0.0.7": "", "https://127.0.0.1:8443": "", "https://169.254.169.254": "", "https://[::1]": "",
+    "https://[fd00::1]": "", "https://[fe80::1]": "", "https://[::ffff:10.0.0.7]": "", "https://[64:ff9b::a00:7]": "",
+    "https://localhost": "", "https://printer.local": "", "https://inside.example": "10.0.0.7",
+    "https://inside.example:8443": "127.0.0.1", "https://inside.example.": "192.168.1.1",
+    "https://inside.example/1": "169.254.169.254", "https://inside.example/2": "::1",
+    "https://inside.example/3": "fd00::1", "https://inside.example/4": "fe80::1%eth0",
+    "https://inside.example/5": "::ffff:127.0.0.1", "https://inside.example/6": "64:ff9b::a00:7",
+    "https://inside.example/7": "0.0.0.0", "https://inside.example/8": "100.64.0.1",
+    "https://inside.example/9": "2002:a00:7::1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ELSEWHERE)
+async def test_an_authorization_server_in_another_network_than_the_mcp_server_is_not_asked(
+    url: str, autojump_clock: MockClock
+) -> None:
+    host = urlsplit(url).hostname or ""
+    async with net(naming(issuer=url)) as at:
+        at.places[host] = [ELSEWHERE[url] or host]
+        why = await at.refusal()
+        origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+        assert f"and the MCP server is not; trusted_origins=['{origin}'] allows it" in why
+        assert not at.heard.get(host)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_plain_http_on_this_machine_is_for_servers_of_this_machine(
+    trusted: bool, autojump_clock: MockClock
+) -> None:
+    """What allows the scheme does not allow the place."""
+    url = "http://localhost:4000"
+    async with net(naming(issuer=url)) as at:
+        why = await at.refusal(http_on_loopback=True, trusted_origins=[url] if trusted else [])
+        assert ("which is on this machine, and the MCP server is not" in why) is not trusted
+        assert bool(at.heard.get("localhost")) is trusted  # and nobody answers there
+
+
+@pytest.mark.parametrize("url", ["https://2130706433", "https://0x7f.1", "https://127.1", "https://%31%32%37.0.0.1"])
+async def test_an_address_in_disguise_is_no_url(url: str, autojump_clock: MockClock) -> None:
+    async with net(naming(issuer=url)) as at:
+        assert "is no absolute URL" in await at.refusal()
+        assert at.heard.keys() == {MCP}
+
+
+NAMED = ["https://10.0.0.7/metadata", "https://localhost/metadata", "https://inside.example/metadata"]
+
+
+@pytest.mark.parametrize("url", NAMED)
+@pytest.mark.parametrize("well_known", [True, False])
+async def test_metadata_in_another_network_is_not_asked_for_and_what_is_well_known_may_do(
+    url: str, well_known: bool, autojump_clock: MockClock
+) -> None:
+    server = server_at(HONEST)
+    site = naming(server, named=url)
+    site.metadata = site.metadata if well_known else None
+    async with net(site) as at:
+        at.put(HONEST, server)
+        if well_known:
+            await at.call()
+        else:
+            assert "trusted_origins=" in await at.refusal()
+        assert not at.heard.get(urlsplit(url).hostname or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        *((name, url) for name in ("token", "registration") for url in (*NAMED, "https://[::1]/x")),
+        # Where a name leads to, the browser finds out alone.
+        *(("authorization", url) for url in ("https://10.0.0.7/x", "https://localhost/x", "https://[::1]/x")),
+    ],
+)
+async def test_an_endpoint_in_another_network_is_not_asked(name: str, url: str, autojump_clock: MockClock) -> None:
+    server = server_at(HONEST, metadata={f"{name}_endpoint": url})  # which promises iss
+    async with net(naming(server)) as at:
+        at.put(HONEST, server)
+        host = urlsplit(url).hostname or ""
+        assert f"and the MCP server is not; trusted_origins=['https://{urlsplit(url).netloc}']" in await at.refusal()
+        assert not at.heard.get(host)
+        assert not [page for page in at.pages if host in page]
+
+
+async def test_a_name_that_leads_elsewhere_from_one_connection_to_the_next_is_not_followed(
+    autojump_clock: MockClock,
+) -> None:
+    server = server_at(HONEST)
+    async with net(naming(server)) as at:
+        at.put(HONEST, server, PUBLIC, PRIVATE)  # its metadata is public
+        assert f"leads to '{PRIVATE}', which is on a private network" in await at.refusal()
+        assert [each.kind for each in server.asked] == ["metadata"]
+
+
+async def test_the_address_of_a_real_connection_is_judged_before_a_byte_is_sent() -> None:
+    heard: list[bytes] = []
+    heard_all = trio.Event()
+
+    async def listen(stream: trio.SocketStream) -> None:
+        heard.extend([bytes(each) async for each in stream])
+        heard_all.set()
+
+    connect = trio.open_tcp_stream
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(functools.partial(trio.serve_tcp, listen, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with net(naming(issuer=f"https://inside.example:{port}")) as at:
+            at.real["inside.example"], at.places["inside.example"] = connect, ["127.0.0.1"]
+            assert "leads to '127.0.0.1', which is on this machine" in await at.refusal()
+        await heard_all.wait()
+        assert heard == []
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("server_address", "issuer_address", "options", "may"),
+    [
+        ("10.0.0.5", "192.168.1.1", {}, True),
+        ("fd00::5", "10.0.0.6", {}, True),
+        ("10.0.0.5", PUBLIC, {}, True),
+        ("10.0.0.5", "127.0.0.1", {}, False),
+        ("10.0.0.5", "169.254.169.254", {}, False),
+        ("127.0.0.1", "10.0.0.6", {}, False),
+        ("127.0.0.1", "::1", {}, True),
+        (PUBLIC, "10.0.0.6", {}, False),
+        (PUBLIC, "10.0.0.6", {"trusted_origins": ["https://as.corp.example:443/"]}, True),
+        (PUBLIC, "127.0.0.1", {"trusted_origins": ["https://AS.corp.example"]}, True),
+        (PUBLIC, "10.0.0.6", {"trusted_origins": ["https://other.corp.example"]}, False),
+    ],
+)
+async def test_what_is_in_the_network_of_the_mcp_server_may_be_followed_and_what_the_application_trusts(
+    server_address: str, issuer_address: str, options: Any, may: bool, autojump_clock: MockClock
+) -> None:
+    server = server_at("as.corp.example")
+    async with net(naming(server, host="mcp.corp.example"), server_address, host="mcp.corp.example") as at:
+        at.put("as.corp.example", server, issuer_address)
+        if may:
+            await at.call(host="mcp.corp.example", **options)
+        else:
+            assert "trusted_origins=" in await at.refusal(host="mcp.corp.example", **options)
+            assert not at.heard["as.corp.example"]
+
+
+async def test_a_later_process_renews_the_token_in_the_same_network_and_in_a_new_one(
+    autojump_clock: MockClock,
+) -> None:
+    """As of a laptop that is outside of its company's network, then inside, and outside again."""
+    server = server_at("as.corp.example", expires_in=1)
+    store = MemoryTokenStore()
+    host = "mcp.corp.example"
+    async with net(naming(server, host=host), host=host) as at:
+        at.put("as.corp.example", server)
+        for address in (PUBLIC, PRIVATE, PRIVATE, PUBLIC):
+            at.places = {host: [address], "as.corp.example": [address]}
+            await at.call(at.auth(store=store), host=host)
+        assert len(at.pages) == 1
+        kinds = [each["grant_type"] for each in server.of("token")]
+        assert kinds[0] == "authorization_code"
+        assert {*kinds[1:]} == {"refresh_token"}
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_a_hostile_server_cannot_have_the_code_of_another_redeemed_at_its_own_endpoint(
+    trusted: bool, autojump_clock: MockClock
+) -> None:
+    honest = server_at(HONEST, iss=None)
+    hostile = server_at(
+        HOSTILE, iss=None, metadata={
+            "authorization_endpoint": f"https://{HONEST}/authorize", "registration_endpoint": f"https://{HONEST}/register",
+        }
+    )  # fmt: skip
+    async with net(naming(hostile)) as at:
+        at.put(HONEST, honest)
+        at.put(HOSTILE, hostile)
+        # That the application trusts the other server does not help this one.
+        options = {"trusted_origins": [f"https://{HONEST}"]} if trusted else {}
+        why = await at.refusal(**options)
+        assert "is at another origin, and its metadata promises no iss" in why
+        assert f"trusted_origins=['https://{HOSTILE}'] allows it" in why
+        assert (at.pages, honest.asked) == ([], [])
+        assert {each.kind for each in hostile.asked} == {"metadata"}
+
+
+@pytest.mark.parametrize("iss", [None, f"https://{HONEST}"])
+async def test_a_promise_of_iss_does_not_help_a_hostile_server(iss: str | None, autojump_clock: MockClock) -> None:
+    honest = server_at(HONEST, iss=iss)
+    endpoints = {f"{name}_endpoint": f"https://{HONEST}/{path}" for name, path in
+                 (("authorization", "authorize"), ("registration", "register"))}  # fmt: skip
+    hostile = server_at(HOSTILE, metadata=endpoints)
+    async with net(naming(hostile)) as at:
+        at.put(HONEST, honest)
+        at.put(HOSTILE, hostile)
+        assert "the answer may be another server's and was not used" in await at.refusal()
+        assert len(at.pages) == 1
+        assert not hostile.of("token")
+
+
+@pytest.mark.parametrize("parameter", ["redirect_uri=https://evil.example/%3Fiss=x", "state=1", "client_id=x"])
+async def test_an_endpoint_cannot_say_what_is_for_the_client_to_say(parameter: str, autojump_clock: MockClock) -> None:
+    server = server_at(HONEST, metadata={"authorization_endpoint": f"https://{HONEST}/authorize?p=1&{parameter}"})
+    async with net(naming(server)) as at:
+        at.put(HONEST, server)
+        assert f"has {parameter.partition('=')[0]} in its query" in await at.refusal()
+        assert not at.pages
+
+
+@pytest.mark.parametrize(
+    ("iss", "options", "may"),
+    [
+        (None, {}, False),
+        (None, {"trusted_origins": ["https://accounts.example"]}, True),
+        (None, {"trusted_origins": ["https://oauth2.example"]}, False),  # it is the issuer that is to be trusted
+        ("https://accounts.example", {}, True),
+    ],
+)
+async def test_a_provider_with_endpoints_at_several_origins_takes_one_line_or_a_promise_of_iss(
+    iss: str | None, options: Any, may: bool, autojump_clock: MockClock
+) -> None:
+    server = server_at("accounts.example", iss=iss, metadata={"token_endpoint": "https://oauth2.example/token"})
+    async with net(naming(server)) as at:
+        at.put("accounts.example", server)
+        at.put("oauth2.example", server)
+        if may:
+            await at.call(**options)
+            assert len(server.of("token")) == 1
+        else:
+            why = await at.refusal(**options)
+            assert "trusted_origins=['https://accounts.example'] allows it" in why
+            assert not server.of("token")
+
+
+async def test_a_server_that_hides_its_metadata_gets_no_token_without_a_resource(autojump_clock: MockClock) -> None:
+    own = server_at(MCP, iss=None, expires_in=1)
+    site = Site(own=own, trusts=[own])
+    async with net(site) as at:
+        auth = at.auth()
+        for _ in range(2):
+            await at.call(auth)
+    sent = [*own.of("authorize"), *own.of("token")]
+    assert [each["resource"] for each in sent] == [f"https://{MCP}/mcp"] * len(sent)
+    assert {each["grant_type"] for each in own.of("token")} == {"authorization_code", "refresh_token"}
+
+
+@pytest.mark.parametrize(
+    ("origins", "words"),
+    [
+        ("https://as.example", "must be a list"),
+        (["https://as.example/tenant"], "has a path"),
+        (["https://as.example?x"], "has a path or a query"),
+        (["as.example"], "no absolute URL"),
+        (["http://as.example"], "is not https"),
+        ([7], "is no URL"),
+    ],
+)
+def test_trusted_origins_are_origins(origins: Any, words: str) -> None:
+    with pytest.raises(LocalProtocolError, match=f"trusted_origins .*{words}"):
+        OAuth("V", trusted_origins=origins)

@@ -1,0 +1,764 @@
+"""A relay: what one client has to do with the server behind is not seen by another, and a dead server is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.attacks.relay import CASES, Case, attack
+from tests.client.everywhere import at_home, reachable
+from tests.client.house import build
+from tests.client.linked import Peer
+from tests.http.served import MemoryListener, bearer, by_token
+from tests.http.stage import A, D, E
+from trio_mcp import (
+    Client,
+    Context,
+    Limits,
+    RequestError,
+    Server,
+    SessionClosed,
+    open_client,
+    serve_http,
+    serve_stream,
+)
+from trio_mcp.relay import open_relay
+
+FORM = {"message": "transfer?", "requestedSchema": {"type": "object", "properties": {"yes": {"type": "boolean"}}}}
+
+
+# Whose session it is.
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_a_client_sees_nothing_of_the_cancelled_call_of_another(case: Case) -> None:
+    found = await attack(case)
+    assert (found.asked, found.logged, found.roots) == ([], [], 0)
+    assert not isinstance(found.answer.get("confirm"), dict)
+
+
+class Relay:
+    """A relay of a server in this process, and clients of it."""
+
+    def __init__(self, server: Server, url: Any, principals: bool) -> None:
+        self._server = server
+        self._url = url
+        self._principals = principals
+
+    @property
+    def sessions(self) -> int:
+        """With the server behind."""
+        return self._server.statistics().connections
+
+    def client(self, name: str = "", revision: str = D, **options: Any) -> Any:
+        if self._principals:
+            options["headers"] = bearer(name)
+        return open_client(self._url, revision=revision, **options)
+
+
+@contextlib.asynccontextmanager
+async def relay(
+    transport: str, *, principals: bool = False, server: Server | None = None, **options: Any
+) -> AsyncIterator[Relay]:
+    server = server or build()
+    http = {"authenticate": by_token} if principals else {}
+    options = {"revision": D, **options}
+    async with (
+        server.running(),
+        open_relay(server, **options) as shown,
+        shown.running(),
+        at_home(transport, shown, **http) as url,
+    ):
+        yield Relay(server, url, principals)
+
+
+async def settled() -> None:
+    """What has to be closed is closed: memory streams take a turn or two."""
+    for _ in range(3):
+        await wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("behind", [D, E])
+@pytest.mark.parametrize(("transport", "before"), [("http", D), ("http", E), ("websocket", E), ("http+sse", A)])
+async def test_each_principal_has_one_session_with_the_server_behind(transport: str, before: str, behind: str) -> None:
+    async with relay(transport, principals=True, revision=behind) as place:
+        assert place.sessions == 1  # that which was opened at the start
+        for connections in range(2):
+            async with place.client("alice", before) as one, place.client("alice", before) as again:
+                for client in (one, again):
+                    await client.call_tool("greet", {"name": "you"})
+                assert place.sessions == 1 + connections
+            async with place.client("bob", before) as other:
+                await other.call_tool("greet", {"name": "you"})
+                assert place.sessions == 2
+
+
+@pytest.mark.parametrize(
+    ("transport", "before"), [("memory", D), ("memory", E), ("http", D), ("websocket", E), ("http+sse", A)]
+)
+async def test_each_connection_without_a_principal_has_a_session_for_as_long_as_it_lasts(
+    transport: str, before: str
+) -> None:
+    async with relay(transport) as place:
+        for _ in range(2):
+            async with place.client("", before) as one, place.client("", before) as other:
+                for client in (one, other):
+                    await client.call_tool("greet", {"name": "you"})
+                assert place.sessions == 2
+            await settled()
+            assert place.sessions == 0
+
+
+async def test_requests_that_stand_alone_share_one_session() -> None:
+    async with relay("http") as place, place.client("", E) as one, place.client("", E) as other:
+        for client in (one, other):
+            await client.call_tool("greet", {"name": "you"})
+        assert place.sessions == 1
+
+
+@pytest.mark.parametrize(("principals", "before"), [(True, D), (True, E), (False, E)])
+async def test_an_idle_session_is_closed_after_a_time(principals: bool, before: str, autojump_clock: MockClock) -> None:
+    async with relay("http", principals=principals) as place, place.client("alice", before) as client:
+        for _ in range(2):
+            await client.call_tool("greet", {"name": "you"})
+            await trio.sleep(1799)
+            assert place.sessions == 1
+        await trio.sleep(2)
+        assert place.sessions == 0
+        await client.call_tool("greet", {"name": "you"})
+        assert place.sessions == 1
+
+
+@pytest.mark.parametrize("busy", ["a call", "a subscription", "a subscription to a list"])
+async def test_a_session_in_use_is_not_idle(busy: str, autojump_clock: MockClock) -> None:
+    async with relay("http", principals=True) as place, place.client("alice", E) as client:
+        await client.call_tool("greet", {"name": "you"})
+        await trio.sleep(1000)
+        with trio.move_on_after(4000):
+            if busy == "a call":
+                await client.call_tool("hold", {"name": "x"})
+            else:
+                wanted: Any = {"tools": True} if "list" in busy else {"resources": "house://one"}
+                async with client.listen(**wanted) as changes:
+                    async for _ in changes:
+                        pass
+        assert place.sessions == 1
+        await trio.sleep(1801)
+        assert place.sessions == 0
+
+
+@pytest.mark.parametrize(("transport", "before"), [("memory", D), ("websocket", E), ("http+sse", A)])
+async def test_a_connection_that_ends_during_a_call_leaves_no_session(
+    transport: str, before: str, autojump_clock: MockClock
+) -> None:
+    async def hold(client: Client) -> None:
+        with pytest.raises(SessionClosed):
+            await client.call_tool("hold", {"name": "x"})
+
+    async with (
+        relay(transport) as place,
+        place.client("", before) as client,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(hold, client)
+        await trio.sleep(1)
+        assert place.sessions == 1
+        await client.aclose()
+        await trio.sleep(1)
+        assert place.sessions == 0
+
+
+async def test_a_request_that_outlives_its_connection_opens_no_session(autojump_clock: MockClock) -> None:
+    async def late(ctx: Context, request: Any, call_next: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(10)
+            return await call_next()
+
+    async with relay("memory", middleware=[late]) as place:
+        async with place.client() as client, trio.open_nursery() as nursery:
+            nursery.start_soon(client.call_tool, "hold", {"name": "x"})
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        await trio.sleep(20)
+        assert place.sessions == 1  # that which was opened at the start, and has no client yet
+
+
+async def test_the_session_that_is_idle_for_longest_makes_room(autojump_clock: MockClock) -> None:
+    server, links = build(), list[Any]()
+
+    @server.tool
+    async def which(ctx: Context) -> int:
+        """The number of the session."""
+        if ctx.link not in links:
+            links.append(ctx.link)
+        return links.index(ctx.link)
+
+    async with (
+        relay("http", principals=True, server=server, limits=Limits(relayed=2)) as place,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def call(name: str, tool: str = "which") -> Any:
+            async with place.client(name, E) as client:
+                result = await client.call_tool(tool, {} if tool == "which" else {"name": name})
+                await trio.sleep(1)
+                return result.content[0].text
+
+        names = ("alice", "bob", "alice", "carol", "alice", "bob")
+        assert [await call(name) for name in names] == ["0", "1", "0", "2", "0", "3"]
+        assert place.sessions == 2
+        for name in ("alice", "bob"):
+            nursery.start_soon(call, name, "hold")
+        await trio.sleep(1)
+        with pytest.raises(RequestError, match=r"2 sessions .* are in use \(Limits.relayed\)"):
+            await call("carol")
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_address_makes_room_in_its_own_sessions_first() -> None:
+    server, opened = build(), list[Client]()
+    async with (
+        server.running(),
+        open_relay(server, revision=D, limits=Limits(relayed=4)) as shown,
+        shown.running(),
+        trio.open_nursery() as nursery,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        at = await nursery.start(lambda task_status: serve_http(shown, "127.0.0.1", 0, task_status=task_status))
+
+        async def come(address: str) -> Client:
+            async def dial(host: str, port: int) -> trio.abc.Stream:
+                return await connect(host, port, local_address=address)
+
+            with mock.patch.object(trio, "open_tcp_stream", dial):
+                client: Client = await stack.enter_async_context(open_client(at.local_url, revision=D))
+                await client.call_tool("ledger")
+            opened.append(client)
+            return client
+
+        connect = trio.open_tcp_stream
+        other = await come("127.0.0.2")
+        for _ in range(5):
+            await come("127.0.0.1")
+        assert server.statistics().connections == 3  # one remains free for others, see `core.shares`
+        sessions = {id(connection) for run in server._runs for connection in run.connections}
+        await other.call_tool("ledger")
+        assert sessions == {id(connection) for run in server._runs for connection in run.connections}
+        await stack.aclose()
+        nursery.cancel_scope.cancel()
+
+
+# To whom questions and log messages belong.
+
+
+@contextlib.asynccontextmanager
+async def of_a_peer(
+    transport: str, revision: str = D, *, principals: bool = False, **options: Any
+) -> AsyncIterator[tuple[Peer, Callable[..., Any]]]:
+    """A relay of one stream, at whose other end the test is, and what opens clients of the relay."""
+    ours, theirs = memory_stream_pair()
+    peer = Peer(theirs, revision, {"tools": {}})
+    http = {"authenticate": by_token} if principals else {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+        async with (
+            open_relay(ours, revision=revision, **options) as shown,
+            shown.running(),
+            at_home(transport, shown, **http) as url,
+        ):
+
+            def client(name: str = "", revision: str = E, **options: Any) -> Any:
+                headers = {"headers": bearer(name)} if principals else {}
+                return open_client(url, revision=revision, **headers, **options)
+
+            yield peer, client
+        await theirs.aclose()
+
+
+SHARED = [("http", False, E), ("http", True, D), ("http", True, E), ("websocket", False, E), ("memory", False, D)]
+shared = pytest.mark.parametrize(("transport", "principals", "before"), SHARED)
+
+
+async def cancelled_call(peer: Peer, client: Client) -> Any:
+    """A call of this client that is cancelled, which the server behind ignores."""
+    asked: Any = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "transfer")
+        asked = await peer.take("tools/call")
+        nursery.cancel_scope.cancel()
+    await settled()
+    peer.messages.clear()
+    return asked
+
+
+@shared
+async def test_in_a_shared_session_a_cancelled_call_counts_until_it_is_answered(
+    transport: str, principals: bool, before: str
+) -> None:
+    seen: list[str] = []
+
+    def answer(asked: Any) -> dict[str, bool]:
+        seen.append(asked.message)
+        return {"yes": True}
+
+    options: Any = {"elicitation": answer}
+    async with (
+        of_a_peer(transport, principals=principals) as (peer, client),
+        client("alice", before, **options) as alice,
+        client("bob", before, **options) as bob,
+        trio.open_nursery() as nursery,
+    ):
+        await peer_answers(peer, bob)  # or the stream would be alice's alone
+        ignored = await cancelled_call(peer, alice)
+        nursery.start_soon(bob.call_tool, "wait")
+        call = await peer.take("tools/call")
+        await peer.send({"id": 5, "method": "elicitation/create", "params": FORM})
+        refused = await answer_to(peer, 5)
+        assert "a call was cancelled, and the server behind may still work on that" in refused["error"]["message"]
+        assert seen == []
+        await peer.answer(ignored, {"content": []})
+        await peer.send({"id": 6, "method": "elicitation/create", "params": FORM})
+        assert (await answer_to(peer, 6))["result"]["content"] == {"yes": True}
+        assert seen == ["transfer?"]
+        await peer.answer(call, {"content": []})
+
+
+async def peer_answers(peer: Peer, client: Client) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.call_tool, "nothing")
+        await peer.answer(await peer.take("tools/call"), {"content": []})
+
+
+async def answer_to(peer: Peer, id: int) -> Any:
+    await settled()
+    (answer,) = [message for message in peer.messages if message.get("id") == id]
+    peer.messages.remove(answer)
+    return answer
+
+
+@pytest.mark.parametrize(("transport", "principals"), [("http", False), ("http", True), ("websocket", False)])
+async def test_in_a_shared_session_a_call_whose_client_was_asked_counts(transport: str, principals: bool) -> None:
+    asked: list[str] = []
+
+    def client_of(name: str) -> Any:
+        async def answer(question: Any) -> dict[str, bool]:
+            asked.append(name)
+            await trio.sleep_forever()
+            raise AssertionError
+
+        return client(name, E, elicitation=answer)
+
+    async with (
+        of_a_peer(transport, principals=principals) as (peer, client),
+        client_of("alice") as alice,
+        client_of("bob") as bob,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(alice.call_tool, "wait")
+        await peer.take("tools/call")
+        await peer.send({"id": 5, "method": "elicitation/create", "params": FORM})
+        await settled()
+        nursery.start_soon(bob.call_tool, "wait")
+        await settled()
+        await peer.send({"id": 6, "method": "elicitation/create", "params": FORM})
+        assert "calls of several clients run" in (await answer_to(peer, 6))["error"]["message"]
+        nursery.cancel_scope.cancel()
+    assert asked == ["alice"]
+
+
+async def test_a_cancelled_call_counts_for_five_minutes(autojump_clock: MockClock) -> None:
+    async with (
+        of_a_peer("http") as (peer, client),
+        client(elicitation=lambda asked: {"yes": True}) as one,
+        trio.open_nursery() as nursery,
+    ):
+        await cancelled_call(peer, one)
+        nursery.start_soon(one.call_tool, "wait")
+        call = await peer.take("tools/call")
+        for seconds, member in ((299, "error"), (2, "result")):
+            await trio.sleep(seconds)
+            await peer.send({"id": seconds, "method": "elicitation/create", "params": FORM})
+            assert member in await answer_to(peer, seconds)
+        await peer.answer(call, {"content": []})
+
+
+async def test_cancelled_calls_that_are_too_many_to_be_known_count_for_five_minutes(autojump_clock: MockClock) -> None:
+    async with (
+        of_a_peer("http", limits=Limits(requests=2)) as (peer, client),
+        client(elicitation=lambda asked: {"yes": True}) as one,
+        trio.open_nursery() as nursery,
+    ):
+        ignored = [await cancelled_call(peer, one) for _ in range(3)]
+        for each in ignored:
+            await peer.answer(each, {"content": []})
+        nursery.start_soon(one.call_tool, "wait")
+        call = await peer.take("tools/call")
+        for seconds, member in ((299, "error"), (2, "result")):
+            await trio.sleep(seconds)
+            await peer.send({"id": seconds, "method": "elicitation/create", "params": FORM})
+            assert member in await answer_to(peer, seconds)
+        await peer.answer(call, {"content": []})
+
+
+@shared
+@pytest.mark.parametrize("behind", [D, E])
+async def test_in_a_shared_session_log_messages_of_several_clients_are_dropped_with_one_warning(
+    transport: str, principals: bool, before: str, behind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Any] = []
+    options: Any = {"on_log": lambda message: heard.append(message.data), "log_level": "debug"}
+    async with (
+        of_a_peer(transport, behind, principals=principals) as (peer, client),
+        client("alice", before, **options) as alice,
+        client("bob", before, **options) as bob,
+        trio.open_nursery() as nursery,
+    ):
+        calls = []
+        for each in (alice, bob):
+            nursery.start_soon(each.call_tool, "wait")
+            calls.append(await peer.take("tools/call"))
+        for _ in range(3):
+            await peer.tell("notifications/message", {"level": "info", "data": "the PIN of alice"})
+        for call in calls:
+            await peer.answer(call, {"content": []})
+    assert heard == []
+    warnings = [record.getMessage() for record in caplog.records if "log messages" in record.getMessage()]
+    why = "calls of several clients run, and it does not say to which it belongs"
+    assert warnings == [f"log messages of the server behind are dropped: {why}"]
+
+
+@shared
+async def test_the_roots_of_a_client_are_not_given_in_a_shared_session(
+    transport: str, principals: bool, before: str
+) -> None:
+    async with (
+        of_a_peer(transport, principals=principals) as (peer, client),
+        client("alice", before, roots=["/home/alice"]) as alice,
+        client("bob", before, roots=["/home/bob"]) as bob,
+    ):
+        given = []
+        for number, each in enumerate((alice, bob, alice)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(each.call_tool, "look")
+                if each is bob and given[0]:  # the server has heard that it knows no roots any more
+                    await peer.take("notifications/roots/list_changed")
+                call = await peer.take("tools/call")
+                await peer.send({"id": number, "method": "roots/list"})
+                given.append("result" in await answer_to(peer, number))
+                await peer.answer(call, {"content": []})
+    # The stream is alice's until bob comes; requests that stand alone are of nobody.
+    assert given == [principals or transport != "http", False, False]
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_roots_are_those_of_the_principal(before: str) -> None:
+    async with relay("http", principals=True) as place:
+        for name in ("alice", "bob", "alice"):
+            async with place.client(name, before, roots=[f"/home/{name}"]) as client:
+                assert await client.call_tool("rooms", returns=list[str]) == [f"file:///home/{name}"]
+
+
+async def test_a_server_that_asks_when_it_is_opened_asks_the_client_that_opens_it() -> None:
+    """As servers do that learn the roots first."""
+    program = """
+import json, sys
+call = None
+def send(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    method, id = message.get("method"), message.get("id")
+    if method == "initialize":
+        info = {"name": "x", "version": "1"}
+        send(id=id, result={"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info})
+    elif method == "notifications/initialized":
+        send(id="r", method="roots/list")
+    elif method == "tools/call":
+        call = id
+    elif id == "r":
+        roots = message.get("result")
+    if call is not None and "roots" in globals():
+        send(id=call, result={"content": [{"type": "text", "text": json.dumps(roots)}]})
+        call = None
+"""
+    command = [sys.executable, "-E", "-S", "-c", program]
+    said = []
+    async with open_relay(command, revision=D) as shown, shown.running():
+        for name in ("alice", "bob"):
+            async with open_client(shown, revision=D, roots=[f"/home/{name}"]) as client:
+                result = await client.call_tool("look")
+                said.append(result.content[0].text)  # type: ignore[union-attr]
+    assert "/home/bob" not in said[0]  # nor need alice be asked: the first session is opened before she comes
+    assert "/home/bob" in said[1]
+
+
+# What changes.
+
+
+class Behind:
+    """A server of its own for each WebSocket that is dialled; the last entry of `links` is the newest.
+
+    While `down` is set nobody can be reached.
+    """
+
+    url = "ws://127.0.0.1:3000/ws"
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.links: list[trio.abc.Stream] = []
+        self.dialled = 0
+        self.down = False
+
+    async def dial(self) -> trio.abc.Stream:
+        self.dialled += 1
+        if self.down:
+            raise OSError("nobody is here")
+        listener = MemoryListener()
+
+        async def serve(task_status: trio.TaskStatus[Any]) -> None:
+            await serve_http(build(), listeners=[listener], allowed_hosts=["127.0.0.1"], task_status=task_status)
+
+        await self._nursery.start(serve)
+        stream = await listener.connect()
+        self.links += listener.theirs
+        return stream
+
+    async def cut(self) -> None:
+        await self.links[-1].aclose()
+        await settled()
+
+
+@contextlib.asynccontextmanager
+async def relay_of_websockets(revision: str = D, **options: Any) -> AsyncIterator[tuple[Behind, Server]]:
+    async with trio.open_nursery() as nursery:
+        behind = Behind(nursery)
+        with reachable(behind.dial):
+            async with open_relay(behind.url, revision=revision, **options) as shown, shown.running():
+                yield behind, shown
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("behind", [D, E])
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_change_is_told_the_client_in_whose_session_it_happened(
+    before: str, behind: str, autojump_clock: MockClock
+) -> None:
+    heard: dict[str, list[str]] = {"alice": [], "bob": []}
+    async with relay_of_websockets(behind) as (_, shown), trio.open_nursery() as nursery:
+
+        async def listen(name: str, task_status: trio.TaskStatus[Client]) -> None:
+            async with (
+                open_client(shown, revision=before) as one,
+                one.listen(tools=True, resources="house://one") as changes,
+            ):
+                await one.call_tool("ledger")
+                task_status.started(one)
+                async for change in changes:
+                    heard[name].append(change.kind.name)
+
+        alice, bob = [await nursery.start(listen, name) for name in heard]
+        await trio.sleep(1)
+        for each in heard.values():
+            each.clear()
+        await alice.call_tool("touch", {"uri": "house://one"})
+        await bob.call_tool("grow")
+        await trio.sleep(1)
+        assert heard == {"alice": ["RESOURCE"], "bob": ["TOOLS"]}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_has_just_come_is_told_of_no_change(autojump_clock: MockClock) -> None:
+    async with (
+        relay_of_websockets() as (_, shown),
+        open_client(shown, revision=D) as first,
+        open_client(shown, revision=D) as client,
+    ):
+        await first.call_tool("ledger")
+        heard = []
+        with trio.move_on_after(10):
+            async with client.listen(tools=True) as changes:
+                await client.list_tools()
+                async for change in changes:
+                    heard.append(change.kind.name)
+        assert heard == []
+
+
+# The server behind dies.
+
+DYING = """
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    id, result = message.get("id"), {}
+    if message.get("method") == "initialize":
+        info = {"name": "x", "version": "1"}
+        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    elif message.get("method") == "tools/call":
+        if message["params"]["name"] == "die":
+            print("the secret of the server", file=sys.stderr, flush=True)
+            os._exit(3)
+        result = {"content": [{"type": "text", "text": str(os.getpid())}]}
+    if id is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("before", [D, E])
+async def test_a_process_that_has_died_is_started_again_by_the_next_request(
+    before: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-E", "-S", "-c", DYING]
+    async with (
+        open_relay(command, revision=D, stderr=None) as shown,
+        shown.running(),
+        open_client(shown, revision=before) as client,
+        open_client(shown, revision=before) as other,
+    ):
+        one, others = await client.call_tool("pid"), await other.call_tool("pid")
+        with pytest.raises(RequestError) as raised:
+            await client.call_tool("die")
+        assert raised.value.message == (
+            "the server behind this one has given no answer; it has ended, and is started again by the next request"
+        )
+        assert await client.call_tool("pid") != one
+        assert await other.call_tool("pid") == others
+    assert "ended with status 3" in caplog.text
+    assert "the secret of the server" in caplog.text  # the log is for who runs the relay
+
+
+async def call(client: Client) -> str:
+    """What becomes of a call, in a word or two."""
+    try:
+        await client.call_tool("ledger")
+    except RequestError as error:
+        return error.message.removeprefix("the server behind this one ")
+    return "answered"
+
+
+async def test_a_connection_that_breaks_off_is_opened_again_by_the_next_request_and_not_before(
+    autojump_clock: MockClock,
+) -> None:
+    async with relay_of_websockets() as (behind, shown), open_client(shown, revision=D) as client:
+        for number in range(1, 4):
+            assert await call(client) == "answered"
+            await behind.cut()
+            await trio.sleep(60)
+            assert behind.dialled == number
+
+
+async def test_calls_under_way_fail_when_the_server_dies(autojump_clock: MockClock) -> None:
+    outcomes: list[str] = []
+    async with relay_of_websockets() as (behind, shown), open_client(shown, revision=D) as client:
+
+        async def hold() -> None:
+            try:
+                await client.call_tool("hold", {"name": "x"})
+            except RequestError as error:
+                outcomes.append(error.message)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(hold)
+            await settled()
+            await behind.cut()
+        assert (
+            outcomes
+            == [
+                "the server behind this one has given no answer; it has ended, and is started again by the next request"
+            ]
+            * 2
+        )
+        assert await call(client) == "answered"
+
+
+async def test_a_server_that_dies_again_and_again_is_started_after_longer_and_longer_pauses(
+    autojump_clock: MockClock,
+) -> None:
+    async with relay_of_websockets() as (behind, shown), open_client(shown, revision=D) as client:
+        waits = []
+        for _ in range(8):
+            assert await call(client) == "answered"
+            await behind.cut()
+            start = trio.current_time()
+            while (said := await call(client)) != "answered":
+                assert said.startswith("has ended; it is started again in ")
+                await trio.sleep(1)
+            waits.append(trio.current_time() - start)
+        assert waits == [0, 1, 2, 4, 8, 16, 30, 30]
+        await trio.sleep(30)  # it has held
+        await behind.cut()
+        assert await call(client) == "answered"
+
+
+async def test_a_server_that_cannot_be_reached_is_tried_after_pauses(autojump_clock: MockClock) -> None:
+    async with relay_of_websockets() as (behind, shown), open_client(shown, revision=D) as client:
+        assert await call(client) == "answered"
+        await behind.cut()
+        behind.down, behind.dialled = True, 0
+        said = []
+        for _ in range(100):
+            said.append(await call(client))
+            await trio.sleep(1)
+        assert behind.dialled == 8  # after 0, 1, 3, 7, 15, 31, 61 and 91 seconds
+        assert said[0] == "could not be reached; it is started again in 1 s"
+        assert said[3:7] == [f"could not be reached; it is started again in {wait} s" for wait in (4, 3, 2, 1)]
+        behind.down = False
+        await trio.sleep(30)
+        assert await call(client) == "answered"
+
+
+async def test_a_caller_that_gives_up_does_not_end_the_opening_for_others(autojump_clock: MockClock) -> None:
+    async with relay_of_websockets() as (behind, shown), open_client(shown, revision=D) as client:
+        await behind.cut()
+        dial = behind.dial
+
+        async def slowly() -> trio.abc.Stream:
+            await trio.sleep(10)
+            return await dial()
+
+        with reachable(slowly):
+            with trio.move_on_after(5):
+                await call(client)
+            assert await call(client) == "answered"
+        assert trio.current_time() == 10
+        assert behind.dialled == 2
+
+
+async def test_a_subscription_goes_on_in_the_next_session(autojump_clock: MockClock) -> None:
+    async with (
+        relay_of_websockets() as (behind, shown),
+        open_client(shown, revision=D) as client,
+        client.listen(resources="house://one") as changes,
+    ):
+        for _ in range(2):
+            await client.call_tool("touch", {"uri": "house://one"})
+            assert (await changes.__anext__()).item == "house://one"
+            await behind.cut()
+            await call(client)
+            assert (await changes.__anext__()).item == "house://one"  # it may have changed meanwhile
+            await trio.sleep(31)
+
+
+async def test_a_stream_that_has_ended_is_not_opened_again() -> None:
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_stream, build(), theirs)
+        async with open_relay(ours, revision=D) as shown, open_client(shown, revision=D) as client:
+            assert await call(client) == "answered"
+            await theirs.aclose()
+            await settled()
+            assert await call(client) == "has given no answer: its stream has ended"
+
+
+async def test_a_server_behind_that_takes_longer_than_the_timeout_is_an_error(autojump_clock: MockClock) -> None:
+    async with open_relay(build(), revision=D, timeout=5) as shown, open_client(shown, revision=D) as client:
+        with pytest.raises(RequestError, match="has given no answer"):
+            await client.call_tool("hold", {"name": "x"})
+        assert trio.current_time() == 5

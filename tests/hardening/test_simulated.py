@@ -1,0 +1,224 @@
+"""What the simulation has found, each as a test of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.client.everywhere import Where, at_home, nothing_left
+from tests.http.stage import D, E
+from tests.simulation.plan import Client as Program
+from tests.simulation.plan import Fault, Line, Move, Plan
+from tests.simulation.world import play
+from trio_mcp import (
+    Client,
+    Context,
+    Limits,
+    NotAnswered,
+    Request,
+    Resource,
+    Server,
+    SessionLost,
+    open_client,
+    open_relay,
+)
+
+
+@dataclass
+class Size:
+    size: int
+
+
+class Network:
+    """Until `up` connecting and sending fail; receiving goes on."""
+
+    def __init__(self) -> None:
+        self.up = 0.0
+        self.refused = 0
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        async def send(stream: trio.abc.Stream, data: bytes) -> None:
+            if trio.current_time() < self.up:
+                raise trio.BrokenResourceError
+
+        with sending(send, self.refuse):
+            yield
+
+    def refuse(self) -> None:
+        if trio.current_time() < self.up:
+            self.refused += 1
+            raise ConnectionRefusedError
+
+
+@contextmanager
+def losing(lose: Callable[[bytes], bool]) -> Iterator[None]:
+    """A connection breaks as soon as something is sent that is to be lost."""
+
+    async def send(stream: trio.abc.Stream, data: bytes) -> None:
+        if lose(data):
+            await stream.aclose()
+            raise trio.BrokenResourceError
+
+    with sending(send):
+        yield
+
+
+@contextmanager
+def sending(
+    before: Callable[[trio.abc.Stream, bytes], Awaitable[None]], refuse: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Connections that are refused by `refuse`, and whose bytes `before` sees first; each may raise."""
+    connect = trio.open_tcp_stream
+
+    async def dial(*where: Any) -> trio.abc.Stream:
+        refuse()
+        stream: Any = await connect(*where)
+        send = stream.send_all
+
+        async def send_all(data: bytes) -> None:
+            await before(stream, bytes(data))
+            await send(data)
+
+        stream.send_all = send_all
+        return stream  # type: ignore[no-any-return]
+
+    with mock.patch.object(trio, "open_tcp_stream", dial):
+        yield
+
+
+@asynccontextmanager
+async def asked(where: Where, network: Network, seconds: float) -> AsyncIterator[Client]:
+    """A client of a server whose tool `order` asks it; with the question its network fails for so many seconds."""
+    server = Server("asking")
+
+    @server.tool
+    async def order(ctx: Context) -> str:
+        return repr(await ctx.elicit("Which size?", Size))
+
+    async def answer(form: object) -> dict[str, object]:
+        network.up = trio.current_time() + seconds
+        return {"size": 3}
+
+    async with nothing_left(), at_home(where.transport, server) as url:
+        with network.between():
+            async with open_client(url, revision=where.revision, elicitation=answer) as client:
+                yield client
+
+
+@pytest.mark.parametrize("where", [Where("http", D), Where("http+sse", D)], ids=" ".join)
+@pytest.mark.parametrize("seconds", [5.0, 50.0])
+async def test_an_answer_reaches_a_server_that_cannot_be_reached_for_a_while(
+    where: Where, seconds: float, autojump_clock: MockClock
+) -> None:
+    network = Network()
+    async with asked(where, network, seconds) as client:
+        with trio.fail_after(200):
+            assert "size=3" in await client.call_tool("order", returns=str)
+    assert network.refused > 0
+
+
+async def test_a_call_whose_answer_cannot_be_given_ends_with_the_session(autojump_clock: MockClock) -> None:
+    network = Network()
+    async with asked(Where("http", D), network, math.inf) as client:
+        with trio.fail_after(300), pytest.raises(SessionLost, match="an answer did not reach the server") as raised:
+            await client.call_tool("order")
+        assert raised.value.request_may_have_run
+        network.up = 0.0
+
+
+@pytest.mark.parametrize("seconds", [50.0, 75.0])
+@pytest.mark.parametrize("era", [D, E])
+def test_no_call_is_lost_where_a_server_closes_what_idles(era: str, seconds: float) -> None:
+    """Also of those that are sent as it does so."""
+    delay = 0.05
+    for late in (-2 * delay, -delay, 0.0, delay, 2 * delay):
+        moves = (Move("echo"), Move("echo", wait=seconds + late))
+        assert play(Plan(1, "http", era, (Program(moves),), Line(delay=delay))).violations == ()
+
+
+async def test_a_change_is_heard_that_happens_before_the_server_behind_a_relay_knows_who_listens(
+    autojump_clock: MockClock,
+) -> None:
+    async def slowly(ctx: Context, request: Request, call_next: Any) -> Any:
+        if request.method == "resources/subscribe":
+            await trio.sleep(5)
+        return await call_next()
+
+    server = Server("notes", middleware=[slowly])
+    server.add_resource(Resource("a", "notes://a"), lambda ctx, uri: "a")
+    async with (
+        open_relay(server, revision=D) as shown,
+        open_client(shown, revision=E) as client,
+        client.listen(resources=["notes://a"]) as changes,
+    ):
+        server.updated("notes://a")
+        with trio.fail_after(20):
+            assert (await anext(changes)).item == "notes://a"
+
+
+async def test_a_call_whose_answer_the_server_has_forgotten_may_have_run(autojump_clock: MockClock) -> None:
+    server = Server("forgetful", limits=Limits(replay_events=1))
+
+    @server.tool
+    async def work(ctx: Context) -> None:
+        assert await ctx.hang_up(retry=5)
+        for step in range(3):
+            await ctx.progress(step, message="away")
+            await trio.sleep(0.1)
+
+    async with nothing_left(), at_home("http", server) as url, open_client(url, revision=D) as client:
+        with trio.fail_after(100), pytest.raises(NotAnswered, match="the server does not resume") as raised:
+            await client.call_tool("work", on_progress=lambda *said: None)
+        assert raised.value.request_may_have_run
+        assert raised.value.status == 400
+
+
+@pytest.mark.parametrize("where", [Where("http", D), Where("http+sse", D)], ids=" ".join)
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_first(
+    where: Where, lost: int, autojump_clock: MockClock
+) -> None:
+    server, left = Server("asking"), [lost]
+    server.add_resource(Resource("a", "notes://a"), lambda ctx, uri: "a")
+
+    @server.tool
+    async def order(ctx: Context) -> str:
+        return repr(await ctx.elicit("Which size?", Size))
+
+    def lose(data: bytes) -> bool:
+        found = b"notifications/initialized" in data and left[0] > 0
+        left[0] -= found
+        return found
+
+    async with nothing_left(), at_home(where.transport, server) as url:
+        with losing(lose):
+            async with open_client(url, revision=where.revision, elicitation=lambda form: {"size": 3}) as client:
+                with trio.fail_after(100):
+                    async with client.listen(resources=["notes://a"]) as changes:
+                        server.updated("notes://a")
+                        assert (await anext(changes)).item == "notes://a"
+                    assert "size=3" in await client.call_tool("order", returns=str)
+    assert left == [0]
+
+
+@pytest.mark.parametrize("behind", ["http", "websocket", "sse"])
+@pytest.mark.parametrize("fault", ["drain", "crash"])
+@pytest.mark.parametrize("era", [D, E])
+def test_a_relay_listens_again_to_a_server_that_comes_back(era: str, fault: str, behind: str) -> None:
+    """It was told to listen while the server behind was away."""
+    moves = (Move("echo"), Move("listen", wait=0.01, size=60), Move("put", wait=20.0))
+    away = Fault(fault, at=60, seconds=5.0)  # the host behind is the first of two
+    revision = D if behind == "sse" else E
+    plan = Plan(1, "websocket", era, (Program(moves),), faults=(away,), behind=behind, behind_era=revision)
+    played = play(plan)
+    assert played.fired == (fault,)
+    assert played.violations == ()

@@ -1,0 +1,114 @@
+"""A handler that holds the event loop is told of, once, by its name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+from trio_mcp import Server, open_client, watchdog
+
+ROOT = Path(__file__).parents[2]
+
+
+class Told(logging.Handler):
+    """Hears of the first warning."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.once = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.once.set()
+
+
+def test_a_handler_that_holds_the_loop_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "_LOOK", 0.01)
+    monkeypatch.setattr(watchdog, "_ANSWER", 0.03)
+    server, told = Server("slow"), Told()
+
+    @server.tool
+    async def block() -> bool:
+        await trio.lowlevel.checkpoint()
+        return told.once.wait(10)
+
+    @server.tool
+    async def block_again(seconds: float) -> None:
+        told.once.wait(seconds)
+
+    @server.tool
+    def in_a_thread() -> None:
+        threading.Event().wait(0.2)
+
+    async def main() -> None:
+        with watchdog.watched():
+            async with open_client(server) as client:
+                await client.call_tool("in_a_thread")
+                assert not told.once.is_set()
+                assert await client.call_tool("block", returns=bool) is True
+                for seconds in (10, 0.2):
+                    told.once.clear()
+                    await client.call_tool("block_again", {"seconds": seconds})
+
+    logger = logging.getLogger("trio_mcp")
+    before = threading.active_count()
+    logger.addHandler(told)
+    try:
+        with caplog.at_level(logging.WARNING, "trio_mcp"):
+            trio.run(main)
+    finally:
+        logger.removeHandler(told)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("tools/call block holds the event loop")
+    assert "test_watchdog.py" in first
+    assert "return told.once.wait(10)" in first
+    assert f"{ROOT / 'trio_mcp'}{os.sep}" not in first  # whose checkout may have the same name
+    assert second.startswith("tools/call block_again holds the event loop")
+    assert threading.active_count() <= before + 1  # Trio keeps the thread of a plain function for a while
+
+
+PROGRAM = """
+import sys, threading, time
+from trio_mcp import Server
+
+server = Server("slow")
+
+@server.tool
+async def block() -> list[str]:
+    time.sleep(1.0)
+    return [thread.name for thread in threading.enumerate()]
+
+server.run()
+"""
+
+
+@pytest.mark.full
+def test_a_server_that_runs_tells_of_a_second() -> None:
+    call = (
+        '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"block","_meta":{'
+        '"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},'
+        '"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"}}}}\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(call)
+        process.stdin.flush()
+        assert '"result"' in process.stdout.readline()
+        process.stdin.close()
+        assert "tools/call block holds the event loop" in process.stderr.read()
+        assert process.wait() == 0

@@ -1,0 +1,119 @@
+"""Mistakes put into trio_mcp on purpose: a rule that finds none of them is worth nothing.
+
+Each is a small patch of the kind that a change may bring in by accident.  Where a module moves, its name here moves
+along.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import trio
+
+from trio_mcp import Client, Context, NotAnswered, SessionLost
+from trio_mcp.core.listen import Listeners
+from trio_mcp.core.shares import Account
+from trio_mcp.dispatch import Dispatcher
+
+__all__ = ["MISTAKES"]
+
+
+def _replayed_call() -> AbstractContextManager[Any]:
+    """A call without an answer is made once more."""
+    call = Client.call_tool
+
+    async def again(self: Client, *args: Any, **options: Any) -> Any:
+        try:
+            return await call(self, *args, **options)
+        except (NotAnswered, SessionLost):
+            return await call(self, *args, **options)
+
+    return mock.patch.object(Client, "call_tool", again)
+
+
+def _false_not_run() -> AbstractContextManager[Any]:
+    """A connection that ends before there was a reply is taken for one that carried nothing."""
+    init = NotAnswered.__init__
+
+    def claim(self: NotAnswered, why: str, **options: Any) -> None:
+        init(self, why, **{**options, "request_may_have_run": "ended before" not in why})
+
+    return mock.patch.object(NotAnswered, "__init__", claim)
+
+
+def _kept_listener() -> AbstractContextManager[Any]:
+    """A subscription outlives its client."""
+    return mock.patch.object(Listeners, "forget", lambda self, key: key in self._listeners)
+
+
+def _unheard_cancellation() -> AbstractContextManager[Any]:
+    """The client takes a call back, and the handler goes on."""
+    return mock.patch.object(Context, "cancel", return_value=None)
+
+
+def _leaked_task() -> AbstractContextManager[Any]:
+    """A cancelled call leaves a task behind."""
+    cancel = Context.cancel
+
+    def leak(self: Context, reason: str) -> None:
+        trio.lowlevel.spawn_system_task(trio.sleep_forever, name="a leaked task")
+        cancel(self, reason)
+
+    return mock.patch.object(Context, "cancel", leak)
+
+
+def _lost_change() -> AbstractContextManager[Any]:
+    """Of several listeners the last one is not told."""
+    publish = Listeners.publish
+
+    def tell(self: Listeners[Any], change: Any) -> Any:
+        told = publish(self, change)
+        return told[:-1] if len(told) > 1 else told
+
+    return mock.patch.object(Listeners, "publish", tell)
+
+
+def _kept_bytes() -> AbstractContextManager[Any]:
+    """Of a large message not all is given back to the account of all clients."""
+    give = Account.give
+
+    def keep(self: Account, amount: int) -> None:
+        give(self, amount)
+        if amount > 4096:
+            self.budget.shares.held += 1
+
+    return mock.patch.object(Account, "give", keep)
+
+
+def _answer_of_another() -> AbstractContextManager[Any]:
+    """Now and then a call gets the result of the one before."""
+    call, last, count = Dispatcher._handled, list[Any](), itertools.count(1)
+
+    async def mix_up(self: Dispatcher, *args: Any) -> Any:
+        result = await call(self, *args)
+        last.append(result)
+        return last[-2] if next(count) % 50 == 0 else result
+
+    return mock.patch.object(Dispatcher, "_handled", mix_up)
+
+
+def _stranger() -> AbstractContextManager[Any]:
+    """A principal is forgotten between two requests of a session."""
+    return mock.patch.object(Context, "principal", property(lambda self: None))
+
+
+MISTAKES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a replayed tools/call": _replayed_call,
+    "a false 'not run'": _false_not_run,
+    "a kept listener": _kept_listener,
+    "a cancellation that does not reach the handler": _unheard_cancellation,
+    "a leaked task": _leaked_task,
+    "a lost change": _lost_change,
+    "kept bytes": _kept_bytes,
+    "the answer of another call": _answer_of_another,
+    "a forgotten principal": _stranger,
+}

@@ -1,0 +1,357 @@
+"""A network in memory: listeners by port, and connections whose lines do what the plan says.
+
+What programs see is what sockets show them: bytes in order, in pieces of any size; a write that blocks while the window
+is full; an end, a reset, or nothing at all.  A line that is dead is given up by the system after two minutes, as TCP
+keep-alive does, so no wait on one is endless.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import random
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import trio
+
+from tests.simulation.plan import Fault, Line
+
+__all__ = ["End", "Listener", "Network", "caller"]
+
+GIVEN_UP = 120.0  # seconds after which a dead line is reset
+SLOW_READS = 6  # reads that a slow reader takes its time for
+# Small pieces find what they find in the first hundreds; a body of 64 KiB byte by byte only takes long.
+SMALL_READS = 40
+SMALL_WINDOW = 300
+
+caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
+"""The program that connects: tasks inherit it, so that a crash finds the connections of its victim."""
+
+
+class _Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, line: Line, dice: random.Random, faults: list[Fault], hurt: Callable[[Fault], None]) -> None:
+        self._line = line
+        self._dice = dice
+        self._faults = deque(sorted(faults, key=lambda fault: fault.at))
+        self._hurt = hurt
+        self._segments: deque[tuple[float, bytes]] = deque()
+        self._buffered = self._reads = self._slow_reads = 0
+        self._late = self._slow_seconds = 0.0
+        self._changed = trio.lowlevel.ParkingLot()
+        self.passed = self.crc = 0
+        self.dead = self.ended = self.reset = self.deaf = False
+
+    # The sender.
+
+    async def put(self, data: bytes | bytearray | memoryview) -> None:
+        rest = memoryview(data)
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self.ended:
+                raise trio.ClosedResourceError
+            if self.reset or self.deaf:
+                raise trio.BrokenResourceError
+            room = self._room()
+            if rest and room > 0:
+                self._push(bytes(rest[:room]))
+                rest = rest[room:]
+                continue
+            if not rest:
+                return
+            await self._changed.park()
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self._room() <= 0 and not (self.ended or self.reset or self.deaf):
+            await self._changed.park()
+
+    def _room(self) -> int:
+        window = self._line.window if self.passed < SMALL_WINDOW else max(self._line.window, 4096)
+        room = window - self._buffered
+        if self._faults:
+            room = min(room, max(self._faults[0].at - self.passed, 0))
+            if room == 0 and self.passed >= self._faults[0].at:
+                self._hurt(self._faults.popleft())
+                return 0 if self.reset or self.ended else self._room()
+        return room
+
+    def _push(self, data: bytes) -> None:
+        self.passed += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+        self._buffered += len(data)
+        ready = math.inf if self.dead else max(trio.current_time() + self._line.delay, self._late)
+        self._segments.append((ready, data))
+        self._changed.unpark_all()
+
+    # The reader.
+
+    async def get(self, max_bytes: int | None) -> bytes:
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError("max_bytes must be at least 1")
+        await trio.lowlevel.checkpoint()
+        if self._slow_reads:
+            self._slow_reads -= 1
+            await trio.sleep(self._slow_seconds)
+        while True:
+            if self.deaf:
+                raise trio.ClosedResourceError
+            ready = self._segments[0][0] if self._segments else math.inf
+            if ready <= trio.current_time():
+                return self._take(max_bytes)
+            if not self._segments and self.reset:
+                raise trio.BrokenResourceError
+            if not self._segments and self.ended:
+                return b""
+            if ready == math.inf:
+                await self._changed.park()
+            else:
+                with trio.CancelScope(deadline=ready):
+                    await self._changed.park()
+
+    def _take(self, max_bytes: int | None) -> bytes:
+        self._reads += 1
+        most = self._line.chunk if self._reads < SMALL_READS else max(self._line.chunk, 4096)
+        if self._line.splits:
+            most = self._dice.randint(1, most)
+        if max_bytes is not None:
+            most = min(most, max_bytes)
+        ready, data = self._segments[0]
+        if len(data) <= most:
+            self._segments.popleft()
+        else:
+            data, rest = data[:most], data[most:]
+            self._segments[0] = (ready, rest)
+        self._buffered -= len(data)
+        self._changed.unpark_all()
+        return data
+
+    # What happens to it.
+
+    def end(self) -> None:
+        self.ended = True
+        self._changed.unpark_all()
+
+    def hang_up(self) -> None:
+        self.deaf = True
+        self._changed.unpark_all()
+
+    def break_off(self, *, unread: bool) -> None:
+        """It is reset; what is on the way is lost, or can still be read."""
+        self.reset = True
+        if not unread:
+            self._segments.clear()
+        self._changed.unpark_all()
+
+    def die(self) -> None:
+        self.dead = True
+        self._segments = deque((math.inf, data) for _, data in self._segments)
+
+    def stall(self, seconds: float) -> None:
+        self._late = trio.current_time() + seconds
+        self._segments = deque((max(ready, self._late), data) for ready, data in self._segments)
+
+    def slow_down(self, seconds: float) -> None:
+        self._slow_reads, self._slow_seconds = SLOW_READS, seconds
+
+
+class End(trio.abc.HalfCloseableStream):
+    """One end of a connection."""
+
+    def __init__(self, connection: _Connection, out: _Pipe, into: _Pipe) -> None:
+        self._connection, self._out, self._into = connection, out, into
+        self._busy: set[str] = set()
+        self.closed = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._begin("sending")
+        try:
+            await self._out.put(data)
+        finally:
+            self._busy.discard("sending")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        self._begin("sending")
+        try:
+            await self._out.room()
+        finally:
+            self._busy.discard("sending")
+
+    async def send_eof(self) -> None:
+        self._begin("sending")
+        self._busy.discard("sending")
+        self._out.end()
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        self._begin("receiving")
+        try:
+            return await self._into.get(max_bytes)
+        finally:
+            self._busy.discard("receiving")
+
+    def _begin(self, doing: str) -> None:
+        if doing in self._busy:
+            raise trio.BusyResourceError(f"another task is {doing}")
+        self._busy.add(doing)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._out.end()
+            self._into.hang_up()
+            self._connection.looked_at()
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+
+class _Connection:
+    """Two pipes, and what the plan does to them."""
+
+    def __init__(self, network: Network, number: int, port: int, who: str, faults: list[Fault]) -> None:
+        self.number, self.port, self.who = number, port, who
+        self._network = network
+        dice = random.Random(network.seed * 1000 + number)
+        there = _Pipe(network.line, dice, [each for each in faults if not each.back], self._hurt)
+        back = _Pipe(network.line, dice, [each for each in faults if each.back], self._hurt)
+        self._there, self._back = there, back
+        self.client, self.server = End(self, there, back), End(self, back, there)
+
+    @property
+    def over(self) -> bool:
+        return self.client.closed and self.server.closed
+
+    @property
+    def dead(self) -> bool:
+        return self._there.dead
+
+    def looked_at(self) -> None:
+        if self.over:
+            sums = [f"{pipe.passed} bytes {pipe.crc:08x}" for pipe in (self._there, self._back)]
+            self._network.tell(f"connection {self.number} is closed: {sums[0]} there, {sums[1]} back")
+
+    def cut(self) -> None:
+        self._there.break_off(unread=False)
+        self._back.break_off(unread=False)
+
+    def _hurt(self, fault: Fault) -> None:
+        if self._network.healed:
+            return
+        self._network.hurt(fault, f"connection {self.number} of {self.who}")
+        pipe, other = (self._back, self._there) if fault.back else (self._there, self._back)
+        if fault.kind == "cut":
+            pipe.break_off(unread=fault.seconds > 1)
+            other.break_off(unread=False)
+        elif fault.kind == "end":
+            pipe.end()
+            other.break_off(unread=fault.seconds > 1)
+        elif fault.kind == "dead":
+            pipe.die()
+            other.die()
+            self._network.give_up(self)
+        elif fault.kind == "stall":
+            pipe.stall(fault.seconds)
+        else:
+            pipe.slow_down(fault.seconds)
+
+
+class Listener(trio.abc.Listener[trio.abc.Stream]):
+    """Accepts connections at one port for as long as it is open."""
+
+    def __init__(self, network: Network, port: int) -> None:
+        self._network, self._port = network, port
+        self._send, self._receive = trio.open_memory_channel[End](math.inf)
+
+    def offer(self, end: End) -> None:
+        self._send.send_nowait(end)
+
+    async def accept(self) -> trio.abc.Stream:
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        self._network.unlisten(self._port, self)
+        # The system resets connections that were not accepted.
+        while self._receive.statistics().current_buffer_used:
+            self._receive.receive_nowait().close()
+        self._receive.close()
+        await trio.lowlevel.checkpoint()
+
+
+class Network:
+    """All lines of one world.  `tell` writes its transcript, `harmed` is called with each fault that happens."""
+
+    def __init__(
+        self,
+        seed: int,
+        line: Line,
+        faults: list[Fault],
+        nursery: trio.Nursery,
+        tell: Callable[[str], None],
+        harmed: Callable[[Fault], None],
+    ) -> None:
+        self.seed, self.line, self.tell = seed, line, tell
+        self._faults: defaultdict[int, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            self._faults[fault.victim].append(fault)
+        self._nursery = nursery
+        self._harmed = harmed
+        self._listeners: dict[int, Listener] = {}
+        self._unreachable: dict[int, tuple[float, bool]] = {}  # until when, and whether without a word
+        self.connections: list[_Connection] = []
+        self.healed = False
+
+    def listen(self, port: int) -> Listener:
+        self._listeners[port] = Listener(self, port)
+        return self._listeners[port]
+
+    def unlisten(self, port: int, listener: Listener) -> None:
+        if self._listeners.get(port) is listener:
+            del self._listeners[port]
+
+    async def dial(self, host: str, port: int) -> trio.abc.Stream:
+        """In the place of `trio.open_tcp_stream`."""
+        await trio.sleep(self.line.delay)
+        until, silent = self._unreachable.get(port, (0.0, False))
+        if silent and trio.current_time() < until:
+            await trio.sleep_until(until)
+        if trio.current_time() < until or port not in self._listeners:
+            raise ConnectionRefusedError(f"port {port} is closed")
+        number = len(self.connections)
+        connection = _Connection(self, number, port, caller.get(), [] if self.healed else self._faults[number])
+        self.connections.append(connection)
+        self.tell(f"connection {number} of {connection.who} to {port}")
+        self._listeners[port].offer(connection.server)
+        return connection.client
+
+    def hurt(self, fault: Fault, where: str) -> None:
+        self.tell(f"{fault.kind} at {where}")
+        self._harmed(fault)
+
+    def give_up(self, connection: _Connection) -> None:
+        async def later() -> None:
+            await trio.sleep(GIVEN_UP)
+            connection.cut()
+
+        self._nursery.start_soon(later, name="the system gives a dead line up")
+
+    def unreachable(self, port: int, seconds: float, *, silent: bool) -> None:
+        self._unreachable[port] = (trio.current_time() + seconds, silent)
+
+    def crash(self, *, port: int | None = None, who: str | None = None) -> None:
+        """The connections of a program are reset: those that it accepted at a port, or those that it made."""
+        for connection in self.connections:
+            if connection.port == port or connection.who == who:
+                connection.cut()
+
+    def heal(self) -> None:
+        """No fault happens from now on, and the system has given up what is dead."""
+        self.healed = True
+        self._unreachable.clear()
+        for connection in self.connections:
+            if connection.dead:
+                connection.cut()

@@ -1,0 +1,159 @@
+"""Worlds that break no rule, and mistakes that break one; what a seed decides, and how a world is made smaller."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.simulation.mistakes import MISTAKES
+from tests.simulation.plan import ERAS, TRANSPORTS, Client, Fault, Line, Move, Plan, draw, written
+from tests.simulation.shrink import as_test, rule_of, shrink
+from tests.simulation.tally import tally
+from tests.simulation.world import play
+from trio_mcp import Server
+
+ROOT = Path(__file__).parents[2]
+PART, PARTS = 100, 2  # worlds of the default suite
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_world_breaks_a_rule(part: int) -> None:
+    done = tally(range(part * PART, (part + 1) * PART))
+    assert done.broken == {}
+    # A world in which little happens, or nothing goes wrong, shows little.
+    assert done.moves / done.worlds >= 20
+    assert done.faults.total() / done.worlds >= 3
+
+
+def test_each_transport_and_era_has_its_share_of_the_worlds() -> None:
+    plans = [draw(seed) for seed in range(1000)]
+    shares = Counter((plan.transport, plan.era) for plan in plans)
+    assert len(shares) == len(TRANSPORTS) * len(ERAS) - 1  # HTTP+SSE is of one era
+    assert all(count >= 50 for count in shares.values()), shares
+    assert sum(plan.oauth for plan in plans) >= 50
+    assert sum(plan.behind is not None for plan in plans) >= 50
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_on_purpose_is_found(mistake: str) -> None:
+    with MISTAKES[mistake]():
+        found = next((seed for seed in range(2000) if play(draw(seed)).violations), None)
+    assert found is not None
+
+
+# What the seed decides.
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.full)])
+def test_the_same_seed_makes_the_same_world(seeds: range) -> None:
+    for seed in seeds:
+        assert play(draw(seed)) == play(draw(seed))
+
+
+@pytest.mark.full
+def test_the_same_seed_makes_the_same_world_in_another_process() -> None:
+    program = (
+        "import zlib; from tests.simulation.plan import draw; from tests.simulation.world import play\n"
+        "for seed in range(40): print(seed, zlib.crc32(repr(play(draw(seed)).transcript).encode()))"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(said) == 1
+
+
+def test_other_seeds_make_other_worlds() -> None:
+    plan = Plan(0, "stream", ERAS[1], (Client((Move("echo"), Move("count", size=4), Move("plain"))),) * 2)
+    worlds = {play(Plan(order, plan.transport, plan.era, plan.clients)).transcript for order in range(10)}
+    assert len(worlds) > 5
+
+
+# Smaller worlds.
+
+
+@pytest.fixture
+def large() -> Plan:
+    """Of all this, one call that is taken back is needed."""
+    some = (Move("echo"), Move("hold", size=2), Move("plain"))
+    faults = (Fault("hostile", at=30), Fault("slow", at=400, seconds=0.5))
+    return Plan(7, "http", ERAS[1], (Client(some), Client(some[:1])), Line(chunk=64), faults)
+
+
+def test_a_world_is_made_smaller(large: Plan) -> None:
+    with MISTAKES["a leaked task"]():
+        small = shrink(large)
+        assert rule_of(play(small).violations[0]) == rule_of(play(large).violations[0])
+    assert (small.faults, small.line) == ((), Line())
+    assert small.clients == (Client((Move("hold", size=2),)),)
+
+
+def test_what_is_printed_can_be_pasted(large: Plan) -> None:
+    names: dict[str, Any] = {}
+    exec(as_test(7, large), names)
+    names["test_found_by_seed_7"]()
+    assert eval(written(large), names) == large
+    with MISTAKES["a leaked task"](), pytest.raises(AssertionError):
+        names["test_found_by_seed_7"]()
+
+
+@pytest.mark.full
+def test_the_command_plays_and_tells() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "60", "--from", "0", "--jobs", "2"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("--seeds 60 --from 0\n")
+    assert "60 worlds" in said
+    assert said.endswith("0 seeds broke a rule: []\n")
+
+
+# The page.
+
+
+@pytest.fixture
+def example() -> Any:
+    page = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[:2]
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks), names)
+    return names["simulate"]
+
+
+def test_the_simulation_of_the_page_finds_what_goes_wrong_now_and_then(example: Any) -> None:
+    def good() -> Server:
+        server = Server("weather")
+
+        @server.tool
+        async def forecast(city: str) -> str:
+            return f"{city}: rain"
+
+        return server
+
+    example(good, range(30))
+
+    def bad() -> Server:
+        server, last = Server("weather"), [""]
+
+        @server.tool
+        async def forecast(city: str) -> str:
+            last[0] = city
+            await trio.lowlevel.checkpoint()
+            return f"{last[0]}: rain"
+
+        return server
+
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        example(bad, range(30))

@@ -1,0 +1,67 @@
+"""The three speeds of the suite, and which case runs at which.
+
+- `default`: what `pytest` runs.  A behaviour is tested once, where it lives, on the two newest revisions.
+- `full`: what `.ci/run` adds.  All revisions, conformance, the newest official SDKs, nginx and the browser.
+- `long`: what `.ci/run --long` adds.  All transports times all revisions, every cut, every peer.
+
+A mark named after a speed, on a module, a test or a case, decides.  That of a test wins, then that of a case, then that
+of the module, as `iter_markers` has them.  Without a mark, two rules do:
+
+1. A case that needs the official schemas, which a user's checkout does not have, is `full`.
+2. Cases that differ in their revision only are one behaviour.  Those of the two newest revisions are `default`, the
+   others `full`; where neither of the two is among them, the newest one is `default`.
+
+A case of an exchange that is cut (`tests/cuts.py`) runs at each speed, with other cuts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+from tests.server.wire import REVISION_NAMES
+
+__all__ = ["ALL", "DEFAULT", "FULL", "LONG", "SPEEDS", "part_of", "speeds"]
+
+SPEEDS = DEFAULT, FULL, LONG = ("default", "full", "long")
+ALL = "all"
+NEWEST = REVISION_NAMES[-2:]
+
+
+def speeds(items: Iterable[pytest.Item]) -> dict[pytest.Item, frozenset[str]]:
+    """The speeds at which each case runs: one, or all of them for a case with cuts."""
+    newest: defaultdict[str, str] = defaultdict(str)  # the newest revision in which a behaviour is tried
+    for item in items:
+        newest[_behaviour(item)] = max(newest[_behaviour(item)], _revision(item))
+    found = {}
+    for item in items:
+        revision = _revision(item)
+        fixtures = getattr(item, "fixturenames", ())
+        fast = revision in NEWEST or revision == newest[_behaviour(item)]
+        rule = DEFAULT if fast and "shared_schemas" not in fixtures else FULL
+        marked = next((mark.name for mark in item.iter_markers() if mark.name in SPEEDS), rule)
+        found[item] = frozenset(SPEEDS[SPEEDS.index(marked) :] if "cuts" in fixtures else [marked])
+    return found
+
+
+def part_of(item: pytest.Item, parts: int) -> int:
+    """The part of a run, from 1 to `parts`, to which a case belongs."""
+    return zlib.crc32(item.nodeid.encode()) % parts + 1
+
+
+def _revision(item: pytest.Item) -> str:
+    """The revision that a case is about, or "" for none."""
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else callspec.params
+    where = params.get("where", params.get("revision"))
+    name = str(getattr(where, "revision", where))
+    return name if name in REVISION_NAMES else ""
+
+
+def _behaviour(item: pytest.Item) -> str:
+    """The name of a case without its revision."""
+    revision = _revision(item)
+    return item.nodeid.replace(revision, "*") if revision else item.nodeid

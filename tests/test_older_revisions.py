@@ -1,0 +1,850 @@
+"""The differences of the three older revisions, one row each, beyond those in the README's table of features.
+
+A row names revisions, and says in a sentence what they do unlike 2025-11-25.  Its check returns what the package does
+in a revision: `then` in the revisions of the row, `now` in all others up to 2025-11-25.  So a row fails where a
+revision loses a difference, and where another revision gains one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal, NamedTuple
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.client.everywhere import reachable
+from tests.client.http_script import URL, Asked, Out, legacy, linked, script
+from tests.client.linked import Peer
+from tests.http.client import note
+from tests.http.served import served
+from tests.http.stage import OLD, Stage, plays
+from tests.requirements import req
+from tests.server.wire import CLIENT_INFO, REVISION_NAMES, connected
+from trio_mcp import (
+    Annotations,
+    AudioContent,
+    Client,
+    Context,
+    CreateMessageResult,
+    Elicit,
+    ElicitUrl,
+    Icon,
+    Inquiry,
+    LocalProtocolError,
+    McpError,
+    NotDeclared,
+    NotInThisRevision,
+    Prompt,
+    PromptArgument,
+    PromptReference,
+    RequestError,
+    Resource,
+    ResourceLink,
+    ResourceTemplate,
+    Root,
+    Sample,
+    SamplingMessage,
+    SamplingRequest,
+    Server,
+    TextContent,
+    TextResourceContents,
+    Tool,
+    ToolAnnotations,
+    UrlElicitationRequired,
+    open_client,
+)
+from trio_mcp.core.content import ToolResultContent, ToolUseContent
+from trio_mcp.core.jsonrpc import Request
+from trio_mcp.core.meta import check_meta
+from trio_mcp.core.models import ToolExecution
+from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.core.session import Offer
+from trio_mcp.testing import open_memory_pair
+
+A, B, C, D = REVISION_NAMES[:4]
+
+Object = dict[str, Any]
+Look = Callable[[str], Awaitable[Any]]
+META = {"com.example/key": 1}
+SOUND = AudioContent(b"RIFF", "audio/wav")
+LINK = ResourceLink("a", "r://a")
+ONE, TWO = TextContent("one"), TextContent("two")
+
+
+class Row(NamedTuple):
+    revisions: tuple[str, ...]
+    says: str
+    look: Look
+    then: Any
+    now: Any
+    among: tuple[str, ...] = (A, B, C, D)  # where there is something to look at
+    proves: Any = ()
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.revisions)}: {self.says}"
+
+
+def outcome(response: Object) -> Any:
+    return response["error"]["code"] if "error" in response else "answered"
+
+
+async def attempt(trying: Awaitable[Any]) -> str:
+    try:
+        await trying
+    except McpError as error:
+        return type(error).__name__
+    return "answered"
+
+
+# A server that is played here.
+
+
+class Played(Peer):
+    """`opening` has the params of `initialize`, `heard` all that a client says after it, arrays as they come."""
+
+    def __init__(self, stream: trio.abc.Stream, revision: str, capabilities: Object) -> None:
+        super().__init__(stream, revision, capabilities)
+        self.opening: Object = {}
+        self.heard: list[Any] = []
+
+    async def _hear(self, message: Any) -> None:
+        method = message.get("method") if isinstance(message, dict) else None
+        if method == "initialize":
+            self.opening = message["params"]
+            await super()._hear(message)
+        elif method != "notifications/initialized":
+            self.heard.append(message)
+        if method == "completion/complete":
+            await self.answer(message, {"completion": {"values": []}})
+
+    async def said_to(self, line: Any) -> Any:
+        """The one message by which a client answers a line."""
+        before = len(self.heard)
+        data = line if isinstance(line, bytes) else json.dumps(line).encode()
+        await self.stream.send_all(data + b"\n")
+        await wait_all_tasks_blocked()
+        (answer,) = self.heard[before:]
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def played(
+    revision: str, capabilities: Object | None = None, **options: Any
+) -> AsyncIterator[tuple[Client, Played]]:
+    ours, theirs = memory_stream_pair()
+    peer = Played(theirs, revision, capabilities or {})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+        async with open_client(ours, revision=revision, **options) as client:
+            yield client, peer
+
+
+# What each side says of itself.
+
+LATER = ["description", "icons", "websiteUrl"]
+
+
+def server_says(*names: str) -> Look:
+    async def look(revision: str) -> Any:
+        more: Object = {"title": "T", "description": "It serves.", "website_url": "https://example.com"}
+        server = Server("s", icons=[Icon("https://example.com/icon.png")], **more)
+        async with connected(server, revision) as wire:
+            return [name for name in names if name in wire.opening["serverInfo"]]
+
+    return look
+
+
+def client_says(*names: str) -> Look:
+    async def look(revision: str) -> Any:
+        more = {"title": "T", "description": "It asks.", "websiteUrl": "https://example.com", "icons": []}
+        session = ClientSession(Offer({**CLIENT_INFO, **more}, revisions=(REVISIONS[revision],)))
+        session.open()
+        ((message, _),) = session.outgoing()
+        assert isinstance(message, Request)
+        return [name for name in names if name in message.params["clientInfo"]]
+
+    return look
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("nobody asks")
+
+
+def client_declares(capability: str, **offers: Any) -> Look:
+    async def look(revision: str) -> Any:
+        async with played(revision, **offers) as (_, peer):
+            return peer.opening["capabilities"].get(capability, "nothing")
+
+    return look
+
+
+sampling_with_tools = client_declares("sampling", sampling=never, sampling_tools=True)
+both_modes = client_declares("elicitation", elicitation=never, elicitation_url=never)
+pages_alone = client_declares("elicitation", elicitation_url=never)
+
+
+async def some_elicitation(revision: str) -> Any:
+    return await both_modes(revision) != "nothing"
+
+
+async def agreed(revision: str) -> Any:
+    """The answer of a server that knows nothing newer to an unknown version, and what a newer client speaks with it."""
+    server = Server("s", revisions=[name for name in REVISION_NAMES if name <= revision])
+    async with connected(server, revision, opened=False) as wire:
+        params = {"protocolVersion": "2099-01-01", "capabilities": {}, "clientInfo": CLIENT_INFO}
+        answered = (await wire.call("initialize", params))["protocolVersion"]
+    async with open_memory_pair(server) as pair:
+        return answered, pair.client.revision
+
+
+# Completion.
+
+
+def reviewing() -> Server:
+    server = Server("s")
+
+    @server.prompt
+    async def review(code: str) -> str:
+        return code
+
+    return server
+
+
+async def completions_declared(revision: str) -> Any:
+    server = reviewing()
+    server.completion(lambda value: [value])
+    async with connected(server, revision) as wire:
+        return "completions" in wire.opening["capabilities"]
+
+
+async def server_completes(revision: str) -> Any:
+    params = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "code", "value": "x"}}
+    async with connected(reviewing(), revision) as wire:
+        return outcome(await wire.exchange("completion/complete", params))
+
+
+async def client_asks_to_complete(revision: str) -> Any:
+    async with played(revision, {"prompts": {}}) as (client, _):
+        return await attempt(client.complete(PromptReference("review"), "code", "x"))
+
+
+async def title_of_a_reference(revision: str) -> Any:
+    async with played(revision, {"prompts": {}, "completions": {}}) as (client, peer):
+        await client.complete(PromptReference("review", title="Review"), "code", "x")
+        return peer.heard[0]["params"]["ref"].get("title")
+
+
+# Arrays of messages, and lines that nobody can read.
+
+
+def ping(id: Any) -> Object:
+    return {"jsonrpc": "2.0", "id": id, "method": "ping"}
+
+
+CANCELLED = [note("notifications/cancelled", {"requestId": id}) for id in (98, 99)]
+
+
+def shape(said: Any) -> Any:
+    return "an array" if isinstance(said, list) else outcome(said)
+
+
+async def server_hears_requests(revision: str) -> Any:
+    async with connected(Server("s"), revision) as wire:
+        await wire.send([wire.request("ping"), wire.request("ping")])
+        await wire.call("ping")
+        *_, said, _ = wire.lines
+        return shape(json.loads(said))
+
+
+async def server_hears_notifications(revision: str) -> Any:
+    async with connected(Server("s"), revision) as wire:
+        await wire.send(CANCELLED)
+        await wire.call("ping")
+        return [outcome(error) for error in wire.unaddressed]
+
+
+async def client_hears_requests(revision: str) -> Any:
+    async with played(revision) as (_, peer):
+        return shape(await peer.said_to([ping(1), ping(2)]))
+
+
+async def requests_posted(revision: str) -> Any:
+    async with served(Server("s")) as web:
+        session = await web.initialize(revision)
+        answer = await web.post([web.request("ping", revision=revision) for _ in range(2)], session=session)
+        return answer.status, [outcome(each) for each in answer.messages]
+
+
+async def notifications_posted(revision: str) -> Any:
+    async with served(Server("s")) as web:
+        return (await web.post(CANCELLED, session=await web.initialize(revision))).status
+
+
+async def answered_by_an_array(revision: str) -> Any:
+    async def play(asked: Asked, out: Out) -> None:
+        await out.json([asked.answer({"tools": []})])
+
+    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+        return await attempt(bench.caller.request("tools/list"))
+
+
+async def responses_posted(revision: str) -> Any:
+    """What a client posts that has heard an array of two requests on the stream of a call."""
+    posted: list[Any] = []
+
+    async def play(asked: Asked, out: Out) -> None:
+        if asked.what == "tools/list":
+            await out.begin()
+            await out.event([ping(1), ping(2)])
+            await wait_all_tasks_blocked()
+            await out.event(asked.answer({"tools": []}))
+            await out.end()
+        else:
+            posted.append(json.loads(asked.body))
+            await out.reply(202)
+
+    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+        await bench.caller.request("tools/list")
+    return [shape(each) for each in posted]
+
+
+async def server_hears_junk(revision: str) -> Any:
+    async with connected(Server("s"), revision) as wire:
+        wire.post_bytes(b"{\n")
+        await wire.call("ping")
+        (error,) = wire.unaddressed
+        return error.get("id", "no id")
+
+
+async def client_hears_junk(revision: str) -> Any:
+    async with played(revision) as (_, peer):
+        return (await peer.said_to(b"{")).get("id", "no id")
+
+
+# Errors.
+
+
+async def wrong_arguments(revision: str) -> Any:
+    server = Server("s")
+
+    @server.tool
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with connected(server, revision) as wire:
+        answer = await wire.exchange("tools/call", {"name": "double", "arguments": {"number": "two"}})
+        return "isError" if "result" in answer and answer["result"]["isError"] else outcome(answer)
+
+
+def raises(make: Callable[[], RequestError]) -> Look:
+    async def look(revision: str) -> Any:
+        server = Server("s")
+
+        @server.prompt
+        async def prompt() -> str:
+            raise make()
+
+        async with connected(server, revision) as wire:
+            return outcome(await wire.exchange("prompts/get", {"name": "prompt"}))
+
+    return look
+
+
+code_of_pages = raises(lambda: RequestError(-32042, "visit"))
+page_demanded = raises(lambda: UrlElicitationRequired(ElicitUrl("Log in", "https://example.com")))
+
+
+# Metadata.
+
+
+def key(name: str) -> Look:
+    async def look(revision: str) -> Any:
+        try:
+            check_meta({name: 1}, REVISIONS[revision])
+        except LocalProtocolError:
+            return "refused"
+        return "free"
+
+    return look
+
+
+# What a server lists.
+
+LISTS = {"tools": "tools", "prompts": "prompts", "resources": "resources", "resourceTemplates": "resources/templates"}
+
+
+def full() -> Server:
+    server = Server("s")
+    common: Object = {"title": "T", "meta": META}
+    about = Annotations(["user"], 1, "2025-06-18")
+    tool = Tool("t", {"type": "object"}, None, ToolAnnotations("T", True), ToolExecution("optional"), **common)
+    server.add_tool(tool, lambda ctx, arguments: "")
+    server.add_prompt(Prompt("p", [PromptArgument("code", title="Code")], **common), lambda ctx, arguments: "")
+    server.add_resource(Resource("r", "r://one", annotations=about, **common), lambda ctx, uri: "")
+    template = ResourceTemplate("t", "t://{x}", annotations=about, **common)
+    server.add_template(template, lambda ctx, uri, variables: "")
+    return server
+
+
+def listed(read: Callable[[Object], Any]) -> Look:
+    """`read` gets the one item of each list."""
+
+    async def look(revision: str) -> Any:
+        async with connected(full(), revision) as wire:
+            return read({name: (await wire.call(f"{method}/list"))[name][0] for name, method in LISTS.items()})
+
+    return look
+
+
+lists_with_metadata = listed(lambda items: [name for name, item in items.items() if "_meta" in item])
+title_of_an_argument = listed(lambda items: items["prompts"]["arguments"][0].get("title"))
+annotations_of_a_tool = listed(lambda items: items["tools"].get("annotations"))
+execution_of_a_tool = listed(lambda items: items["tools"].get("execution"))
+annotations_of_a_resource = listed(lambda items: sorted(items["resources"]["annotations"]))
+
+
+async def broken_promise(revision: str) -> Any:
+    """A tool promises an object of numbers, and a middleware makes a text of one."""
+
+    async def spoil(ctx: Context, request: Request, call_next: Any) -> Object:
+        result: Object = await call_next(request)
+        return {**result, "structuredContent": {"degrees": "warm"}} if "structuredContent" in result else result
+
+    server = Server("s", middleware=[spoil])
+
+    @server.tool
+    async def forecast() -> dict[str, int]:
+        return {"degrees": 3}
+
+    async with open_memory_pair(server, revision=revision) as pair:
+        await pair.client.list_tools()
+        return await attempt(pair.client.call_tool("forecast"))
+
+
+# What handlers give.
+
+
+def gives(value: Any, method: Literal["tools/call", "prompts/get"]) -> Look:
+    async def look(revision: str) -> Any:
+        server = Server("s")
+
+        async def give() -> Any:
+            return value
+
+        (server.tool if method == "tools/call" else server.prompt)(give)
+        async with connected(server, revision) as wire:
+            answer = await wire.exchange(method, {"name": "give"})
+        if "error" in answer or answer["result"].get("isError"):
+            assert f"does not exist in {revision}" in str(answer)
+            return "refused"
+        result = answer["result"]
+        (block,) = result["content"] if "content" in result else [each["content"] for each in result["messages"]]
+        return sorted(block)
+
+    return look
+
+
+async def contents_of_a_resource(revision: str) -> Any:
+    server = Server("s")
+
+    @server.resource("r://one")
+    async def one() -> TextResourceContents:
+        return TextResourceContents("r://one", "1", meta=META)
+
+    async with connected(server, revision) as wire:
+        (contents,) = (await wire.call("resources/read", {"uri": "r://one"}))["contents"]
+        return sorted(contents)
+
+
+# What a server asks.
+
+SAID: Object = {"role": "assistant", "content": {"type": "text", "text": "much"}, "model": "m"}
+ANSWERS = {"elicitation/create": lambda params: {"action": "decline"}, "sampling/createMessage": lambda params: SAID}
+
+
+def asks(make: Callable[[], Inquiry[Any]], read: Callable[[Object], Any] | None = None, **options: Any) -> Look:
+    """What `read` finds in the question, or which exception the handler gets."""
+
+    async def look(revision: str) -> Any:
+        server = Server("s")
+
+        @server.tool
+        async def ask(ctx: Context) -> str:
+            try:
+                await ctx.ask(it=make())
+            except (NotInThisRevision, NotDeclared) as error:
+                return type(error).__name__
+            return "asked"
+
+        async with connected(server, revision, answers=ANSWERS, **options) as wire:
+            result = await wire.call("tools/call", {"name": "ask"})
+            return result["content"][0]["text"] if read is None or not wire.asked else read(wire.asked[0][1])
+
+    return look
+
+
+def sample(content: Any) -> Sample:
+    return Sample([SamplingMessage("user", content, meta=META)], max_tokens=9)
+
+
+def sample_of_a_tool_use() -> Sample:
+    use, result = ToolUseContent("1", "look", {}), ToolResultContent("1", [ONE])
+    return Sample([SamplingMessage("assistant", use), SamplingMessage("user", result)], max_tokens=9)
+
+
+def form(field: Object) -> Elicit[Any]:
+    return Elicit("Which?", {"type": "object", "properties": {"value": field}})
+
+
+COLOURS: Object = {"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g", "title": "Green"}]}
+SIZES: Object = {"type": "array", "items": {"type": "string", "enum": ["S", "M"]}}
+
+model_is_asked_about_sound = asks(lambda: sample(SOUND))
+model_is_asked_about_blocks = asks(lambda: sample([ONE, TWO]))
+model_is_asked_about_a_block = asks(lambda: sample([ONE]), lambda params: type(params["messages"][0]["content"]))
+model_is_told_of_tools = asks(sample_of_a_tool_use)
+message_to_a_model = asks(lambda: sample(ONE), lambda params: sorted(params["messages"][0]))
+context_is_asked_for = asks(
+    lambda: Sample("?", max_tokens=9, include_context="thisServer"), capabilities={"sampling": {}}
+)
+form_for_nobody = asks(lambda: form(COLOURS), capabilities={})
+mode_of_a_form = asks(lambda: form(COLOURS), lambda params: params.get("mode"))
+titled_choice = asks(lambda: form(COLOURS), lambda params: sorted(params["requestedSchema"]["properties"]["value"]))
+choice_of_several = asks(lambda: form(SIZES))
+
+
+# What a client answers.
+
+HELLO: Object = {"messages": [{"role": "user", "content": {"type": "text", "text": "?"}}], "maxTokens": 9}
+HELLO_WITH_TOOLS: Object = {**HELLO, "tools": [{"name": "look", "inputSchema": {"type": "object"}}]}
+FORM: Object = {"message": "?", "requestedSchema": {"type": "object", "properties": {"value": SIZES}}}
+
+
+def answers(method: str, params: Object, read: Callable[[Object], Any] | None = None, **offers: Any) -> Look:
+    """What `read` finds in the answer of a client that offers this, or the code of its error."""
+
+    async def look(revision: str) -> Any:
+        async with played(revision, **offers) as (_, peer):
+            response = await peer.said_to({**ping(1), "method": method, "params": params})
+            return outcome(response) if read is None or "error" in response else read(response["result"])
+
+    return look
+
+
+def model_says(content: Any) -> Look:
+    answer = CreateMessageResult("assistant", content, "m")
+    return answers("sampling/createMessage", HELLO, sampling=lambda asked: answer)
+
+
+root_of_a_client = answers(
+    "roots/list", {}, lambda result: sorted(result["roots"][0]), roots=[Root("file:///srv", meta=META)]
+)
+tools_were_not_offered = answers("sampling/createMessage", HELLO_WITH_TOOLS, sampling=lambda asked: ("much", "m"))
+several_values = answers("elicitation/create", FORM, elicitation=lambda asked: {"value": ["S"]})
+
+
+async def client_is_asked_by_a_form(revision: str) -> Any:
+    async with played(revision, elicitation=lambda asked: None) as (_, peer):
+        response = await peer.said_to({**ping(1), "method": "elicitation/create", "params": FORM})
+        return "no such method" if "does not exist" in str(response) else outcome(response)
+
+
+async def model_hears_of_tools(revision: str) -> Any:
+    heard: list[Any] = []
+
+    def think(asked: SamplingRequest) -> tuple[str, str]:
+        heard.append(asked.params.tools)
+        return "much", "m"
+
+    async with played(revision, sampling=think, sampling_tools=True) as (_, peer):
+        await peer.said_to({**ping(1), "method": "sampling/createMessage", "params": HELLO_WITH_TOOLS})
+    return [tools and [tool.name for tool in tools] for tools in heard]
+
+
+async def page_is_done(revision: str) -> Any:
+    """What a client notes of the notification."""
+    async with played(revision, elicitation_url=lambda page: True) as (client, peer):
+        await peer.tell("notifications/elicitation/complete", {"elicitationId": "1"})
+        await wait_all_tasks_blocked()
+        return ["is no notification" in each for each in client.deviations]
+
+
+# HTTP.
+
+
+async def first_event(revision: str) -> Any:
+    async with served(Stage().server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(plays("progress", revision=revision), session=session) as stream:
+            return "a message" if (await stream.event()).data else "nothing"
+
+
+async def hangs_up(revision: str) -> Any:
+    stage = Stage()
+    async with served(stage.server) as web:
+        session = await web.initialize(revision)
+        async with web.stream(plays("progress", "hang-up 2", revision=revision), session=session) as stream:
+            await stream.rest()
+        await wait_all_tasks_blocked()
+        return stage.answers
+
+
+async def client_names_its_revision(revision: str) -> Any:
+    named: list[str | None] = []
+
+    async def play(asked: Asked, out: Out) -> None:
+        named.append(asked.headers.get("MCP-Protocol-Version"))
+        await out.json(asked.answer({"tools": []}))
+
+    async with script(legacy(play)) as server, linked(server.connect, [revision]) as bench:
+        await bench.caller.request("tools/list")
+    assert named in ([None], [revision])
+    return named == [revision]
+
+
+async def served_without_a_session(revision: str) -> Any:
+    """Whether a client names its revision, and whether the server takes the request for one of it."""
+    server = Server("s")
+
+    @server.tool
+    async def spoken(ctx: Context) -> str:
+        return ctx.revision
+
+    async with served(server, sessions=False) as web:
+        call = web.request("tools/call", {"name": "spoken"}, revision=revision)
+        answer = await web.post(call, revision=revision)
+        named = "MCP-Protocol-Version" in web.headers_for(call, revision, None)
+        return named, answer.result["content"][0]["text"] == revision
+
+
+async def after_410(revision: str) -> Any:
+    """Whether a client looks for HTTP+SSE where its POST is answered by 410."""
+
+    async def play(asked: Asked, out: Out) -> None:
+        await out.reply(410)
+
+    async def open_it() -> None:
+        async with open_client(URL, revision=revision):
+            raise AssertionError("it was opened")
+
+    async with script(play) as server:
+        with reachable(server.connect):
+            assert await attempt(open_it()) != "answered"
+        return "GET" in server.heard
+
+
+async def answer_by_http(revision: str) -> Any:
+    """The status of a POST, and whether the answer is in its body, by the transport that the revision describes."""
+    async with served(Server("s"), **OLD) as web:
+        if REVISIONS[revision].http is not None:
+            answer = await web.call("ping", session=await web.initialize(revision))
+            return answer.status, answer.result == {}
+        async with web.stream(revision=revision, path="/sse") as stream:
+            event = await stream.event()
+            assert event.event == "endpoint"
+            params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": CLIENT_INFO}
+            message = web.request("initialize", params, revision=revision)
+            web.expect(message)
+            body = json.dumps(message).encode()
+            answer = await web.send("POST", event.data.decode(), {"Content-Type": "application/json"}, body)
+            assert (await stream.message())["result"]["protocolVersion"] == revision
+            return answer.status, answer.body != b""
+
+
+# The table.
+
+OLDER, BEFORE_C = (A, B, C), (A, B)
+SINCE_B, SINCE_C = (B, C, D), (C, D)
+LINKED, HEARD = ["name", "type", "uri"], ["data", "mimeType", "type"]
+MEANT = ["audience", "priority"]
+ROWS = [
+    # What each side says of itself.
+    Row(BEFORE_C, "a server has no title", server_says("title"), [], ["title"]),
+    Row(OLDER, "a server has no description, icons and website", server_says(*LATER), [], LATER),
+    Row(BEFORE_C, "a client has no title", client_says("title"), [], ["title"]),
+    Row(OLDER, "a client has no description, icons and website", client_says(*LATER), [], LATER),
+    Row(OLDER, "a client does not declare that its model uses tools", sampling_with_tools, {}, {"tools": {}}),
+    Row(BEFORE_C, "a client declares no elicitation", some_elicitation, False, True),
+    Row((C,), "elicitation has no modes", both_modes, {}, {"form": {}, "url": {}}, SINCE_C),
+    Row(OLDER, "a client that only opens pages declares no elicitation", pages_alone, "nothing", {"url": {}}),
+    Row((A,), "a server of 2024-11-05 answers an unknown version by its own", agreed, (A, A), (D, D), (A, D)),
+    Row((B,), "a server of 2025-03-26 answers an unknown version by its own", agreed, (B, B), (D, D), (B, D)),
+    Row((C,), "a server of 2025-06-18 answers an unknown version by its own", agreed, (C, C), (D, D), (C, D)),
+    # Completion.
+    Row((A,), "a server does not declare completions", completions_declared, False, True, proves=req("cmpl-10")),
+    Row((A,), "a server completes undeclared", server_completes, "answered", -32601, proves=req("cmpl-10")),
+    Row(
+        (A,),
+        "a client asks for completions that are not declared",
+        client_asks_to_complete,
+        "answered",
+        "NotDeclared",
+        proves=req("life-15"),
+    ),
+    Row(BEFORE_C, "a reference to a prompt has no title", title_of_a_reference, None, "Review"),
+    # Arrays of messages, and lines that nobody can read.
+    Row((B,), "a server answers an array of requests by one array", server_hears_requests, "an array", -32600),
+    Row((B,), "a server has no answer to an array of notifications", server_hears_notifications, [], [-32600]),
+    Row((B,), "a client answers an array of requests by one array", client_hears_requests, "an array", -32600),
+    Row(
+        (B,),
+        "a POST of several requests is answered by all responses",
+        requests_posted,
+        (200, ["answered", "answered"]),
+        (400, [-32600]),
+    ),
+    Row((B,), "a POST of several notifications is accepted", notifications_posted, 202, 400),
+    Row((B,), "an HTTP response may be an array", answered_by_an_array, "answered", "RemoteProtocolError"),
+    Row((B,), "a client posts an array of responses", responses_posted, ["an array"], [-32600], proves=req("http-10")),
+    Row(OLDER, "a server's error about an unreadable line has a null id", server_hears_junk, None, "no id"),
+    Row(OLDER, "a client's error about an unreadable line has a null id", client_hears_junk, None, "no id"),
+    # Errors.
+    Row(
+        OLDER,
+        "wrong arguments of a tool are a protocol error",
+        wrong_arguments,
+        -32602,
+        "isError",
+        proves=req("tool-32"),
+    ),
+    Row(OLDER, "the error code -32042 does not leave", code_of_pages, -32603, -32042),
+    Row(OLDER, "a handler cannot demand the visit of a page", page_demanded, -32603, -32042),
+    # Metadata.
+    Row(BEFORE_C, "the keys of metadata have no grammar", key("-/x"), "free", "refused"),
+    Row((C,), "a prefix with mcp before its last label is reserved", key("mcp.dev/x"), "refused", "free"),
+    Row(OLDER, "a prefix with mcp as its last label is free", key("dev.mcp/x"), "free", "refused"),
+    Row(BEFORE_C, "tools, prompts, resources and templates have no metadata", lists_with_metadata, [], [*LISTS]),
+    Row(
+        BEFORE_C,
+        "a block of content has no metadata",
+        gives(TextContent("hi", meta=META), "tools/call"),
+        ["text", "type"],
+        ["_meta", "text", "type"],
+    ),
+    Row(
+        BEFORE_C,
+        "the contents of a resource have no metadata",
+        contents_of_a_resource,
+        ["text", "uri"],
+        ["_meta", "text", "uri"],
+    ),
+    Row(BEFORE_C, "a root has no metadata", root_of_a_client, ["uri"], ["_meta", "uri"]),
+    Row(
+        OLDER,
+        "a message to a model has no metadata",
+        message_to_a_model,
+        ["content", "role"],
+        ["_meta", "content", "role"],
+    ),
+    # Lists.
+    Row(BEFORE_C, "an argument of a prompt has no title", title_of_an_argument, None, "Code"),
+    Row((A,), "a tool has no annotations", annotations_of_a_tool, None, {"title": "T", "readOnlyHint": True}),
+    Row(OLDER, "a tool does not say whether it runs as a task", execution_of_a_tool, None, {"taskSupport": "optional"}),
+    Row(
+        BEFORE_C,
+        "a resource does not say when it was modified",
+        annotations_of_a_resource,
+        MEANT,
+        sorted([*MEANT, "lastModified"]),
+    ),
+    Row(
+        BEFORE_C,
+        "a client has no output schema to judge a result by",
+        broken_promise,
+        "answered",
+        "RemoteProtocolError",
+    ),
+    # Content.
+    Row((A,), "a tool gives no sound", gives(SOUND, "tools/call"), "refused", HEARD),
+    Row((A,), "a prompt holds no sound", gives(SOUND, "prompts/get"), "refused", HEARD),
+    Row((A,), "a model is not asked about sound", model_is_asked_about_sound, "NotInThisRevision", "asked"),
+    Row((A,), "a model does not answer by sound", model_says(SOUND), -32603, "answered"),
+    Row(BEFORE_C, "a tool gives no links", gives(LINK, "tools/call"), "refused", LINKED),
+    Row(BEFORE_C, "a prompt holds no links", gives(LINK, "prompts/get"), "refused", LINKED),
+    # Sampling.
+    Row(
+        OLDER,
+        "a message to a model has one block only",
+        model_is_asked_about_blocks,
+        "NotInThisRevision",
+        "asked",
+        proves=req("type-11"),
+    ),
+    Row(OLDER, "the block of a message stands in no array", model_is_asked_about_a_block, dict, list),
+    Row(OLDER, "a model is not told of uses of tools", model_is_told_of_tools, "NotInThisRevision", "asked"),
+    Row(
+        OLDER,
+        "a model answers by one block only",
+        model_says([ONE, TWO]),
+        -32603,
+        "answered",
+        proves=req("type-11"),
+    ),
+    Row(OLDER, "a model hears of no tools", model_hears_of_tools, [None], [["look"]]),
+    Row(OLDER, "tools that a client did not declare mean nothing to it", tools_were_not_offered, "answered", -32602),
+    Row(OLDER, "no capability is needed to ask for context", context_is_asked_for, "asked", "NotDeclared"),
+    # Elicitation.
+    Row(
+        BEFORE_C,
+        "a handler learns that a revision has no forms, whatever the client declares",
+        form_for_nobody,
+        "NotInThisRevision",
+        "NotDeclared",
+    ),
+    Row(BEFORE_C, "a client knows no question by a form", client_is_asked_by_a_form, "no such method", "answered"),
+    Row((C,), "a form has no mode", mode_of_a_form, None, "form", SINCE_C),
+    Row(
+        (C,),
+        "the titles of choices stand apart from their values",
+        titled_choice,
+        ["enum", "enumNames", "type"],
+        ["oneOf", "type"],
+        SINCE_C,
+    ),
+    Row((C,), "a form offers no choice of several", choice_of_several, "NotInThisRevision", "asked", SINCE_C),
+    Row(
+        (C,),
+        "a field of an answer has one value only",
+        several_values,
+        -32603,
+        "answered",
+        SINCE_C,
+        req("type-17"),
+    ),
+    Row(OLDER, "a client knows no notification of a page that is done", page_is_done, [True], []),
+    # HTTP.
+    Row((B, C), "a stream begins with a message", first_event, "a message", "nothing", SINCE_B),
+    Row((B, C), "a server ends no stream before the response", hangs_up, [False], [True], SINCE_B, req("http-26")),
+    Row(BEFORE_C, "a client does not name its revision in a header", client_names_its_revision, False, True),
+    Row(
+        (B,),
+        "a request without a header that names a revision is one of 2025-03-26",
+        served_without_a_session,
+        (False, True),
+        (True, True),
+        SINCE_B,
+    ),
+    Row(OLDER, "a client looks for HTTP+SSE after 410", after_410, True, False, proves=req("sse-10")),
+    Row((A,), "the answer to a POST is not in its body", answer_by_http, (202, False), (200, True)),
+]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=str(row), marks=row.proves) for row in ROWS])
+async def test_an_older_revision_differs_as_its_row_says(row: Row, autojump_clock: MockClock) -> None:
+    with trio.fail_after(600):
+        for revision in row.among:
+            seen = await row.look(revision)
+            assert (revision, seen) == (revision, row.then if revision in row.revisions else row.now)
+
+
+def test_every_row_is_a_difference_and_stands_in_the_table_once() -> None:
+    for row in ROWS:
+        assert row.then != row.now, row
+        assert set(row.revisions) < set(row.among), row
+        assert D in set(row.among) - set(row.revisions), row
+    assert len({str(row) for row in ROWS}) == len(ROWS)
