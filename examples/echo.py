@@ -1,4 +1,4 @@
-"""The smallest server: one tool, on standard input and output.
+"""The smallest server that has one of each: a tool, a resource and a prompt, on standard input and output.
 
 python examples/echo.py
 
@@ -10,10 +10,22 @@ from trio_mcp import Server
 server = Server("echo", version="1.0")
 
 
-@server.tool
-async def echo(text: str) -> str:
-    """Say the same again."""
-    return text
+@server.tool(title="Echo Tool")
+async def echo(message: str) -> str:
+    """Echoes back the provided message."""
+    return f"Tool echo: {message}"
+
+
+@server.resource("echo://{message}", name="echo", title="Echo Resource")
+async def echo_resource(message: str) -> str:
+    """Echoes back messages as resources."""
+    return f"Resource echo: {message}"
+
+
+@server.prompt(name="echo", title="Echo Prompt")
+async def echo_prompt(message: str) -> str:
+    """Creates a prompt to process a message."""
+    return f"Please process this message: {message}"
 
 
 if __name__ == "__main__":

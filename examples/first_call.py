@@ -15,7 +15,7 @@ from typing import Any
 
 SERVER = Path(__file__).parent / "echo.py"
 WHO = {"name": "visitor", "version": "1.0"}
-CALL = {"name": "echo", "arguments": {"text": "Hello, Trio!"}}
+CALL = {"name": "echo", "arguments": {"message": "Hello, Trio!"}}
 MODERN = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": WHO,
