@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
+from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import Event, Id, Invalid, Limits, decode, encode
-from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.outcomes import RequestCancelled
 from trio_mcp.core.session import Call, Offer, ServerSession
 

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from trio_mcp.core.errors import METHOD_NOT_FOUND, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import ABSENT, Event, Limits, decode, encode
-from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.opening import ClientSession, OpeningFailed
 from trio_mcp.core.outcomes import Answered, Garbled, Outcome, ProgressReported, Refused, TimedOut
 from trio_mcp.core.session import Call, Offer, Opened

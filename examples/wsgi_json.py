@@ -23,14 +23,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, RequestError
-from trio_mcp.core.headers import reply_headers
-from trio_mcp.core.http import judge, screen
+from trio_mcp.core.http.fields import reply_headers
+from trio_mcp.core.http.server_rules import judge, screen
+from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal, status_for
 from trio_mcp.core.jsonrpc import Error, encode
 from trio_mcp.core.revisions import LATEST_LEGACY
 from trio_mcp.core.session import Call, Offer, ServerSession
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
-from trio_mcp.core.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal, status_for
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment

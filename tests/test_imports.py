@@ -368,7 +368,7 @@ def test_a_server_without_http_loads_nothing_of_it(statement: str) -> None:
 def test_a_server_by_http_loads_no_websockets_before_somebody_asks_for_one() -> None:
     loaded = modules_of("from trio_mcp import Server, serve_http")
     assert "trio_mcp.http_server" in loaded
-    assert not {"wsproto", "trio_mcp.websocket"} & loaded
+    assert not {"wsproto", "trio_mcp.core.http.websocket"} & loaded
 
 
 # The demo, which is written as anybody's program could be.
@@ -396,5 +396,5 @@ def test_a_client_without_oauth_loads_nothing_of_it() -> None:
     loaded = modules_of("from trio_mcp import open_client; import trio_mcp.http_link, trio_mcp.websocket_client")
     assert set(SERVER_MODULES) >= OF_OAUTH
     assert not {f"trio_mcp.{module}" for module in OF_OAUTH} & loaded
-    assert {name for name in loaded if name.startswith("trio_mcp.core.auth")} == {"trio_mcp.core.auth_errors"}
+    assert {name for name in loaded if name.startswith("trio_mcp.core.oauth.tokens")} == {"trio_mcp.core.oauth.errors"}
     assert not {"webbrowser", "jwt", "cryptography"} & modules_of("from trio_mcp import OAuth; OAuth('x')")

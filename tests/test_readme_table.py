@@ -48,7 +48,7 @@ from trio_mcp import (
     open_client,
     serve_http,
 )
-from trio_mcp.core.listen import resource_updated
+from trio_mcp.core.subscriptions import resource_updated
 from trio_mcp.groups import open_nursery
 from trio_mcp.testing import MemoryPair, open_memory_pair
 

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
         ResourceNotFound,
         SessionClosed,
     )
+    from trio_mcp.core.http.event_log import EventLog
+    from trio_mcp.core.http.verdicts import HttpRequest
     from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
-    from trio_mcp.core.listen import Change, Kind
     from trio_mcp.core.models import (
         CallToolResult,
         Completion,
@@ -76,13 +77,12 @@ if TYPE_CHECKING:
         ToolAnnotations,
         ToolChoice,
     )
+    from trio_mcp.core.oauth.principals import Principal
+    from trio_mcp.core.oauth.resource import CannotVerify
     from trio_mcp.core.opening import Negotiation
-    from trio_mcp.core.principals import Principal
-    from trio_mcp.core.replay import EventLog
-    from trio_mcp.core.resource_server import CannotVerify
-    from trio_mcp.core.schema import Field
-    from trio_mcp.core.validation import InvalidSchema
-    from trio_mcp.core.verdicts import HttpRequest
+    from trio_mcp.core.schema.schema import Field
+    from trio_mcp.core.schema.validation import InvalidSchema
+    from trio_mcp.core.subscriptions import Change, Kind
     from trio_mcp.dispatch import CallNext, Middleware
     from trio_mcp.driver import serve_stream
     from trio_mcp.following import FollowedCall, Progress
@@ -166,19 +166,19 @@ _HOMES = {
     "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
     "NotInThisRevision RemoteProtocolError RequestError ResourceNotFound SessionClosed",
     "trio_mcp.core.jsonrpc": "Json JsonObject Limits Request",
-    "trio_mcp.core.listen": "Change Kind",
+    "trio_mcp.core.subscriptions": "Change Kind",
     "trio_mcp.core.models": "CallToolResult Completion CreateMessageResult GetPromptResult ListPromptsResult "
     "ListResourceTemplatesResult ListResourcesResult ListToolsResult LogLevel "
     "LoggingMessageParams ModelHint ModelPreferences Prompt PromptArgument "
     "PromptMessage PromptReference ReadResourceResult ResourceReference "
     "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.opening": "Negotiation",
-    "trio_mcp.core.principals": "Principal",
-    "trio_mcp.core.replay": "EventLog",
-    "trio_mcp.core.resource_server": "CannotVerify",
-    "trio_mcp.core.schema": "Field",
-    "trio_mcp.core.validation": "InvalidSchema",
-    "trio_mcp.core.verdicts": "HttpRequest",
+    "trio_mcp.core.oauth.principals": "Principal",
+    "trio_mcp.core.http.server_rules.event_log": "EventLog",
+    "trio_mcp.core.oauth.resource": "CannotVerify",
+    "trio_mcp.core.schema.schema.schema": "Field",
+    "trio_mcp.core.schema.schema.validation": "InvalidSchema",
+    "trio_mcp.core.http.server_rules.verdicts": "HttpRequest",
     "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",

@@ -57,14 +57,14 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.revisions import Revision, Role, missing_capabilities
 from trio_mcp.core.rounds import Question
-from trio_mcp.core.self_described import describes_itself
+from trio_mcp.core.schema.self_described import describes_itself
+from trio_mcp.core.schema.writing import to_json_value
 from trio_mcp.core.terms import Terms
 from trio_mcp.crew import contained
 from trio_mcp.groups import open_nursery
 from trio_mcp.handlers import name_of
 from trio_mcp.paths import PathRefused, file_path
 from trio_mcp.questions import Accepted, Declined, Dismissed, Sample
-from trio_mcp.writing import to_json_value
 
 __all__ = [
     "Answering",

@@ -17,7 +17,7 @@ from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.handlers import Handler, name_of
 
 if TYPE_CHECKING:
-    from trio_mcp.core.validation import CompiledSchema, Problem
+    from trio_mcp.core.schema.validation import CompiledSchema, Problem
 
 __all__ = ["Arguments", "BadArguments", "arguments_of", "text_arguments"]
 
@@ -122,7 +122,7 @@ class Arguments:
 
     def _judged(self, arguments: JsonObject) -> list[Problem]:
         if self._compiled is None:
-            from trio_mcp.core.validation import compile_schema
+            from trio_mcp.core.schema.validation import compile_schema
 
             self._compiled = compile_schema(self.schema)
         return self._compiled.errors(arguments)
@@ -133,7 +133,7 @@ def _problem(path: str, what: str) -> str:
 
 
 def arguments_of(function: _Function, handler: Handler, schema: JsonObject) -> Arguments:
-    from trio_mcp.values import Unreadable, arguments_reader
+    from trio_mcp.core.schema.values import Unreadable, arguments_reader
 
     read = arguments_reader(function, handler.skip)
     if read is None:
@@ -150,7 +150,7 @@ def arguments_of(function: _Function, handler: Handler, schema: JsonObject) -> A
 
 def text_arguments(function: _Function, handler: Handler, what: str) -> Arguments:
     """Arguments that are text on the wire: those of prompts, and the variables of templates (prm-17)."""
-    from trio_mcp.core.schema import hint_of, parameters_schema
+    from trio_mcp.core.schema.schema import hint_of, parameters_schema
 
     schema = parameters_schema(function, handler.skip)
     for name, each in schema["properties"].items():

@@ -32,11 +32,11 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
-from trio_mcp.core.verdicts import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.gate import seconds_left

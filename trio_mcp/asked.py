@@ -22,7 +22,7 @@ from trio_mcp.core import forms, models
 from trio_mcp.core.content import Malformed, well_formed
 from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
-from trio_mcp.core.validation import CompiledSchema, compile_schema
+from trio_mcp.core.schema.validation import CompiledSchema, compile_schema
 
 __all__ = ["Form", "FormRequest", "PageRequest", "SamplingRequest", "host_of"]
 

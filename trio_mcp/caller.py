@@ -42,7 +42,7 @@ from trio_mcp.core.errors import (
     RequestError,
     SessionClosed,
 )
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Result
 from trio_mcp.core.opening import ClientSession, Negotiation, OpeningFailed
 from trio_mcp.core.outcomes import (

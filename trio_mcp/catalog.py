@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject, Kept, Limits
-from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
+from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.entries import (
     Completer,
     Completing,
@@ -103,7 +103,7 @@ class Catalog:
         templates = tuple(self._tables["templates"].values())
         if not templates or len(uri) > _LONGEST_URI:
             return None
-        from trio_mcp.core.templates import in_ascii  # who has a template has paid for it
+        from trio_mcp.core.schema.templates import in_ascii  # who has a template has paid for it
 
         ascii = in_ascii(uri)
         if ascii is None:

@@ -48,9 +48,8 @@ from trio_mcp.core.errors import (
     RequestError,
     ResourceNotFound,
 )
-from trio_mcp.core.headers import Fields, Mirror
+from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
-from trio_mcp.core.listen import Change
 from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import (
     CallToolResult,
@@ -76,6 +75,7 @@ from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.rounds import Ask, Rounds, is_complete
 from trio_mcp.core.state import Link
+from trio_mcp.core.subscriptions import Change
 from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
 from trio_mcp.groups import Block, open_nursery

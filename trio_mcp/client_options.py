@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
 from trio_mcp.asked import PageRequest
 from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, LocalProtocolError, RequestError
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS

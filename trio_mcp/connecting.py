@@ -36,11 +36,11 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, NotAnswered, OpeningError, Talk
-from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
-from trio_mcp.core.headers import Fields, Mirror
-from trio_mcp.core.http_client import place_of
+from trio_mcp.core.http.client_rules import place_of
+from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
@@ -392,8 +392,8 @@ async def _hold_websocket(
     probe: float,
     status: trio.TaskStatus[Connection],
 ) -> None:
+    from trio_mcp.core.http.websocket import WebSocketFrames
     from trio_mcp.core.revisions import Role
-    from trio_mcp.websocket import WebSocketFrames
     from trio_mcp.websocket_client import dial_websocket
 
     async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:

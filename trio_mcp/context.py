@@ -19,7 +19,7 @@ import trio
 
 from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import PROGRESS, Id, Json, JsonObject, Request
-from trio_mcp.core.principals import Principal
+from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import ServerSession
 from trio_mcp.core.shares import Account

@@ -52,12 +52,12 @@ from trio_mcp.core.jsonrpc import (
     prepare,
     prepared_progress,
 )
-from trio_mcp.core.listen import Kind
 from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, RequestCancelled
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
 from trio_mcp.core.shares import LONG, Account
 from trio_mcp.core.state import Link
+from trio_mcp.core.subscriptions import Kind
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.crew import Work, Worker, guarded
 from trio_mcp.groups import sole

@@ -48,7 +48,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.json_text import parse, to_text
 from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
-from trio_mcp.core.principals import Principal, covers
+from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
 from trio_mcp.crew import called
@@ -73,8 +73,8 @@ from trio_mcp.threads import Threads
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Described
-    from trio_mcp.core.headers import Mirror
-    from trio_mcp.core.resource_server import Protection
+    from trio_mcp.core.http.fields import Mirror
+    from trio_mcp.core.oauth.resource import Protection
 
 __all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
 

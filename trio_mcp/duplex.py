@@ -18,8 +18,8 @@ from typing import Protocol, TypeAlias
 
 import trio
 
+from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import Invalid, Limits, Message, decode, encode
-from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.session import Session
 from trio_mcp.core.shares import FEW, Account, Charge, weight

@@ -34,15 +34,11 @@ import trio
 
 from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
-from trio_mcp.core.headers import Fields, Headers, reply_headers
-from trio_mcp.core.http import check_session, judge, screen
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
-from trio_mcp.core.replay import EventLog, MemoryEventLog, NotReplayable
-from trio_mcp.core.shares import LONG, Account, holder_of, weight
-from trio_mcp.core.sse import SseEvent, encode_event, encode_message
-from trio_mcp.core.state import Link
-from trio_mcp.core.terms import Terms
-from trio_mcp.core.verdicts import (
+from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
+from trio_mcp.core.http.fields import Fields, Headers, reply_headers
+from trio_mcp.core.http.server_rules import check_session, judge, screen
+from trio_mcp.core.http.sse import SseEvent, encode_event, encode_message
+from trio_mcp.core.http.verdicts import (
     Deliver,
     EndSession,
     HttpRequest,
@@ -54,6 +50,10 @@ from trio_mcp.core.verdicts import (
     endpoint_uri,
     refusal,
 )
+from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
+from trio_mcp.core.shares import LONG, Account, holder_of, weight
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
 from trio_mcp.crew import called
 from trio_mcp.gate import Caller, Gate, name_of, seconds_left
 from trio_mcp.groups import open_nursery

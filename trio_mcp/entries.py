@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from trio_mcp.catalog import Catalog
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Described
-    from trio_mcp.core.headers import Mirror
+    from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.models import Prompt, Tool
     from trio_mcp.core.revisions import Revision
-    from trio_mcp.core.templates import Matcher
+    from trio_mcp.core.schema.templates import Matcher
     from trio_mcp.results import Output
 
 __all__ = [

@@ -21,12 +21,12 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError
-from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
-from trio_mcp.core.principals import Principal, covers
-from trio_mcp.core.resource_server import CannotVerify, Protection, ResourceServer
+from trio_mcp.core.oauth.principals import Principal, covers
+from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer
 from trio_mcp.core.terms import stable_name
-from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.crew import Stopped, WorkerPool, called
 from trio_mcp.http_options import HttpOptions, public_url_of
 

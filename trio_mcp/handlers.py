@@ -124,7 +124,7 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
             "call, or the type of the argument"
         )
     if isinstance(hint, str) and re.fullmatch(_WRITTEN_CONTEXT, hint):
-        from trio_mcp.core.schema import hint_of
+        from trio_mcp.core.schema.schema import hint_of
 
         hint = hint_of(function, name)
     module = getattr(hint, "__module__", None) or ""
@@ -215,7 +215,7 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
         return parameter.name == "ctx"
     if isinstance(hint, type):  # the most common hints, without the price of resolving
         return _is_context(hint)
-    from trio_mcp.core.schema import hint_of  # 8 ms, and who registers raw handlers never needs it
+    from trio_mcp.core.schema.schema import hint_of  # 8 ms, and who registers raw handlers never needs it
 
     try:
         return _is_context(hint_of(function, parameter.name))

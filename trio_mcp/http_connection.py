@@ -45,14 +45,14 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trio_mcp.core.errors import INTERNAL_ERROR
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
+from trio_mcp.core.http.wire import CONTINUE, LAST_CHUNK, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
-from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.driver import socket_of
 from trio_mcp.endpoint import tell_refusal, too_much
-from trio_mcp.http_wire import CONTINUE, LAST_CHUNK, Head, Reader, Refused, chunk, date, head_bytes, refused
 from trio_mcp.outbox import CLOSING, GONE
 from trio_mcp.silence import Silence
 

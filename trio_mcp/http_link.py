@@ -27,10 +27,8 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, SessionLost, repeated
-from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
-from trio_mcp.core.headers import Fields
-from trio_mcp.core.http_client import (
+from trio_mcp.core.http.client_rules import (
     Challenged,
     Exchange,
     Failed,
@@ -44,11 +42,13 @@ from trio_mcp.core.http_client import (
     read_answer,
     read_endpoint,
 )
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent
 from trio_mcp.core.jsonrpc import PROGRESS, Error, Id, Message, Notification, Request, decode
+from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.shares import weight
-from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 from trio_mcp.http_posts import (
     ACKNOWLEDGED,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypedDict
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.replay import EventLog
-from trio_mcp.core.verdicts import LOOPBACK_HOSTS, HttpPolicy, HttpRequest
+from trio_mcp.core.http.event_log import EventLog
+from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpPolicy, HttpRequest
 from trio_mcp.running import Run
 
 __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]

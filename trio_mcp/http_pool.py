@@ -33,12 +33,12 @@ from typing import NamedTuple
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
+from trio_mcp.core.http.replies import ReplyHead, ReplyReader
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.duplex import Tap
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_proxy import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
-from trio_mcp.http_replies import ReplyHead, ReplyReader
 from trio_mcp.outbox import CLOSING, GONE
 
 __all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]

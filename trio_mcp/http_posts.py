@@ -51,19 +51,7 @@ from trio_mcp.core.errors import (
     RequestError,
     SessionClosed,
 )
-from trio_mcp.core.headers import (
-    EVENT_STREAM,
-    LAST_EVENT_ID,
-    METHOD,
-    NAME,
-    PARAM_PREFIX,
-    PROTOCOL_VERSION,
-    SESSION_ID,
-    Fields,
-    Mirror,
-    blotted,
-)
-from trio_mcp.core.http_client import (
+from trio_mcp.core.http.client_rules import (
     Accepted,
     Challenged,
     Exchange,
@@ -82,6 +70,18 @@ from trio_mcp.core.http_client import (
     place_of,
     read_reply,
     request_headers,
+)
+from trio_mcp.core.http.fields import (
+    EVENT_STREAM,
+    LAST_EVENT_ID,
+    METHOD,
+    NAME,
+    PARAM_PREFIX,
+    PROTOCOL_VERSION,
+    SESSION_ID,
+    Fields,
+    Mirror,
+    blotted,
 )
 from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Id, Invalid, Message, Notification, Request, Result, encode
 from trio_mcp.core.opening import Phase

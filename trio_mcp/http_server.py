@@ -30,8 +30,8 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
-from trio_mcp.core.verdicts import HttpRequest
 from trio_mcp.driver import address_of
 from trio_mcp.duplex import Tap, keep_alive
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy

@@ -25,14 +25,14 @@ from typing import Protocol
 import trio
 
 from trio_mcp.conversation import Conversation
+from trio_mcp.core.http.event_log import EventLog
+from trio_mcp.core.http.verdicts import Answer, SessionFacts, session_id
 from trio_mcp.core.jsonrpc import Id, Notification, encode
-from trio_mcp.core.listen import Kind, change_of
 from trio_mcp.core.peer import charged
-from trio_mcp.core.replay import EventLog
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import Link
-from trio_mcp.core.verdicts import Answer, SessionFacts, session_id
+from trio_mcp.core.subscriptions import Kind, change_of
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
 from trio_mcp.outbox import Wire
 from trio_mcp.running import Run

@@ -25,7 +25,6 @@ from trio_mcp.asked import PageRequest
 from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of, repeated
 from trio_mcp.client_options import name_the_options
 from trio_mcp.connecting import Connection, Hold, Manner
-from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
@@ -36,12 +35,13 @@ from trio_mcp.core.errors import (
     RequestError,
     SessionClosed,
 )
-from trio_mcp.core.headers import Fields, Mirror
+from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits, Notification
-from trio_mcp.core.listen import Kind, change_of
 from trio_mcp.core.models import LoggingMessageParams
+from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
+from trio_mcp.core.subscriptions import Kind, change_of
 from trio_mcp.core.terms import Terms
 from trio_mcp.crew import called
 from trio_mcp.duplex import Tap

@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.core.headers import Fields, reply_headers
+from trio_mcp.core.http.event_log import EventLog
+from trio_mcp.core.http.fields import Fields, reply_headers
+from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages, priming_event
+from trio_mcp.core.http.verdicts import Answer, status_for
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
 from trio_mcp.core.peer import charged
-from trio_mcp.core.replay import EventLog
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
-from trio_mcp.core.sse import KEEP_ALIVE, encode_messages, priming_event
-from trio_mcp.core.verdicts import Answer, status_for
 from trio_mcp.outbox import GONE, Outbox
 from trio_mcp.silence import Silence
 

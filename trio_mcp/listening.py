@@ -38,10 +38,13 @@ import attrs
 import trio
 
 from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, repeated, worn_out
-from trio_mcp.core.auth_errors import AuthorizationFailed
 from trio_mcp.core.errors import METHOD_NOT_FOUND, LocalProtocolError, McpError, SessionClosed, shown
 from trio_mcp.core.jsonrpc import Id, Limits
-from trio_mcp.core.listen import (
+from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.outcomes import Answered, Outcome, Refused
+from trio_mcp.core.revisions import Role
+from trio_mcp.core.session import Notice
+from trio_mcp.core.subscriptions import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
@@ -55,9 +58,6 @@ from trio_mcp.core.listen import (
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.outcomes import Answered, Outcome, Refused
-from trio_mcp.core.revisions import Role
-from trio_mcp.core.session import Notice
 
 __all__ = ["Changes", "Listening", "NothingToHear"]
 

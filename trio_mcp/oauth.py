@@ -33,8 +33,9 @@ from urllib.parse import urlsplit
 import trio
 
 from trio_mcp.caller import repeated
-from trio_mcp.core.auth import Authorized, Authorizer, Begin, Errand, Verdict
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.errors import LocalProtocolError, McpError, shown
+from trio_mcp.core.http.fields import Fields, RawFields
+from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
     ClientCredentials,
@@ -42,15 +43,14 @@ from trio_mcp.core.auth_clients import (
     WorkloadIdentity,
     client_document,
 )
-from trio_mcp.core.auth_clients import Client as OAuthClient
-from trio_mcp.core.auth_deeds import Failed
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_flow import Flow
-from trio_mcp.core.auth_places import Rules, is_loopback, redirect_fault, url_fault
-from trio_mcp.core.auth_proofs import Key
-from trio_mcp.core.auth_records import Record, as_json, read_record
-from trio_mcp.core.errors import LocalProtocolError, McpError, shown
-from trio_mcp.core.headers import Fields, RawFields
+from trio_mcp.core.oauth.clients import Client as OAuthClient
+from trio_mcp.core.oauth.deeds import Failed
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.flow import Flow
+from trio_mcp.core.oauth.places import Rules, is_loopback, redirect_fault, url_fault
+from trio_mcp.core.oauth.proofs import Key
+from trio_mcp.core.oauth.records import Record, as_json, read_record
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Errand, Verdict
 from trio_mcp.loopback import OnBrowser, open_in_browser
 from trio_mcp.oauth_run import Run
 from trio_mcp.running import check_seconds

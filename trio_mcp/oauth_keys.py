@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trio_mcp.core.auth_proofs import Key
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.oauth.proofs import Key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 
 import trio
 
-from trio_mcp.core.auth_deeds import (
+from trio_mcp.core.errors import McpError
+from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
     Deed,
@@ -36,10 +38,8 @@ from trio_mcp.core.auth_deeds import (
     SendRequest,
     Unsent,
 )
-from trio_mcp.core.auth_flow import Flow, Step
-from trio_mcp.core.auth_places import network_at
-from trio_mcp.core.errors import McpError
-from trio_mcp.core.jsonrpc import Limits
+from trio_mcp.core.oauth.flow import Flow, Step
+from trio_mcp.core.oauth.places import network_at
 from trio_mcp.crew import Escaped, contained
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_pool import HttpPool, HttpReply

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from trio_mcp.core.jsonrpc import Id, Limits, Notification
-from trio_mcp.core.listen import Change, Listeners
+from trio_mcp.core.subscriptions import Change, Listeners
 
 __all__ = ["Hearer", "Key", "Publisher"]
 

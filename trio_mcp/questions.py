@@ -194,7 +194,8 @@ class _Form:
         self, schema: Mapping[str, Any], hints: Mapping[str, Any] = NOTHING, value: Callable[[Any], Any] | None = None
     ) -> None:
         """`schema` may come from anywhere; `value` makes a value of an answer that fits, if that is not the value."""
-        from trio_mcp.core import codec, forms, validation
+        from trio_mcp.core import codec, forms
+        from trio_mcp.core.schema import validation
 
         properties, required = schema.get("properties"), schema.get("required") or []
         if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -242,7 +243,7 @@ class _Form:
             raise RemoteProtocolError(f"the answer does not fit the form: {'; '.join(problems)}")
         if self._value is None:
             return given
-        from trio_mcp.values import Unreadable
+        from trio_mcp.core.schema.values import Unreadable
 
         try:
             return self._value(dict.fromkeys(self._may_be_none) | given)
@@ -251,8 +252,9 @@ class _Form:
 
 
 def _form(form: Any) -> _Form:
-    from trio_mcp.core import codec, forms, schema
-    from trio_mcp.values import reader_of
+    from trio_mcp.core import codec, forms
+    from trio_mcp.core.schema import schema
+    from trio_mcp.core.schema.values import reader_of
 
     if isinstance(form, forms.RequestedSchema):
         return _Form(codec.to_json(form, LATEST))
@@ -325,7 +327,7 @@ def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
 
 def _hints_of_members(form: Any) -> Mapping[str, Any]:
     """The hints of a class by the names that its members have in a form."""
-    from trio_mcp.core.schema import members_of
+    from trio_mcp.core.schema.schema import members_of
 
     while typing.get_origin(form) is typing.Annotated:
         form = typing.get_args(form)[0]
@@ -540,7 +542,7 @@ def _check_messages(params: Any) -> None:
 
 
 def _check_output(tools: Sequence[Tool], name: str, result: Any, where: str) -> None:
-    from trio_mcp.core.validation import compile_schema
+    from trio_mcp.core.schema.validation import compile_schema
 
     schema = next((tool.output_schema for tool in tools if tool.name == name), None)
     if schema is None or not result.has_structured_content or result.is_error:

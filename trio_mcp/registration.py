@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trio_mcp.arguments import Arguments, arguments_of, text_arguments
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.principals import declared_scopes
+from trio_mcp.core.oauth.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
 from trio_mcp.handlers import name_of, raw, typed
@@ -30,9 +30,9 @@ from trio_mcp.handlers import name_of, raw, typed
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Described, Icon, Meta, Resource
-    from trio_mcp.core.headers import Mirror
+    from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
-    from trio_mcp.core.templates import Matcher
+    from trio_mcp.core.schema.templates import Matcher
 
 __all__ = [
     "completer_of",
@@ -74,7 +74,7 @@ def tool_of(
     `Field(header=...)` is repeated in an HTTP header, where every proxy and log on the way sees it: mark no secrets
     (tool-28).
     """
-    from trio_mcp.core.schema import hint_of, parameters_schema
+    from trio_mcp.core.schema.schema import hint_of, parameters_schema
     from trio_mcp.results import Output
 
     name = _named(function, name, "tool")
@@ -117,7 +117,7 @@ def raw_tool(
 ) -> ToolEntry:
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
     from trio_mcp.core.models import Tool
-    from trio_mcp.core.validation import InvalidSchema, check_input_schema, compile_schema
+    from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
     from trio_mcp.results import Output
 
     _check_model(tool, Tool, "ToolAnnotations")
@@ -144,7 +144,7 @@ def _scopes(name: str, scopes: Collection[str]) -> tuple[str, ...]:
 def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
     if "x-mcp-header" not in repr(schema):  # most have none, and need no module that knows headers
         return ()
-    from trio_mcp.core.headers import find_mirrors
+    from trio_mcp.core.http.fields import find_mirrors
     from trio_mcp.questions import names_a_secret
 
     mirrors = find_mirrors(schema)
@@ -231,7 +231,7 @@ def resource_of(
 
 
 def _matcher(text: str) -> Matcher:
-    from trio_mcp.core.templates import Matcher
+    from trio_mcp.core.schema.templates import Matcher
 
     if not re.match(_SCHEME + r"|\{", text):
         raise LocalProtocolError(f"the URI template {text!r} must begin with a scheme, such as notes://{{name}}")
@@ -463,7 +463,7 @@ def _later(name: str, *arguments: Any, **details: Any) -> Callable[[], Any]:
 def _described(function: _Function, description: str | None) -> str | None:
     if description is not None:
         return description
-    from trio_mcp.core.schema import describe
+    from trio_mcp.core.schema.schema import describe
 
     return describe(function).text or None
 

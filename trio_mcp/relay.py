@@ -84,11 +84,11 @@ from trio_mcp.core.errors import (
     shown,
 )
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
-from trio_mcp.core.listen import Change, Kind, resource_updated
 from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
+from trio_mcp.core.subscriptions import Change, Kind, resource_updated
 from trio_mcp.description import check_list, revisions_of
 from trio_mcp.groups import Block, open_nursery
 from trio_mcp.listening import NothingToHear

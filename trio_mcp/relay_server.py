@@ -19,13 +19,13 @@ from trio_mcp.client import Client
 from trio_mcp.context import Context
 from trio_mcp.core.content import Malformed, well_formed
 from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.core.headers import find_mirrors
+from trio_mcp.core.http.fields import find_mirrors
 from trio_mcp.core.jsonrpc import Id, JsonObject, Limits, Notification
-from trio_mcp.core.listen import Change, Kind, Listeners
 from trio_mcp.core.models import Tool
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
 from trio_mcp.core.shares import holder_of
+from trio_mcp.core.subscriptions import Change, Kind, Listeners
 from trio_mcp.description import revisions_of
 from trio_mcp.publishing import Key
 from trio_mcp.registration import raw_tool

@@ -47,7 +47,7 @@ from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 
 if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, AudioContent, ContentBlock, EmbeddedResource, ImageContent
-    from trio_mcp.core.validation import CompiledSchema
+    from trio_mcp.core.schema.validation import CompiledSchema
     from trio_mcp.questions import Inquiry
 
 __all__ = [
@@ -365,7 +365,7 @@ class Output:
     def __call__(self, value: Any, *, error: bool = False) -> Json:
         """`value` as plain JSON, which keeps the promise; that of an `error` need not."""
         if self._write is None:
-            from trio_mcp.writing import writer_of
+            from trio_mcp.core.schema.writing import writer_of
 
             self._write = writer_of(self._hint)
         written = self._write(value)
@@ -378,7 +378,7 @@ class Output:
 
     def _compile(self) -> CompiledSchema:
         if self._compiled is None:
-            from trio_mcp.core.validation import compile_schema
+            from trio_mcp.core.schema.validation import compile_schema
 
             self._compiled = compile_schema(self.schema)
         return self._compiled
@@ -395,7 +395,7 @@ def _promised(hint: Any) -> JsonObject | None:
     change = "annotate the data that it returns, or give structured=False to have it all as content"
     if content:  # tool-14: what has an output schema always keeps it
         raise LocalProtocolError(f"what it returns is content or data, {hint!r}; return CallToolResult, or {change}")
-    from trio_mcp.core.schema import schema_of
+    from trio_mcp.core.schema.schema import schema_of
 
     try:
         unchanged = len(alternatives) == len(_alternatives(hint))

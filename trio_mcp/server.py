@@ -19,10 +19,10 @@ from trio_mcp import registration
 from trio_mcp.catalog import CHANGES, Catalog
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.listen import Change, resource_updated
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
+from trio_mcp.core.subscriptions import Change, resource_updated
 from trio_mcp.crew import stale
 from trio_mcp.description import (
     CAPABILITIES,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
-    from trio_mcp.core.resource_server import Protection, Verify
+    from trio_mcp.core.oauth.resource import Protection, Verify
     from trio_mcp.duplex import Tap
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
@@ -385,7 +385,7 @@ class Server:
 
         Raises `LocalProtocolError` for what cannot be, for plain http beyond loopback, and while the server runs.
         """
-        from trio_mcp.core.resource_server import Protection
+        from trio_mcp.core.oauth.resource import Protection
 
         if self._runs:
             raise LocalProtocolError("a running server cannot be protected any more; protect it before it runs")

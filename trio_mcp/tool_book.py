@@ -27,12 +27,12 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.glimpse import holds_more_values
-from trio_mcp.core.headers import Mirror, find_mirrors
+from trio_mcp.core.http.fields import Mirror, find_mirrors
 from trio_mcp.core.json_text import UnreadableNumber, parse
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
 from trio_mcp.core.models import CallToolResult, Tool
-from trio_mcp.core.schema import schema_of
-from trio_mcp.core.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
+from trio_mcp.core.schema.schema import schema_of
+from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
 __all__ = ["Returned", "ToolBook", "ToolFailed"]
 
@@ -150,7 +150,7 @@ class Returned(Generic[T]):
     """What `returns` asks for.  Made before the call: raises LocalProtocolError for what is no type to be read."""
 
     def __init__(self, hint: type[T]) -> None:
-        from trio_mcp.values import reader_of
+        from trio_mcp.core.schema.values import reader_of
 
         self._fits = compile_schema(schema_of(hint, where="returns"))
         self._read = reader_of(hint)
@@ -164,7 +164,7 @@ class Returned(Generic[T]):
         Raises `ToolFailed` if the tool says that it has failed, and `RemoteProtocolError` if what it gave is no such
         value.
         """
-        from trio_mcp.values import Unreadable
+        from trio_mcp.core.schema.values import Unreadable
 
         if result.is_error:
             raise ToolFailed(name, result)

@@ -20,11 +20,11 @@ import trio
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
-from trio_mcp.core.headers import Fields, Headers, blotted
+from trio_mcp.core.http.fields import Fields, Headers, blotted
+from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, Origin, Proxies, dial, locate
 from trio_mcp.outbox import CLOSING, GONE
-from trio_mcp.websocket import SUBPROTOCOL
 
 __all__ = ["UpgradeRefused", "dial_websocket"]
 

@@ -11,8 +11,8 @@ from functools import partial
 from tests.bench.measures import Figure, Measure
 from tests.bench.messages import INITIALIZE, TEXT, call, encoded
 from tests.bench.subjects import core_command, running
+from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import Limits, decode, encode
-from trio_mcp.core.lines import LineFramer
 from trio_mcp.core.session import Call, Offer, ServerSession
 from trio_mcp.core.state import Link
 

@@ -22,12 +22,12 @@ import trio
 from tests.client.linked import Recorder
 from tests.server.checkpoints import Pair, PipeEnd, unwrapped, wide
 from trio_mcp.caller import Caller
-from trio_mcp.core.headers import Fields, Headers, Mirror
+from trio_mcp.core.http.fields import Fields, Headers, Mirror
+from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
-from trio_mcp.core.sse import SseEvent, encode_event
 from trio_mcp.core.state import Link
 from trio_mcp.http_link import HttpLink, SseLink
 from trio_mcp.http_pool import HttpPool

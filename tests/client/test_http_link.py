@@ -32,10 +32,10 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patie
 from tests.server.wire import CAPABILITIES
 from trio_mcp.caller import HeadersRefused, OpeningError, SessionLost
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.headers import find_mirrors
+from trio_mcp.core.http.fields import find_mirrors
+from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import META_VERSION
-from trio_mcp.core.sse import SseEvent, encode_event
 from trio_mcp.http_link import NeedsSse, NotAnswered, Unauthorized
 from trio_mcp.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
 

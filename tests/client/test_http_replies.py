@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trio_mcp import Limits, RemoteProtocolError
-from trio_mcp.http_replies import ReplyReader
+from trio_mcp.core.http.replies import ReplyReader
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

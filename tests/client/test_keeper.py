@@ -21,7 +21,7 @@ from trio_mcp import NothingToHear, RemoteProtocolError, RequestError, SessionCl
 from trio_mcp.caller import OpeningError, SessionLost
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.errors import McpError
-from trio_mcp.core.listen import TOOLS_CHANGED, resource_updated
+from trio_mcp.core.subscriptions import TOOLS_CHANGED, resource_updated
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_pool import ConnectionFailed
 

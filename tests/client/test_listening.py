@@ -17,7 +17,9 @@ from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
 from trio_mcp import Limits, LocalProtocolError, Resource, Server
 from trio_mcp.caller import Failure, Unauthorized
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.listen import (
+from trio_mcp.core.outcomes import Outcome
+from trio_mcp.core.session import Notice
+from trio_mcp.core.subscriptions import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
@@ -26,8 +28,6 @@ from trio_mcp.core.listen import (
     Kind,
     resource_updated,
 )
-from trio_mcp.core.outcomes import Outcome
-from trio_mcp.core.session import Notice
 from trio_mcp.listening import Changes, Listening, NothingToHear
 
 Object = dict[str, Any]

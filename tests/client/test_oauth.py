@@ -39,7 +39,7 @@ from trio_mcp import (
     open_client,
     open_relay,
 )
-from trio_mcp.core.auth_deeds import SendRequest
+from trio_mcp.core.oauth.deeds import SendRequest
 
 PLACES = [
     *(("http", revision) for revision in (B, C, D, E)),

@@ -15,8 +15,8 @@ from tests.client.oauth_town import Town, quiet, town
 from tests.client.test_oauth import Store, add
 from tests.requirements import req
 from trio_mcp import AuthorizationFailed, Blame, OAuth
-from trio_mcp.core.auth_deeds import SendRequest
-from trio_mcp.core.auth_records import read_record
+from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.core.oauth.records import read_record
 from trio_mcp.loopback import Return
 
 

@@ -28,7 +28,7 @@ from trio_mcp import (
     Unauthorized,
     UpgradeRefused,
 )
-from trio_mcp.core.auth_deeds import SendRequest
+from trio_mcp.core.oauth.deeds import SendRequest
 
 in_both_eras = pytest.mark.parametrize("revision", [D, E])
 Deed = Callable[[], Awaitable[None]]

@@ -20,7 +20,7 @@ from trio_mcp.core.content import (
 )
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, Tool
-from trio_mcp.core.schema import Field
+from trio_mcp.core.schema.schema import Field
 from trio_mcp.tool_book import Returned, ToolBook, ToolFailed
 
 

@@ -42,8 +42,8 @@ from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
 from trio_mcp.asgi import AsgiApp
+from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS
 from trio_mcp.core.revisions import META_VERSION
-from trio_mcp.core.verdicts import LOOPBACK_HOSTS
 from trio_mcp.driver import serve_stream
 from trio_mcp.stdio import serve_stdio
 

@@ -23,9 +23,9 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit
 
 import attrs
 
-from trio_mcp.core.auth import Authorized, Authorizer, Begin
-from trio_mcp.core.auth_clients import Application
-from trio_mcp.core.auth_deeds import (
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.oauth.clients import Application
+from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
     Deed,
@@ -39,12 +39,12 @@ from trio_mcp.core.auth_deeds import (
     Returned,
     SendRequest,
 )
-from trio_mcp.core.auth_errors import AuthorizationFailed
-from trio_mcp.core.auth_flow import Flow
-from trio_mcp.core.auth_places import Rules
-from trio_mcp.core.auth_proofs import Key
-from trio_mcp.core.auth_records import Record
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.flow import Flow
+from trio_mcp.core.oauth.places import Rules
+from trio_mcp.core.oauth.proofs import Key
+from trio_mcp.core.oauth.records import Record
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin
 
 CALLBACK = "http://localhost:3000/callback"
 NOW = 1_800_000_000.0

@@ -23,14 +23,14 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.auth import Authorized, Authorizer, Begin, Wait
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.oauth.clients import (
     Application,
     Client,
     ClientCredentials,
     IdentityAssertion,
 )
-from trio_mcp.core.auth_deeds import (
+from trio_mcp.core.oauth.deeds import (
     Done,
     Failed,
     Listen,
@@ -39,10 +39,10 @@ from trio_mcp.core.auth_deeds import (
     Returned,
     SendRequest,
 )
-from trio_mcp.core.auth_errors import Blame
-from trio_mcp.core.auth_places import Rules
-from trio_mcp.core.auth_records import Record
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.oauth.errors import Blame
+from trio_mcp.core.oauth.places import Rules
+from trio_mcp.core.oauth.records import Record
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Wait
 
 CHALLENGE = {"WWW-Authenticate": f'Bearer resource_metadata="{MCP}/metadata"'}
 LATER = NOW + 3600

@@ -23,7 +23,8 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.oauth.clients import (
     Application,
     Client,
     ClientCredentials,
@@ -31,9 +32,8 @@ from trio_mcp.core.auth_clients import (
     Method,
     WorkloadIdentity,
 )
-from trio_mcp.core.auth_deeds import Heard, SendRequest
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.oauth.deeds import Heard, SendRequest
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 SERVER_KNOWN = "/.well-known/oauth-authorization-server"

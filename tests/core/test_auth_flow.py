@@ -29,8 +29,9 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.auth import Authorized, Authorizer, Begin
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
     Client,
@@ -40,7 +41,7 @@ from trio_mcp.core.auth_clients import (
     Method,
     WorkloadIdentity,
 )
-from trio_mcp.core.auth_deeds import (
+from trio_mcp.core.oauth.deeds import (
     Asserted,
     Done,
     Failed,
@@ -57,11 +58,10 @@ from trio_mcp.core.auth_deeds import (
     SendRequest,
     Unsent,
 )
-from trio_mcp.core.auth_errors import Blame
-from trio_mcp.core.auth_flow import FLOW, Found, Step
-from trio_mcp.core.auth_records import as_json, read_record
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.oauth.errors import Blame
+from trio_mcp.core.oauth.flow import FLOW, Found, Step
+from trio_mcp.core.oauth.records import as_json, read_record
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin
 
 LATER = NOW + 3600
 WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"

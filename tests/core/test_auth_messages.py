@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, entropy, key, reply, unsigned, world
 from tests.requirements import req
-from trio_mcp.core.auth_challenge import Challenge, Demand, read_challenges, read_demand, scopes_of, union
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.oauth.challenge import Challenge, Demand, read_challenges, read_demand, scopes_of, union
+from trio_mcp.core.oauth.clients import (
     Application,
     Client,
     Method,
@@ -25,10 +27,10 @@ from trio_mcp.core.auth_clients import (
     registration,
     registration_refused,
 )
-from trio_mcp.core.auth_deeds import Heard, SendRequest
-from trio_mcp.core.auth_documents import default_server, read_object, read_resource, read_server
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored
-from trio_mcp.core.auth_grants import (
+from trio_mcp.core.oauth.deeds import Heard, SendRequest
+from trio_mcp.core.oauth.documents import default_server, read_object, read_resource, read_server
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored
+from trio_mcp.core.oauth.grants import (
     Pending,
     authorization_url,
     check_pkce,
@@ -38,7 +40,7 @@ from trio_mcp.core.auth_grants import (
     read_tokens,
     refused,
 )
-from trio_mcp.core.auth_places import (
+from trio_mcp.core.oauth.places import (
     Network,
     Rules,
     client_id_fault,
@@ -51,10 +53,8 @@ from trio_mcp.core.auth_places import (
     server_places,
     url_fault,
 )
-from trio_mcp.core.auth_proofs import Key, Nonces, dpop_proof
-from trio_mcp.core.auth_records import Record, as_json, read_record
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.oauth.proofs import Key, Nonces, dpop_proof
+from trio_mcp.core.oauth.records import Record, as_json, read_record
 
 STRICT, LOOSE = Rules(), Rules(loopback=True)
 PENDING = Pending(ISSUER, False, CALLBACK, "state", "verifier")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import (
+from trio_mcp.core.http.fields import (
     NAMED_BY,
     AllowList,
     Fields,

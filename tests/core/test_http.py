@@ -29,14 +29,9 @@ from tests.core.http_rules import (
 from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers, find_mirrors, reply_headers
-from trio_mcp.core.http import check_session, judge, screen
-from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result, encode
-from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
-from trio_mcp.core.session import Offer, ServerSession
-from trio_mcp.core.state import Link
-from trio_mcp.core.terms import Terms
-from trio_mcp.core.verdicts import (
+from trio_mcp.core.http.fields import Headers, find_mirrors, reply_headers
+from trio_mcp.core.http.server_rules import check_session, judge, screen
+from trio_mcp.core.http.verdicts import (
     LOOPBACK_HOSTS,
     LOOPBACK_ORIGINS,
     Answer,
@@ -56,6 +51,11 @@ from trio_mcp.core.verdicts import (
     session_id,
     status_for,
 )
+from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result, encode
+from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
+from trio_mcp.core.session import Offer, ServerSession
+from trio_mcp.core.state import Link
+from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
 SESSION = "fIVvX1WMvj8nT7Wc"

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers, find_mirrors
-from trio_mcp.core.http import judge
-from trio_mcp.core.http_client import (
+from trio_mcp.core.http.client_rules import (
     Accepted,
     Challenged,
     Exchange,
@@ -41,12 +39,14 @@ from trio_mcp.core.http_client import (
     read_reply,
     request_headers,
 )
+from trio_mcp.core.http.event_log import MemoryEventLog, Replay
+from trio_mcp.core.http.fields import Headers, find_mirrors
+from trio_mcp.core.http.server_rules import judge
+from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent, encode_message, encode_messages, priming_event
+from trio_mcp.core.http.verdicts import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts
+from trio_mcp.core.http.verdicts import Reply as Answered
 from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Limits, Message, Notification, Request, Result, decode, encode
-from trio_mcp.core.replay import MemoryEventLog, Replay
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.sse import EventReader, Oversized, SseEvent, encode_message, encode_messages, priming_event
-from trio_mcp.core.verdicts import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts
-from trio_mcp.core.verdicts import Reply as Answered
 
 A, B, C, D, E = REVISIONS.values()
 URL = "https://example.com/mcp"

@@ -20,22 +20,12 @@ from tests.core.pairs import (
 )
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, SessionClosed
-from trio_mcp.core.headers import Headers
-from trio_mcp.core.http import judge
-from trio_mcp.core.http_client import Exchange, request_headers
+from trio_mcp.core.framing import LineFramer
+from trio_mcp.core.http.client_rules import Exchange, request_headers
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.http.server_rules import judge
+from trio_mcp.core.http.verdicts import HttpPolicy, HttpRequest, Serve
 from trio_mcp.core.jsonrpc import Batch, Event, Invalid, Notification, Request, Result, decode, encode
-from trio_mcp.core.lines import LineFramer
-from trio_mcp.core.listen import (
-    ACKNOWLEDGED,
-    PROMPTS_CHANGED,
-    RESOURCES_CHANGED,
-    TOOLS_CHANGED,
-    Listeners,
-    Subscriptions,
-    change_of,
-    listen_params,
-    resource_updated,
-)
 from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.outcomes import Answered, RequestCancelled
 from trio_mcp.core.revisions import (
@@ -49,8 +39,18 @@ from trio_mcp.core.revisions import (
 )
 from trio_mcp.core.session import Agreed, Call, Offer, ServerSession, Session
 from trio_mcp.core.state import Link
+from trio_mcp.core.subscriptions import (
+    ACKNOWLEDGED,
+    PROMPTS_CHANGED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    Listeners,
+    Subscriptions,
+    change_of,
+    listen_params,
+    resource_updated,
+)
 from trio_mcp.core.terms import Terms
-from trio_mcp.core.verdicts import HttpPolicy, HttpRequest, Serve
 
 EVERY_REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import Error, Id, Json, JsonObject, Limits, Notification, Request, Result
-from trio_mcp.core.listen import (
+from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
+from trio_mcp.core.shares import ByteBudget
+from trio_mcp.core.subscriptions import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
@@ -28,9 +31,6 @@ from trio_mcp.core.listen import (
     listen_params,
     resource_updated,
 )
-from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
-from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
-from trio_mcp.core.shares import ByteBudget
 
 A, B, C = resource_updated("notes://a"), resource_updated("notes://b"), resource_updated("notes://ab")
 CHANGES = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, A, B, C]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.principals import Principal, covers, declared_scopes
+from trio_mcp.core.oauth.principals import Principal, covers, declared_scopes
 
 
 def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.http.event_log import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.replay import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
 from trio_mcp.core.shares import ByteBudget
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.auth_challenge import Demand, read_demand
-from trio_mcp.core.auth_documents import read_resource
-from trio_mcp.core.auth_places import Rules
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.principals import Principal
-from trio_mcp.core.resource_server import (
+from trio_mcp.core.http.verdicts import HttpRequest, Reply
+from trio_mcp.core.oauth.challenge import Demand, read_demand
+from trio_mcp.core.oauth.documents import read_resource
+from trio_mcp.core.oauth.places import Rules
+from trio_mcp.core.oauth.principals import Principal
+from trio_mcp.core.oauth.resource import (
     WELL_KNOWN,
     Protection,
     ResourceServer,
@@ -21,7 +22,6 @@ from trio_mcp.core.resource_server import (
     claims_fault,
     scopes_in,
 )
-from trio_mcp.core.verdicts import HttpRequest, Reply
 
 AT = "https://mcp.example.com/mcp"
 ISSUER = "https://auth.example.com"

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.jsonrpc import Limits, Notification, decode, encode
-from trio_mcp.core.sse import (
+from trio_mcp.core.http.sse import (
     KEEP_ALIVE,
     EventReader,
     Oversized,
@@ -17,6 +16,7 @@ from trio_mcp.core.sse import (
     encode_messages,
     priming_event,
 )
+from trio_mcp.core.jsonrpc import Limits, Notification, decode, encode
 
 
 def read(data: bytes, limit: int = 1000) -> list[SseEvent | Oversized]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.validation import (
+from trio_mcp.core.schema.validation import (
     DEFAULT_DIALECT,
     DIALECTS,
     InvalidSchema,
@@ -133,7 +133,7 @@ def test_the_parts_of_a_schema_have_the_dialect_of_the_whole() -> None:
 
 @req("schema-03")
 def test_the_module_says_which_dialects_it_knows() -> None:
-    import trio_mcp.core.validation as module
+    import trio_mcp.core.schema.validation as module
 
     assert "draft 4, 6, 7, 2019-09 and 2020-12" in " ".join(str(module.__doc__).split())
     assert len(DIALECTS) == 5
@@ -833,7 +833,7 @@ def test_large_integers_are_judged_where_nothing_compares_them() -> None:
 
 def test_the_engine_is_imported_with_the_first_schema_only() -> None:
     code = (
-        "import sys; import trio_mcp.core.validation as v; assert 'jsonschema_rs' not in sys.modules;"
+        "import sys; import trio_mcp.core.schema.validation as v; assert 'jsonschema_rs' not in sys.modules;"
         "v.check_input_schema({'type': 'object'}); assert 'jsonschema_rs' not in sys.modules;"
         "v.compile_schema({}); assert 'jsonschema_rs' in sys.modules"
     )

@@ -40,7 +40,7 @@ from trio_mcp import (
     ToolFailed,
     open_client,
 )
-from trio_mcp.core.replay import MemoryEventLog
+from trio_mcp.core.http.event_log import MemoryEventLog
 
 # Trio warns of each async generator that is dropped before its end, which is the mistake here.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

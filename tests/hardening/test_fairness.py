@@ -24,7 +24,7 @@ from tests.requirements import req
 from tests.server.wire import LATEST, WireError, connected
 from trio_mcp import Context, Limits, Server
 from trio_mcp.asgi import AsgiApp
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.revisions import Role
 
 OLD = "2025-11-25"

@@ -36,7 +36,7 @@ from trio_mcp import (
     OAuth,
     open_client,
 )
-from trio_mcp.core.auth_deeds import Replied, SendRequest
+from trio_mcp.core.oauth.deeds import Replied, SendRequest
 
 # What servers say of credentials.
 

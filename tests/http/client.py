@@ -38,9 +38,9 @@ from tests.server.wire import (
     _rule,
     _schema,
 )
-from trio_mcp.core.headers import Headers, encode_value
+from trio_mcp.core.http.fields import Headers, encode_value
+from trio_mcp.core.http.sse import EventReader, SseEvent
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_LOG_LEVEL, META_VERSION
-from trio_mcp.core.sse import EventReader, SseEvent
 
 __all__ = ["Answer", "Broken", "Cut", "Link", "Stream", "Web", "WireError", "note", "patiently", "request", "response"]
 

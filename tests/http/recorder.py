@@ -21,9 +21,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.http.client import Web, note, request
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp import Server
-from trio_mcp.core.headers import Fields, Headers
-from trio_mcp.core.sse import EventReader, SseEvent
-from trio_mcp.core.verdicts import HttpRequest, Reply
+from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.http.sse import EventReader, SseEvent
+from trio_mcp.core.http.verdicts import HttpRequest, Reply
 from trio_mcp.endpoint import Endpoint, send_reply
 from trio_mcp.running import Run
 

@@ -14,7 +14,7 @@ import trio
 
 from tests.http.client import Web
 from tests.server.checkpoints import running_tasks, unwrapped, where_all_stand, wide
-from trio_mcp.core.verdicts import LOOPBACK_HOSTS, HttpRequest
+from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpRequest
 
 __all__ = ["MemoryListener", "bearer", "by_token", "listening", "served"]
 

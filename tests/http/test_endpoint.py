@@ -21,8 +21,8 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, SessionClosed
-from trio_mcp.core.replay import MemoryEventLog
-from trio_mcp.core.verdicts import HttpRequest, Reply
+from trio_mcp.core.http.event_log import MemoryEventLog
+from trio_mcp.core.http.verdicts import HttpRequest, Reply
 from trio_mcp.endpoint import Admitted, Endpoint
 from trio_mcp.lanes import Lane
 from trio_mcp.outbox import CLOSING

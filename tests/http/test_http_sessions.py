@@ -22,10 +22,10 @@ from tests.http.stage import OLD, SESSIONS, TOOLS, UPDATED, B, D, Stage, in_sess
 from tests.requirements import req
 from tests.server.wire import CANCELLED, PROGRESS
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.listen import Kind
-from trio_mcp.core.replay import MemoryEventLog
+from trio_mcp.core.http.event_log import MemoryEventLog
+from trio_mcp.core.http.verdicts import SessionFacts
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.verdicts import SessionFacts
+from trio_mcp.core.subscriptions import Kind
 from trio_mcp.http_sessions import Sessions
 
 TIMEOUT = Limits().session_idle_seconds

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.http.wire import Head, Reader, Refused, _plain, chunk, head_bytes
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.http_wire import Head, Reader, Refused, _plain, chunk, head_bytes
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -18,11 +18,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.http.recorder import Recorder, by_the_rules
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
+from trio_mcp.core.http.event_log import MemoryEventLog, Replay
+from trio_mcp.core.http.sse import encode_message
+from trio_mcp.core.http.verdicts import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
-from trio_mcp.core.replay import MemoryEventLog, Replay
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.sse import encode_message
-from trio_mcp.core.verdicts import Answer
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
 from trio_mcp.silence import Silence
 

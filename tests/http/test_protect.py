@@ -35,7 +35,7 @@ from trio_mcp import (
 )
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.content import TextContent
-from trio_mcp.core.resource_server import WELL_KNOWN
+from trio_mcp.core.oauth.resource import WELL_KNOWN
 
 AT = "http://127.0.0.1:3000/mcp"
 ISSUER = "https://auth.example.com"

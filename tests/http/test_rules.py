@@ -17,8 +17,8 @@ from tests.core.http_rules import RULES, SCHEMA, TOOL, Rule
 from tests.http.client import Answer, Web
 from tests.http.served import listening
 from trio_mcp import Context, Server, Tool
-from trio_mcp.core.headers import Headers
-from trio_mcp.core.verdicts import HttpRequest
+from trio_mcp.core.http.fields import Headers
+from trio_mcp.core.http.verdicts import HttpRequest
 
 NOBODY = "nobody in particular"
 

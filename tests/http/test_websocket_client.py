@@ -43,6 +43,7 @@ from trio_mcp import (
     UpgradeRefused,
     open_client,
 )
+from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.jsonrpc import Message, Notification
 from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.revisions import REVISIONS, Role
@@ -51,7 +52,6 @@ from trio_mcp.duplex import Duplex
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_proxy import CONNECTING
 from trio_mcp.outbox import CLOSING
-from trio_mcp.websocket import WebSocketFrames
 from trio_mcp.websocket_client import dial_websocket
 
 URL = "ws://127.0.0.1:3000/ws"

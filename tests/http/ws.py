@@ -33,8 +33,8 @@ from wsproto.events import Request as Asked
 
 from tests.server.checkpoints import wide
 from tests.server.wire import Wire, connected
+from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.verdicts import HttpRequest
 from trio_mcp.endpoint import Endpoint
 from trio_mcp.websocket_server import serve_upgrade
 

@@ -21,11 +21,9 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.catalog import Catalog
 from trio_mcp.context import Context
-from trio_mcp.core import templates
 from trio_mcp.core.content import Annotations, Icon, Resource
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.listen import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.core.models import (
     Prompt,
     PromptArgument,
@@ -38,6 +36,8 @@ from trio_mcp.core.models import (
 )
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
+from trio_mcp.core.schema import templates
+from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
 from trio_mcp.entries import Completer, Completing, Entry
 from trio_mcp.registration import (
     completer_of,
@@ -886,7 +886,8 @@ catalog.add(prompt_of(lambda code: code, name="p"))
 assert catalog.tool("add").prepare(None, {"a": 1, "names": ["x"]})() == "sum"
 assert catalog.prompt("p").prepare(None, {"code": "x"})() == "x"
 dear = ["cattrs", "jsonschema_rs", "trio_mcp.core.models", "trio_mcp.core.content", "trio_mcp.core.codec",
-        "trio_mcp.core.validation", "trio_mcp.core.templates", "trio_mcp.core.headers", "trio_mcp.core.pages"]
+        "trio_mcp.core.schema.validation", "trio_mcp.core.schema.templates", "trio_mcp.core.http.fields",
+        "trio_mcp.core.pages"]
 print([name for name in dear if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -36,8 +36,8 @@ from trio_mcp import (
     Server,
     Tool,
 )
-from trio_mcp.core.listen import TOOLS_CHANGED
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
+from trio_mcp.core.subscriptions import TOOLS_CHANGED
 from trio_mcp.publishing import Publisher
 
 Object = dict[str, Any]

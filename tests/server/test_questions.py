@@ -45,7 +45,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Revision, Role
 from trio_mcp.core.rounds import Question, input_required
-from trio_mcp.core.schema import Field
+from trio_mcp.core.schema.schema import Field
 from trio_mcp.paths import Roots
 from trio_mcp.questions import (
     Accepted,
@@ -253,7 +253,13 @@ def test_what_is_deprecated_works_and_says_so() -> None:
 
 def test_the_module_loads_no_models() -> None:
     code = "import sys, trio_mcp.questions as q; q.Accepted; print([m for m in sys.modules if m in %r])"
-    heavy = ["trio_mcp.core.models", "trio_mcp.core.content", "trio_mcp.core.codec", "trio_mcp.core.schema", "cattrs"]
+    heavy = [
+        "trio_mcp.core.models",
+        "trio_mcp.core.content",
+        "trio_mcp.core.codec",
+        "trio_mcp.core.schema.schema",
+        "cattrs",
+    ]
     done = subprocess.run([sys.executable, "-c", code % heavy], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -17,11 +17,11 @@ from trio_mcp.context import Context
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.content import Annotations, Icon, Resource
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Mirror
+from trio_mcp.core.http.fields import Mirror
 from trio_mcp.core.models import Prompt, PromptArgument, ResourceTemplate, Tool, ToolAnnotations
 from trio_mcp.core.revisions import LATEST
-from trio_mcp.core.schema import Field
-from trio_mcp.core.validation import InvalidSchema
+from trio_mcp.core.schema.schema import Field
+from trio_mcp.core.schema.validation import InvalidSchema
 from trio_mcp.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
 from trio_mcp.handlers import How
 

@@ -49,7 +49,7 @@ from trio_mcp.core.models import (
     Tool,
 )
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
-from trio_mcp.core.validation import InvalidSchema
+from trio_mcp.core.schema.validation import InvalidSchema
 from trio_mcp.results import (
     BadResult,
     InputRequired,
@@ -950,7 +950,7 @@ def test_who_returns_text_needs_no_models() -> None:
         "import sys\n"
         "sys.modules['orjson'] = None  # which brings dataclasses along\n"
         "from trio_mcp.core.revisions import LATEST\n"
-        "import trio_mcp.core.schema\n"
+        "import trio_mcp.core.schema.schema\n"
         "from trio_mcp.results import *\n"
         "output = Output(str)\n"
         "tool_result('a', output, 't', LATEST), tool_result(None, output, 't', LATEST), tool_failure('a', LATEST)\n"

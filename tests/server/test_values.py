@@ -27,9 +27,9 @@ from tests.core import test_schema as hints
 from tests.core.test_schema import HINTS, Colour, Forecast, Level, Movie, Person, Point, Tree
 from trio_mcp.core.content import TextContent
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.schema import Field, parameters_schema, schema_of
-from trio_mcp.core.validation import compile_schema
-from trio_mcp.values import Unreadable, arguments_reader, reader_of, to_json_value, writer_of
+from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
+from trio_mcp.core.schema.validation import compile_schema
+from trio_mcp.core.schema.values import Unreadable, arguments_reader, reader_of, to_json_value, writer_of
 
 T = TypeVar("T")
 UTC = datetime.UTC
@@ -276,7 +276,7 @@ BOUNDED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def objects(hint: Any, depth: int) -> st.SearchStrategy[Any]:
-    from trio_mcp.core.schema import members_of, resolved_alone, substituted
+    from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted
 
     kind = typing.get_origin(hint) or hint
     variables = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(hint), strict=False))
@@ -753,20 +753,24 @@ def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint:
 @pytest.mark.parametrize("hint", ["list[int]", "dict[str, str | None]", "int | None"])
 def test_plain_hints_load_nothing_that_they_do_not_need(hint: str) -> None:
     script = (
-        "import contextvars, sys, trio_mcp.core.schema\n"
+        "import contextvars, sys, trio_mcp.core.schema.schema\n"
         "before = set(sys.modules)\n"
-        "from trio_mcp.values import reader_of, to_json_value\n"
+        "from trio_mcp.core.schema.values import reader_of, to_json_value\n"
         f"reader_of({hint}); to_json_value([1], {hint}); to_json_value({{'a': 1}})\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["trio_mcp.hints", "trio_mcp.values", "trio_mcp.writing"]
+    assert done.stdout.split() == [
+        "trio_mcp.core.schema.hints",
+        "trio_mcp.core.schema.values",
+        "trio_mcp.core.schema.writing",
+    ]
 
 
 def test_classes_are_made_without_cattrs() -> None:
     script = (
         "import dataclasses, sys\n"
-        "from trio_mcp.values import reader_of, to_json_value\n"
+        "from trio_mcp.core.schema.values import reader_of, to_json_value\n"
         "Pair = dataclasses.make_dataclass('Pair', [('a', int), ('b', 'list[int]')])\n"
         "print(reader_of(Pair)(to_json_value(Pair(1, [2]), Pair)) == Pair(1, [2]), 'cattrs' in sys.modules)"
     )

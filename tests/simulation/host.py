@@ -33,7 +33,7 @@ from trio_mcp import (
     serve_http,
     serve_stream,
 )
-from trio_mcp.core.auth_deeds import SendRequest
+from trio_mcp.core.oauth.deeds import SendRequest
 
 __all__ = ["ISSUER", "KEYS", "LIMITS", "SERVER", "TIGHT", "TOOLS", "Host", "authorize", "build", "hostile", "url_of"]
 

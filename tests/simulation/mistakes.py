@@ -15,8 +15,8 @@ from unittest import mock
 import trio
 
 from trio_mcp import Client, Context, NotAnswered, SessionLost
-from trio_mcp.core.listen import Listeners
 from trio_mcp.core.shares import Account
+from trio_mcp.core.subscriptions import Listeners
 from trio_mcp.dispatch import Dispatcher
 
 __all__ = ["MISTAKES"]

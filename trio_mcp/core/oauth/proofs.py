@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from trio_mcp.core.auth_places import origin_of
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.oauth.places import origin_of
 from trio_mcp.core.records import record
 
 __all__ = ["Entropy", "Key", "Nonces", "base64url", "client_assertion", "dpop_proof", "token_text"]

@@ -38,10 +38,10 @@ import attrs
 import h11
 
 from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError
-from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.http.chunks import ChunkError, ChunkReader, take
+from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.http.verdicts import Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
-from trio_mcp.core.verdicts import Reply, refusal
-from trio_mcp.http_chunks import ChunkError, ChunkReader, take
 
 __all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "date", "head_bytes", "refused"]
 

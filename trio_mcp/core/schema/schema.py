@@ -46,7 +46,7 @@ import attrs
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.records import record
-from trio_mcp.core.self_described import Definition, Mode, describes_itself, own_schema
+from trio_mcp.core.schema.self_described import Definition, Mode, describes_itself, own_schema
 
 __all__ = [
     "Description", "Field", "describe", "hint_of", "members_of", "parameters_schema", "resolved_alone", "schema_of",

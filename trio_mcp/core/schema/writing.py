@@ -26,8 +26,8 @@ import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
-from trio_mcp.core.self_described import describes_itself
-from trio_mcp.hints import Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.core.schema.hints import Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.core.schema.self_described import describes_itself
 
 __all__ = ["Write", "to_json_value", "writer_of"]
 

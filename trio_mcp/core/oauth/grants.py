@@ -16,14 +16,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import attrs
 
-from trio_mcp.core.auth_challenge import BEARER, DPOP, scopes_of
-from trio_mcp.core.auth_clients import IdentityAssertion, is_printable
-from trio_mcp.core.auth_documents import ServerDocument, read_seconds
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored, words_of
-from trio_mcp.core.auth_proofs import Entropy, base64url, token_text
-from trio_mcp.core.auth_records import Tokens
 from trio_mcp.core.errors import shown
 from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.oauth.challenge import BEARER, DPOP, scopes_of
+from trio_mcp.core.oauth.clients import IdentityAssertion, is_printable
+from trio_mcp.core.oauth.documents import ServerDocument, read_seconds
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, words_of
+from trio_mcp.core.oauth.proofs import Entropy, base64url, token_text
+from trio_mcp.core.oauth.records import Tokens
 from trio_mcp.core.records import record
 
 __all__ = [

@@ -16,14 +16,14 @@ from urllib.parse import quote_plus
 
 import attrs
 
-from trio_mcp.core.auth_challenge import scopes_of
-from trio_mcp.core.auth_documents import ServerDocument, read_seconds
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame, censored, words_of
-from trio_mcp.core.auth_places import client_id_fault, is_loopback, redirect_fault
-from trio_mcp.core.auth_proofs import Entropy, Key, client_assertion
 from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.core.headers import Fields
+from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.oauth.challenge import scopes_of
+from trio_mcp.core.oauth.documents import ServerDocument, read_seconds
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored, words_of
+from trio_mcp.core.oauth.places import client_id_fault, is_loopback, redirect_fault
+from trio_mcp.core.oauth.proofs import Entropy, Key, client_assertion
 from trio_mcp.core.records import record
 
 __all__ = [

@@ -17,8 +17,8 @@ from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
-from trio_mcp.core.self_described import describes_itself
+from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
+from trio_mcp.core.schema.self_described import describes_itself
 
 __all__ = ["MAKERS", "TEXTS", "Form", "Hint", "Member", "Walk", "compiled", "full_name", "is_typed_dict"]
 

@@ -38,12 +38,12 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import generate_accept_token
 
 from trio_mcp.core.errors import INVALID_REQUEST, shown
-from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import weight
-from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 
 __all__ = ["SUBPROTOCOL", "Upgrade", "WebSocketFrames", "judge_upgrade"]
 

@@ -31,7 +31,7 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.core.headers import (
+from trio_mcp.core.http.fields import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
     JSON,
@@ -45,6 +45,7 @@ from trio_mcp.core.headers import (
     mirrored,
     standard_headers,
 )
+from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent
 from trio_mcp.core.jsonrpc import (
     Batch,
     Error,
@@ -60,7 +61,6 @@ from trio_mcp.core.jsonrpc import (
 )
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
-from trio_mcp.core.sse import EventReader, Oversized, SseEvent
 
 __all__ = [
     "Accepted", "Challenged", "Exchange", "Failed", "KeepAlives", "NoStream", "Received", "Reconnect", "Redirected",

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.headers import AllowList, Fields, Headers, RawFields, reply_headers
+from trio_mcp.core.http.fields import AllowList, Fields, Headers, RawFields, reply_headers
 from trio_mcp.core.jsonrpc import Error, Limits, Message, encode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import REVISIONS, Revision

@@ -15,9 +15,11 @@ from collections.abc import Collection, Mapping
 from typing import NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
-from trio_mcp.core.auth_challenge import scopes_of
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_places import (
+from trio_mcp.core.errors import shown
+from trio_mcp.core.jsonrpc import Json
+from trio_mcp.core.oauth.challenge import scopes_of
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.places import (
     PUBLIC,
     Network,
     Rules,
@@ -30,8 +32,6 @@ from trio_mcp.core.auth_places import (
     trust,
     url_fault,
 )
-from trio_mcp.core.errors import shown
-from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.records import record
 
 __all__ = [

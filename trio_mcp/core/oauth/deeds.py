@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import attrs
 
-from trio_mcp.core.auth_errors import AuthorizationFailed
-from trio_mcp.core.auth_places import Network
-from trio_mcp.core.auth_records import Record
-from trio_mcp.core.headers import Fields, Headers
+from trio_mcp.core.http.fields import Fields, Headers
+from trio_mcp.core.oauth.errors import AuthorizationFailed
+from trio_mcp.core.oauth.places import Network
+from trio_mcp.core.oauth.records import Record
 from trio_mcp.core.records import record
 
 __all__ = [

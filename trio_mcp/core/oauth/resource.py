@@ -31,14 +31,14 @@ from urllib.parse import unquote_plus
 
 import attrs
 
-from trio_mcp.core.auth_challenge import scopes_of
-from trio_mcp.core.auth_places import is_loopback
 from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError, McpError
-from trio_mcp.core.headers import JSON, Fields
+from trio_mcp.core.http.fields import JSON, Fields
+from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
-from trio_mcp.core.principals import Principal, declared_scopes
+from trio_mcp.core.oauth.challenge import scopes_of
+from trio_mcp.core.oauth.places import is_loopback
+from trio_mcp.core.oauth.principals import Principal, declared_scopes
 from trio_mcp.core.records import record
-from trio_mcp.core.verdicts import HttpRequest, Reply, refusal
 
 __all__ = [
     "WELL_KNOWN", "CannotVerify", "Protection", "ResourceServer", "Verify", "canonical", "claims_fault", "scopes_in",

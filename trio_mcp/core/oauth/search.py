@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trio_mcp.core.auth_deeds import Misplaced, Replied, SendRequest, Unsent
-from trio_mcp.core.auth_documents import read_object
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_places import Rules, misplaced, moved_to, network_at, trust
 from trio_mcp.core.errors import shown
-from trio_mcp.core.headers import JSON, Fields
+from trio_mcp.core.http.fields import JSON, Fields
 from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.oauth.deeds import Misplaced, Replied, SendRequest, Unsent
+from trio_mcp.core.oauth.documents import read_object
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.places import Rules, misplaced, moved_to, network_at, trust
 
 __all__ = ["Search", "led_elsewhere"]
 

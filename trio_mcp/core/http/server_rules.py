@@ -35,7 +35,7 @@ import attrs
 
 from trio_mcp.core import errors
 from trio_mcp.core.errors import shown
-from trio_mcp.core.headers import (
+from trio_mcp.core.http.fields import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
     JSON,
@@ -52,21 +52,7 @@ from trio_mcp.core.headers import (
     quality,
     standard_fault,
 )
-from trio_mcp.core.jsonrpc import (
-    ABSENT,
-    Batch,
-    Error,
-    Id,
-    Invalid,
-    Json,
-    Message,
-    Notification,
-    Request,
-    Result,
-    decode,
-)
-from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
-from trio_mcp.core.verdicts import (
+from trio_mcp.core.http.verdicts import (
     SESSION_PARAMETER,
     Answer,
     Deliver,
@@ -85,6 +71,20 @@ from trio_mcp.core.verdicts import (
     refusal,
     where_websockets_are,
 )
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    Batch,
+    Error,
+    Id,
+    Invalid,
+    Json,
+    Message,
+    Notification,
+    Request,
+    Result,
+    decode,
+)
+from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = ["check_session", "judge", "screen"]
 

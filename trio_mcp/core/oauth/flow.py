@@ -22,8 +22,11 @@ from typing import Final
 
 import attrs
 
-from trio_mcp.core.auth_challenge import DPOP, Demand, union
-from trio_mcp.core.auth_clients import (
+from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields
+from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.oauth.challenge import DPOP, Demand, union
+from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
     Client,
@@ -39,7 +42,7 @@ from trio_mcp.core.auth_clients import (
     registration,
     registration_refused,
 )
-from trio_mcp.core.auth_deeds import (
+from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
     Deed,
@@ -58,7 +61,7 @@ from trio_mcp.core.auth_deeds import (
     SendRequest,
     Unsent,
 )
-from trio_mcp.core.auth_documents import (
+from trio_mcp.core.oauth.documents import (
     ResourceDocument,
     ServerDocument,
     default_server,
@@ -66,8 +69,8 @@ from trio_mcp.core.auth_documents import (
     read_resource,
     read_server,
 )
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_grants import (
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.grants import (
     JWT_BEARER,
     OFFLINE,
     Pending,
@@ -85,7 +88,7 @@ from trio_mcp.core.auth_grants import (
     refresh_grant,
     refused,
 )
-from trio_mcp.core.auth_places import (
+from trio_mcp.core.oauth.places import (
     Rules,
     is_trusted,
     legacy_place,
@@ -101,12 +104,9 @@ from trio_mcp.core.auth_places import (
     trust,
     url_fault,
 )
-from trio_mcp.core.auth_proofs import Entropy, Key, Nonces, dpop_proof
-from trio_mcp.core.auth_records import Authorization, Record
-from trio_mcp.core.auth_search import Search, led_elsewhere
-from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.core.headers import JSON, PROTOCOL_VERSION, Fields
-from trio_mcp.core.jsonrpc import JsonObject
+from trio_mcp.core.oauth.proofs import Entropy, Key, Nonces, dpop_proof
+from trio_mcp.core.oauth.records import Authorization, Record
+from trio_mcp.core.oauth.search import Search, led_elsewhere
 from trio_mcp.core.records import record
 
 __all__ = ["FLOW", "Flow", "Found", "Setting", "Step"]

@@ -19,9 +19,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from trio_mcp.core.errors import RemoteProtocolError, shown
-from trio_mcp.core.headers import Headers
+from trio_mcp.core.http.chunks import ChunkError, ChunkReader, take
+from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.http_chunks import ChunkError, ChunkReader, take
 
 __all__ = ["ReplyHead", "ReplyReader"]
 

@@ -27,9 +27,9 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.core.schema import hint_of, schema_of
-from trio_mcp.hints import MAKERS, Hint, Member, Walk, compiled, full_name, is_typed_dict
-from trio_mcp.writing import to_json_value, writer_of
+from trio_mcp.core.schema.hints import MAKERS, Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.core.schema.schema import hint_of, schema_of
+from trio_mcp.core.schema.writing import to_json_value, writer_of
 
 __all__ = ["Unreadable", "arguments_reader", "reader_of", "to_json_value", "writer_of"]
 
@@ -378,7 +378,7 @@ class _Choosing(_Reading):
         bounds = _bounds(schema_of(hint))
         if bounds == _bounds(schema_of(typing.get_args(hint)[0])):
             return inner
-        from trio_mcp.core.validation import compile_schema
+        from trio_mcp.core.schema.validation import compile_schema
 
         compiled = compile_schema(bounds)
 
@@ -402,7 +402,7 @@ class _Choosing(_Reading):
         return read
 
     def self_described(self, kind: Any) -> Read:
-        from trio_mcp.core.validation import compile_schema
+        from trio_mcp.core.schema.validation import compile_schema
 
         make, schema = super().self_described(kind), compile_schema(schema_of(kind))
 

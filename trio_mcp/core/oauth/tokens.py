@@ -29,16 +29,16 @@ from typing import TypeAlias
 
 import attrs
 
-from trio_mcp.core.auth_challenge import DPOP, Demand, read_demand
-from trio_mcp.core.auth_clients import Application, IdentityAssertion
-from trio_mcp.core.auth_deeds import Deed, Done, Failed, Heard, Persist
-from trio_mcp.core.auth_errors import AuthorizationFailed, Blame
-from trio_mcp.core.auth_flow import Flow, Setting
-from trio_mcp.core.auth_places import Rules, origin_of, same_origin, url_fault
-from trio_mcp.core.auth_proofs import Entropy, Nonces, dpop_proof
-from trio_mcp.core.auth_records import Record, Tokens
 from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.core.headers import Fields, Headers, RawFields
+from trio_mcp.core.http.fields import Fields, Headers, RawFields
+from trio_mcp.core.oauth.challenge import DPOP, Demand, read_demand
+from trio_mcp.core.oauth.clients import Application, IdentityAssertion
+from trio_mcp.core.oauth.deeds import Deed, Done, Failed, Heard, Persist
+from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
+from trio_mcp.core.oauth.flow import Flow, Setting
+from trio_mcp.core.oauth.places import Rules, origin_of, same_origin, url_fault
+from trio_mcp.core.oauth.proofs import Entropy, Nonces, dpop_proof
+from trio_mcp.core.oauth.records import Record, Tokens
 from trio_mcp.core.records import record
 
 __all__ = ["Authorized", "Authorizer", "Begin", "Errand", "Verdict", "Wait"]

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import attrs
 
-from trio_mcp.core.auth_challenge import scopes_of
-from trio_mcp.core.auth_clients import Client, Method
-from trio_mcp.core.auth_places import Network
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
+from trio_mcp.core.oauth.challenge import scopes_of
+from trio_mcp.core.oauth.clients import Client, Method
+from trio_mcp.core.oauth.places import Network
 from trio_mcp.core.records import record
 
 __all__ = ["Authorization", "Record", "Tokens", "as_json", "read_record"]

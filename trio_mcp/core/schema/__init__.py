@@ -1,0 +1,1 @@
+"""Type hints and JSON Schema: shapes of values, validation, URI templates."""
