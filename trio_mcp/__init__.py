@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ToolUseContent,
         Unknown,
     )
+    from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.errors import (
         ConnectionFailed,
         InputNotGiven,
@@ -108,9 +109,6 @@ if TYPE_CHECKING:
     from trio_mcp.oauth_keys import load_key, new_key
     from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
-        Accepted,
-        Declined,
-        Dismissed,
         Elicit,
         ElicitUrl,
         Inquiry,
@@ -122,7 +120,7 @@ if TYPE_CHECKING:
     from trio_mcp.results import InputRequired, ToolError, audio, file, image
     from trio_mcp.running import Statistics
     from trio_mcp.server import Server
-    from trio_mcp.stdio import serve_stdio
+    from trio_mcp.serving_stdio import serve_stdio
     from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.tool_book import ToolFailed
     from trio_mcp.websocket_client import UpgradeRefused
@@ -163,6 +161,7 @@ _HOMES = {
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
     "Malformed Resource ResourceLink TextContent TextResourceContents "
     "ToolResultContent ToolUseContent Unknown",
+    "trio_mcp.core.elicitation": "Accepted Declined Dismissed",
     "trio_mcp.core.errors": "ConnectionFailed InputNotGiven LocalProtocolError McpError NotDeclared "
     "NotInThisRevision RemoteProtocolError RequestError ResourceNotFound SessionClosed",
     "trio_mcp.core.jsonrpc": "Json JsonObject Limits Request",
@@ -174,11 +173,11 @@ _HOMES = {
     "ResourceTemplate Root SamplingMessage Tool ToolAnnotations ToolChoice",
     "trio_mcp.core.opening": "Negotiation",
     "trio_mcp.core.oauth.principals": "Principal",
-    "trio_mcp.core.http.server_rules.event_log": "EventLog",
+    "trio_mcp.core.http.event_log": "EventLog",
     "trio_mcp.core.oauth.resource": "CannotVerify",
-    "trio_mcp.core.schema.schema.schema": "Field",
-    "trio_mcp.core.schema.schema.validation": "InvalidSchema",
-    "trio_mcp.core.http.server_rules.verdicts": "HttpRequest",
+    "trio_mcp.core.schema.schema": "Field",
+    "trio_mcp.core.schema.validation": "InvalidSchema",
+    "trio_mcp.core.http.verdicts": "HttpRequest",
     "trio_mcp.dispatch": "CallNext Middleware",
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",
@@ -190,13 +189,12 @@ _HOMES = {
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
     "trio_mcp.oauth_keys": "load_key new_key",
     "trio_mcp.paths": "PathRefused Roots below file_path",
-    "trio_mcp.questions": "Accepted Declined Dismissed Elicit ElicitUrl Inquiry ListRoots Sample "
-    "UrlElicitationRequired",
+    "trio_mcp.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
     "trio_mcp.relay": "open_relay",
     "trio_mcp.results": "InputRequired ToolError audio file image",
     "trio_mcp.running": "Statistics",
     "trio_mcp.server": "Server",
-    "trio_mcp.stdio": "serve_stdio",
+    "trio_mcp.serving_stdio": "serve_stdio",
     "trio_mcp.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
     "trio_mcp.tool_book": "ToolFailed",
     "trio_mcp.websocket_client": "UpgradeRefused",

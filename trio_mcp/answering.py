@@ -45,6 +45,7 @@ from trio_mcp.asked import Form, FormRequest, PageRequest, SamplingRequest, host
 from trio_mcp.caller import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import Model, TextContent, ToolUseContent, well_formed
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -52,19 +53,19 @@ from trio_mcp.core.errors import (
     McpError,
     RemoteProtocolError,
     RequestError,
+    name_of,
     shown,
 )
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.revisions import Revision, Role, missing_capabilities
 from trio_mcp.core.rounds import Question
+from trio_mcp.core.sampling import check_sampling
 from trio_mcp.core.schema.self_described import describes_itself
 from trio_mcp.core.schema.writing import to_json_value
 from trio_mcp.core.terms import Terms
 from trio_mcp.crew import contained
 from trio_mcp.groups import open_nursery
-from trio_mcp.handlers import name_of
 from trio_mcp.paths import PathRefused, file_path
-from trio_mcp.questions import Accepted, Declined, Dismissed, Sample
 
 __all__ = [
     "Answering",
@@ -234,7 +235,9 @@ class Answering:
             if not _knows(terms.revision, "sampling", "tools"):
                 asked = attrs.evolve(asked, tools=None, tool_choice=None)  # there they mean nothing
             # samp-14, samp-15, samp-32: what our own servers could not ask is not to be asked of our clients.
-            Sample(well_formed(asked.messages), max_tokens=asked.max_tokens)
+            check_sampling(well_formed(asked.messages))
+            if asked.max_tokens < 1:
+                raise LocalProtocolError("max_tokens must be at least 1")
         assert self._sampling is not None  # or it would not have been declared
         said = await _called(self._sampling, SamplingRequest(asked, _server(terms)))
         if isinstance(said, Declined | Dismissed):

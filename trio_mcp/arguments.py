@@ -12,9 +12,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, name_of
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.handlers import Handler, name_of
+from trio_mcp.handlers import Handler
 
 if TYPE_CHECKING:
     from trio_mcp.core.schema.validation import CompiledSchema, Problem

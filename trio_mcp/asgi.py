@@ -31,7 +31,7 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, shown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, check_seconds, shown
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, where_websockets_are
 from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
@@ -40,10 +40,9 @@ from trio_mcp.core.shares import Account, Charge, weight
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.gate import seconds_left
-from trio_mcp.groups import open_nursery, sole
+from trio_mcp.groups import check_trio, open_nursery, sole
 from trio_mcp.outbox import CLOSING
-from trio_mcp.process import check_trio
-from trio_mcp.running import Run, check_seconds
+from trio_mcp.running import Run
 
 if TYPE_CHECKING:
     from types import TracebackType

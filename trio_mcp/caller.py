@@ -62,7 +62,7 @@ from trio_mcp.core.state import Link
 
 __all__ = [
     "Caller", "Carrier", "Failure", "HeadersRefused", "NotAnswered", "OnProgress", "OpeningError", "Reports",
-    "SessionLost", "Talk", "Timer", "Unauthorized", "failure_of", "repeated", "too_many_questions", "worn_out",
+    "SessionLost", "Talk", "Timer", "Unauthorized", "failure_of", "too_many_questions", "worn_out",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -155,19 +155,6 @@ class Unauthorized(McpError):
         super().__init__(why)
         self.status = status
         self.challenge = challenge
-
-
-def repeated(error: McpError) -> Failure:
-    """For an error that several may have to raise: a copy each, as a traceback grows wherever one is raised."""
-
-    def copy() -> McpError:
-        made = type(error).__new__(type(error), *error.args)  # what else its class wants is in its attributes
-        made.__dict__.update(error.__dict__)
-        made.__cause__ = error.__cause__
-        made.__suppress_context__ = error.__suppress_context__
-        return made
-
-    return copy
 
 
 def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:

@@ -78,10 +78,9 @@ from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Change
 from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
-from trio_mcp.groups import Block, open_nursery
+from trio_mcp.groups import Block, check_trio, open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
-from trio_mcp.process import check_trio
 from trio_mcp.tool_book import Returned, ToolBook
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 
 import attrs
@@ -54,12 +54,20 @@ if TYPE_CHECKING:
 
     from trio_mcp.http_pool import HttpPool
     from trio_mcp.oauth import Authorization, OAuth
-    from trio_mcp.server import Server
     from trio_mcp.starting import Startup, Timeouts
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
 
-Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | Server | trio.abc.Stream"
+
+@runtime_checkable
+class InProcess(Protocol):
+    """A server in this process.  A protocol, because this room does not import that of the server."""
+
+    async def _serve_client(self, stream: trio.abc.Stream) -> None: ...
+
+
+Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | InProcess | trio.abc.Stream"
+
 E = TypeVar("E", bound=McpError)
 T = TypeVar("T")
 Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
@@ -119,16 +127,15 @@ def how_to_reach(
 
     Raises LocalProtocolError for what is no target, and for options that it has no use for.
     """
-    from trio_mcp.server import Server
-
     of_the_web = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
     web = {name: value for name, value in of_the_web.items() if value is not None}
     timeouts = {name: child[name] for name in STARTING if name in child}
     of_process = {name: value for name, value in child.items() if name not in timeouts}
-    useless = {**web, **(child if isinstance(target, Server) else of_process)}
-    if isinstance(target, Server | trio.abc.Stream) and useless:
+    in_process = isinstance(target, InProcess) and not isinstance(target, type)
+    useless = {**web, **(child if in_process else of_process)}
+    if (in_process or isinstance(target, trio.abc.Stream)) and useless:
         raise _useless(target, useless)
-    if isinstance(target, Server):
+    if isinstance(target, InProcess) and in_process:
         return lambda manner, status: _hold_server(target, manner, probe, status)
     if isinstance(target, trio.abc.Stream):
         starting = _starting(timeouts)
@@ -306,17 +313,15 @@ async def _hold_given(
     await _hold_stream(manner, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
 
 
-async def _hold_server(server: Server, manner: Manner, probe: float, status: trio.TaskStatus[Connection]) -> None:
+async def _hold_server(server: InProcess, manner: Manner, probe: float, status: trio.TaskStatus[Connection]) -> None:
     from trio.testing import memory_stream_pair
-
-    from trio_mcp.driver import serve_stream
 
     ours, theirs = memory_stream_pair()
     async with open_nursery() as nursery:
         served = trio.Event()
 
         async def serve() -> None:
-            await serve_stream(server, theirs, grace=0)  # a client that closes its end reads nothing more
+            await server._serve_client(theirs)
             served.set()
 
         nursery.start_soon(serve, name="the server of this client")

@@ -28,11 +28,12 @@ from trio_mcp.core.terms import NOTHING, Terms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
     from trio_mcp.outbox import Wire
     from trio_mcp.parking import Place
     from trio_mcp.paths import Roots
-    from trio_mcp.questions import Accepted, Declined, Dismissed, ElicitUrl, Inquiry
+    from trio_mcp.questions import ElicitUrl, Inquiry
 
 __all__ = ["LOG", "ClientError", "ClientGone", "Context", "Link"]
 

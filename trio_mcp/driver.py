@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trio_mcp.conversation import UNFINISHED, Conversation
+from trio_mcp.core.errors import check_seconds
 from trio_mcp.core.jsonrpc import Message
 from trio_mcp.core.session import Session
 from trio_mcp.core.shares import Account, holder_of
@@ -20,7 +21,7 @@ from trio_mcp.core.terms import NOTHING
 from trio_mcp.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
-from trio_mcp.running import Run, check_seconds
+from trio_mcp.running import Run
 
 if TYPE_CHECKING:
     from trio_mcp.server import Server

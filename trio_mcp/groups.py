@@ -13,7 +13,9 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import trio
 
-__all__ = ["Block", "is_but", "open_nursery", "sole"]
+from trio_mcp.core.errors import LocalProtocolError
+
+__all__ = ["Block", "check_trio", "is_but", "open_nursery", "sole"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -41,6 +43,15 @@ def _first(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
+
+
+def check_trio() -> None:
+    """Raise `LocalProtocolError` in a program on another event loop."""
+    if not trio.lowlevel.in_trio_task():
+        raise LocalProtocolError(
+            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
+            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
+        )
 
 
 class open_nursery:

@@ -24,9 +24,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, name_of
 
-__all__ = ["Handler", "How", "name_of", "raw", "typed"]
+__all__ = ["Handler", "How", "raw", "typed"]
 
 
 class How(enum.Enum):
@@ -142,13 +142,6 @@ def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = Tr
             f"{name_of(function)} is called by position, with ({', '.join(takes)}), but takes {signature}: {error}"
         ) from None
     return Handler(function, _how(function, thread, abandon), abandon=abandon, by_name=False)
-
-
-def name_of(function: object) -> str:
-    """What to call a function in messages."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__qualname__", None) or f"an object of {type(function).__qualname__}"
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, SessionLost, repeated
-from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed
+from trio_mcp.caller import Caller, SessionLost
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, repeated
 from trio_mcp.core.http.client_rules import (
     Challenged,
     Exchange,

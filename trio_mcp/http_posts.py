@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized, repeated
+from trio_mcp.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized
 from trio_mcp.core.errors import (
     ConnectionFailed,
     LocalProtocolError,
@@ -50,6 +50,7 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
     SessionClosed,
+    repeated,
 )
 from trio_mcp.core.http.client_rules import (
     Accepted,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 import attrs
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import CannotServe, LocalProtocolError
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.driver import address_of
@@ -37,7 +37,6 @@ from trio_mcp.duplex import Tap, keep_alive
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.groups import open_nursery
 from trio_mcp.http_connection import HttpConnection, Shared
-from trio_mcp.process import CannotServe
 from trio_mcp.running import Run
 
 if TYPE_CHECKING:

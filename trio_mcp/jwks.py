@@ -27,13 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, shown
+from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, check_seconds, shown
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
 from trio_mcp.http_pool import HttpPool
 from trio_mcp.http_proxy import is_ours, locate
-from trio_mcp.running import check_seconds
 
 if TYPE_CHECKING:
     import jwt

@@ -22,7 +22,7 @@ import trio
 
 from trio_mcp.answering import Answering
 from trio_mcp.asked import PageRequest
-from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of, repeated
+from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
 from trio_mcp.client_options import name_the_options
 from trio_mcp.connecting import Connection, Hold, Manner
 from trio_mcp.core.cache import ResponseCache
@@ -34,6 +34,7 @@ from trio_mcp.core.errors import (
     RemoteProtocolError,
     RequestError,
     SessionClosed,
+    repeated,
 )
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import JsonObject, Limits, Notification

@@ -32,8 +32,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from trio_mcp.caller import repeated
-from trio_mcp.core.errors import LocalProtocolError, McpError, shown
+from trio_mcp.core.errors import LocalProtocolError, McpError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
 from trio_mcp.core.oauth.clients import (
     Application,
@@ -53,7 +52,6 @@ from trio_mcp.core.oauth.records import Record, as_json, read_record
 from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Errand, Verdict
 from trio_mcp.loopback import OnBrowser, open_in_browser
 from trio_mcp.oauth_run import Run
-from trio_mcp.running import check_seconds
 from trio_mcp.token_stores import MemoryTokenStore, TokenStore
 
 if TYPE_CHECKING:

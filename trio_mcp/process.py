@@ -40,10 +40,9 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import CannotServe, LocalProtocolError, check_seconds
 from trio_mcp.groups import open_nursery
 from trio_mcp.outbox import CLOSING
-from trio_mcp.running import check_seconds
 from trio_mcp.stderr import Stderr, take_no_signals, unhindered_stderr
 from trio_mcp.watchdog import watched
 
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.server import Server
 
-__all__ = ["CannotServe", "Life", "check_trio", "live", "place"]
+__all__ = ["Life", "live", "place"]
 
 # Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
 # as many again for what is being written when they are cut off.
@@ -61,28 +60,12 @@ _LAST = 2 * CLOSING + 1.0
 _replaced: list[TextIO] = []
 
 
-def check_trio() -> None:
-    """Raise `LocalProtocolError` in a program on another event loop."""
-    if not trio.lowlevel.in_trio_task():
-        raise LocalProtocolError(
-            "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
-            "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
-        )
-
-
 def _in_asyncio() -> bool:
     try:
         sys.modules["asyncio"].get_running_loop()
     except (KeyError, RuntimeError):  # it is not even loaded, or no loop runs
         return False
     return True
-
-
-class CannotServe(LocalProtocolError):
-    """The environment does not let the process serve: the port is in use, or standard input is closed.
-
-    No line of the program is at fault, so `run()` prints one line without a traceback.
-    """
 
 
 def live(server: Server, serve: Callable[[Life], Awaitable[object]], *, grace: float) -> None:

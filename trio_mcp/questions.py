@@ -25,11 +25,10 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 from urllib.parse import parse_qsl, urlsplit
 
-import attrs
-
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, Outcome
 from trio_mcp.core.errors import (
     URL_ELICITATION_REQUIRED,
     LocalProtocolError,
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from trio_mcp.paths import Roots
 
 __all__ = [
-    "Accepted",
-    "Declined",
-    "Dismissed",
     "Elicit",
     "ElicitUrl",
     "Inquiry",
@@ -94,25 +90,6 @@ def _knows(revision: Revision, capability: str, member: str) -> bool:
 
 # What a user answers.  elic-59: three things, and never a value that could be taken for another.
 
-
-@attrs.frozen
-class Accepted(Generic[T]):
-    """The user agreed.  `value` is the form as it was filled in; nothing for a page to visit."""
-
-    value: T
-
-
-@attrs.frozen
-class Declined:
-    """The user said no."""
-
-
-@attrs.frozen
-class Dismissed:
-    """The user made no choice: closed the dialogue, went away."""
-
-
-Outcome: TypeAlias = Accepted[T] | Declined | Dismissed
 
 _WITHOUT_VALUE: Mapping[Json, Declined | Dismissed] = {"decline": Declined(), "cancel": Dismissed()}
 
@@ -466,7 +443,8 @@ class Sample(Inquiry["CreateMessageResult"]):
         tool_choice: ToolChoice | None = None,
         metadata: Mapping[str, Json] | None = None,
     ) -> None:
-        from trio_mcp.core import codec, models
+        from trio_mcp.core import codec, content, models
+        from trio_mcp.core.sampling import check_sampling
 
         each = [messages] if isinstance(messages, str | models.SamplingMessage) else messages
         params = models.CreateMessageParams(
@@ -487,7 +465,7 @@ class Sample(Inquiry["CreateMessageResult"]):
             raise LocalProtocolError(str(error)) from None
         if max_tokens < 1:
             raise LocalProtocolError("max_tokens must be at least 1")
-        _check_messages(self._params)
+        check_sampling(content.well_formed(self._params.messages), content.well_formed(self._params.tools or ()))
 
     def _params_in(self, revision: Revision) -> JsonObject:
         from trio_mcp.core import codec
@@ -513,43 +491,6 @@ def _message(said: Any) -> SamplingMessage:
     if isinstance(said, models.CreateMessageResult):
         return models.SamplingMessage(said.role, said.content)
     return said  # type: ignore[no-any-return]  # what is no message is refused when it is written
-
-
-def _check_messages(params: Any) -> None:
-    """samp-14, samp-15, samp-18, samp-32, samp-33: tool uses and their results."""
-    from trio_mcp.core.content import ToolResultContent, ToolUseContent
-
-    if not params.messages:
-        raise LocalProtocolError("sampling needs a message to answer")
-    unanswered: Mapping[str, str] = {}  # the tool uses of the message before: names by id
-    for number, message in enumerate(params.messages):
-        where = f"messages[{number}]"
-        results = [block for block in message.blocks if isinstance(block, ToolResultContent)]
-        uses = {block.id: block.name for block in message.blocks if isinstance(block, ToolUseContent)}
-        if not message.blocks:
-            raise LocalProtocolError(f"{where} has no content")  # samp-20
-        if results and (message.role != "user" or len(results) < len(message.blocks)):
-            raise LocalProtocolError(f"{where}: tool results stand in a message of the user that holds nothing else")
-        if uses and message.role != "assistant":
-            raise LocalProtocolError(f"{where}: only the assistant uses tools")
-        if sorted(result.tool_use_id for result in results) != sorted(unanswered):
-            raise LocalProtocolError(f"{where}: every tool use in the message before needs its one result here")
-        for result in results:
-            _check_output(params.tools or (), unanswered[result.tool_use_id], result, where)
-        unanswered = uses
-    if unanswered:
-        raise LocalProtocolError("the tool uses of the last message have no results")
-
-
-def _check_output(tools: Sequence[Tool], name: str, result: Any, where: str) -> None:
-    from trio_mcp.core.schema.validation import compile_schema
-
-    schema = next((tool.output_schema for tool in tools if tool.name == name), None)
-    if schema is None or not result.has_structured_content or result.is_error:
-        return
-    for problem in compile_schema(schema).errors(result.structured_content):
-        at = f"structuredContent{problem.path}"
-        raise LocalProtocolError(f"{where}: {at} does not fit the output schema of {name!r}: it {problem.message}")
 
 
 # Roots

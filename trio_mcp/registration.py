@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.arguments import Arguments, arguments_of, text_arguments
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, name_of
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.oauth.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
-from trio_mcp.handlers import name_of, raw, typed
+from trio_mcp.handlers import raw, typed
 
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints

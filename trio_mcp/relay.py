@@ -90,9 +90,8 @@ from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import Change, Kind, resource_updated
 from trio_mcp.description import check_list, revisions_of
-from trio_mcp.groups import Block, open_nursery
+from trio_mcp.groups import Block, check_trio, open_nursery
 from trio_mcp.listening import NothingToHear
-from trio_mcp.process import check_trio
 from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 from trio_mcp.relay_server import ChangeFor, Shown, owner_of
 from trio_mcp.relay_sessions import Session

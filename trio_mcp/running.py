@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from trio_mcp.admission import Admission
-from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget
@@ -34,14 +33,9 @@ if TYPE_CHECKING:
     from trio_mcp.catalog import Catalog
     from trio_mcp.core.session import Offer
 
-__all__ = ["Connection", "Draining", "Run", "Runs", "Statistics", "check_seconds"]
+__all__ = ["Connection", "Draining", "Run", "Runs", "Statistics"]
 
 _OF_CHANGES = ("listChanged", "subscribe")
-
-
-def check_seconds(name: str, seconds: object) -> None:
-    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
-        raise LocalProtocolError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")
 
 
 class Connection(Protocol):

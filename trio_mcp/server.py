@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpac
 
 from trio_mcp import registration
 from trio_mcp.catalog import CHANGES, Catalog
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import LocalProtocolError, check_seconds
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
@@ -38,13 +38,15 @@ from trio_mcp.description import (
     text_of,
 )
 from trio_mcp.dispatch import Filter, Middleware
-from trio_mcp.groups import is_but, open_nursery
-from trio_mcp.process import check_trio, live, place
-from trio_mcp.running import Draining, Run, Runs, Statistics, check_seconds
+from trio_mcp.groups import check_trio, is_but, open_nursery
+from trio_mcp.process import live, place
+from trio_mcp.running import Draining, Run, Runs, Statistics
 
 if TYPE_CHECKING:
     import ssl
     from types import TracebackType
+
+    import trio
 
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Annotations, Icon, Resource
@@ -422,6 +424,12 @@ class Server:
         for run in tuple(self._runs):
             run.publisher.publish(change)
 
+    async def _serve_client(self, stream: trio.abc.Stream) -> None:
+        """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
+        from trio_mcp.driver import serve_stream
+
+        await serve_stream(self, stream, grace=0)  # a client that closes its end reads nothing more
+
     # What it is.
 
     def offer(self) -> Offer:
@@ -514,7 +522,7 @@ class Server:
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
             raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
-        from trio_mcp.stdio import run
+        from trio_mcp.serving_stdio import run
 
         run(self, grace=grace, tap=tap)
 

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trio_mcp.core.errors import McpError, SessionClosed, printable
+from trio_mcp.core.errors import McpError, SessionClosed, check_seconds, printable
 from trio_mcp.core.jsonrpc import Batch, Invalid, Message, Request
-from trio_mcp.running import check_seconds
 
 if TYPE_CHECKING:
     from trio_mcp.caller import Caller

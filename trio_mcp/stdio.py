@@ -8,9 +8,9 @@ Two things surprise.  O_NONBLOCK belongs to an open file description, which the 
 may share, so we take a description of our own where there is one to be had.  And epoll refuses files and /dev/null,
 which always are ready: trio's FdStream never waits for those, as reading and writing succeed at once.
 
-`serve_stdio` serves within the caller's program: it takes what it needs, puts everything back under every way of
-leaving, and touches no signal.  `run` is a whole process (see `process`), and never puts fds 0 and 1 back, so that what
-an abandoned thread prints or a buffer still holds when the interpreter ends does not reach the wire either.
+`own_stdio` is for a part of the caller's program: it puts everything back under every way of leaving.  With a `Life`
+the process ends with the wire, and fds 0 and 1 are never put back, so that what an abandoned thread prints or a buffer
+still holds when the interpreter ends does not reach the wire either.
 
 A process has to end with its input, also while a handler blocks the event loop, which then cannot see the end.  So
 under `run` a thread watches the input, too.
@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.driver import serve_stream
-from trio_mcp.duplex import Tap, write_now
-from trio_mcp.process import CannotServe, Life, check_trio, live
+from trio_mcp.core.errors import CannotServe, LocalProtocolError
+from trio_mcp.duplex import write_now
+from trio_mcp.process import Life
 from trio_mcp.stderr import take_no_signals
 
 if sys.platform != "win32":
@@ -42,9 +41,9 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from trio_mcp.server import Server
+    from trio_mcp.process import Life
 
-__all__ = ["own_stdio", "run", "serve_stdio"]
+__all__ = ["own_stdio", "owned_stdio"]
 
 # Bytes to read at once: what a pipe holds, and what one holds that was made larger.
 _FEW, _MANY = 64 * 1024, 1024 * 1024
@@ -64,51 +63,13 @@ async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
     output, and while another block owns them.
     """
     await trio.lowlevel.checkpoint()
-    with _owned() as stream:
+    with owned_stdio() as stream:
         yield stream
-
-
-async def serve_stdio(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
-    """Serve one client on standard input and output.
-
-    Returns at the end of input, when the calls that run then are answered; they have `grace` seconds for it
-    (`math.inf`: as long as they take).  To be cancelled like anything else.  No signal handler is installed, and what
-    is printed afterwards is on standard output again: a process that does nothing but serve calls `run`.
-    """
-    check_trio()
-    async with own_stdio() as stream:
-        await serve_stream(server, stream, grace=grace, tap=tap)
-
-
-def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
-    """Serve one client on standard input and output as the purpose of this process.
-
-    Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
-    run at the end of input, or when SIGTERM comes, have `grace` seconds (`math.inf`: as long as they take); what has
-    not ended three seconds later is left.  Signals that the program has ignored or handles already are left to it, and
-    so are all of them outside the main thread.
-    """
-
-    async def serve(life: Life) -> None:
-        with _owned(life) as stream:
-            await serve_stream(server, stream, grace=grace, tap=tap)
-
-    _greet(server)
-    live(server, serve, grace=grace)
-
-
-def _greet(server: Server) -> None:
-    """Tell whoever has started this by hand why nothing happens; what a host gives it is no terminal."""
-    if sys.__stderr__ is not None and os.isatty(0):
-        name = server.offer().info["name"]
-        line = f"{name} waits for a client on standard input, which hosts are: give one this command (Ctrl-C ends it)\n"
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode(errors="replace"))
 
 
 @contextmanager
 @trio.lowlevel.enable_ki_protection
-def _owned(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
+def owned_stdio(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
     """The wire as a stream, with fds 0 and 1 out of everybody's way.
 
     With `life` the process ends with the wire, and the fds stay as they are; else they are given back as they were.

@@ -24,6 +24,7 @@ from trio_mcp.answering import Answering, RootLike
 from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
 from trio_mcp.core import models
 from trio_mcp.core.content import ImageContent, Malformed, TextContent, ToolUseContent
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -40,7 +41,7 @@ from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, REVISIONS,
 from trio_mcp.core.rounds import Ask, Question, Rounds
 from trio_mcp.core.session import Call
 from trio_mcp.core.terms import Terms
-from trio_mcp.questions import Accepted, Declined, Dismissed, Elicit, ElicitUrl, Inquiry, ListRoots, Sample
+from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 
 A, B, C, D, E = REVISIONS.values()
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)

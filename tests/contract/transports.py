@@ -45,7 +45,7 @@ from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS
 from trio_mcp.core.revisions import META_VERSION
 from trio_mcp.driver import serve_stream
-from trio_mcp.stdio import serve_stdio
+from trio_mcp.serving_stdio import serve_stdio
 
 __all__ = ["TRANSPORTS"]
 

@@ -11,8 +11,8 @@ import pytest
 import trio_mcp.context
 from trio_mcp import handlers
 from trio_mcp.context import Context
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.handlers import How, name_of, raw, typed
+from trio_mcp.core.errors import LocalProtocolError, name_of
+from trio_mcp.handlers import How, raw, typed
 
 if TYPE_CHECKING:
     from trio_mcp.context import Context as HiddenContext

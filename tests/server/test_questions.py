@@ -34,6 +34,7 @@ from tests.core.pairs import opened
 from tests.requirements import req
 from trio_mcp import questions
 from trio_mcp.core import codec, content, forms, models
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     MISSING_CLIENT_CAPABILITY,
     URL_ELICITATION_REQUIRED,
@@ -47,17 +48,7 @@ from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Re
 from trio_mcp.core.rounds import Question, input_required
 from trio_mcp.core.schema.schema import Field
 from trio_mcp.paths import Roots
-from trio_mcp.questions import (
-    Accepted,
-    Declined,
-    Dismissed,
-    Elicit,
-    ElicitUrl,
-    Inquiry,
-    ListRoots,
-    Sample,
-    UrlElicitationRequired,
-)
+from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired
 
 FORMS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-06-18"]
 URLS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-11-25"]

@@ -347,10 +347,10 @@ async def forever() -> None:
 
 
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    import trio_mcp.stdio
+    import trio_mcp.serving_stdio
 
     ran: list[tuple[Server, float, Any]] = []
-    monkeypatch.setattr(trio_mcp.stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
+    monkeypatch.setattr(trio_mcp.serving_stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
     server = Server("run")
     server.run()
     server.run(grace=1.5, tap=print)

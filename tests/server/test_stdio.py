@@ -30,8 +30,9 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
+import trio_mcp
 from tests.requirements import req
-from trio_mcp import process, stdio
+from trio_mcp import process, serving_stdio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.session import Offer
 from trio_mcp.stdio import own_stdio
@@ -468,7 +469,7 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
     # The package that this process tests.
-    "PYTHONPATH": str(Path(stdio.__file__).parent.parent),
+    "PYTHONPATH": str(Path(trio_mcp.__file__).parents[1]),
 }
 
 
@@ -1020,14 +1021,14 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
     async def listen(stream: trio.abc.Stream, drain: trio.Event) -> None:
         await stream.receive_some()
 
-    monkeypatch.setattr(stdio, "serve_stream", serve_stream)
+    monkeypatch.setattr(serving_stdio, "serve_stream", serve_stream)
     tapped: list[tuple[str, bytes]] = []
     with standing_in(pipes(tmp_path)):
         before, start = (looks(0), looks(1)), trio.current_time()
         handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         with trio.move_on_after(3600) as scope:
             server: Any = StandIn(listen)
-            await stdio.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
+            await serving_stdio.serve_stdio(server, tap=lambda *seen: tapped.append(seen))
         assert scope.cancelled_caught
         assert trio.current_time() == start + 3600
         assert (looks(0), looks(1)) == before
@@ -1037,14 +1038,14 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
-    monkeypatch.setattr(stdio, "serve_stream", serve_stream)
+    monkeypatch.setattr(serving_stdio, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
     monkeypatch.setattr(process.Life, "leave", lambda *_: None)  # the process is ours, and may be slow
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with standing_in(pipes(tmp_path)):
-        yield lambda serve, **options: stdio.run(cast(Any, StandIn(serve)), **options)
+        yield lambda serve, **options: serving_stdio.run(cast(Any, StandIn(serve)), **options)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 

@@ -11,8 +11,9 @@ The numbers are the error codes of JSON-RPC and of the five revisions.  Which re
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "RESOURCE_NOT_FOUND",
     "UNSUPPORTED_VERSION",
     "URL_ELICITATION_REQUIRED",
+    "CannotServe",
     "ConnectionFailed",
     "InputNotGiven",
     "LocalProtocolError",
@@ -69,6 +71,13 @@ class McpError(Exception):
 
 class LocalProtocolError(McpError):
     """Our side asked for something the protocol forbids.  Nothing was sent and nothing changed."""
+
+
+class CannotServe(LocalProtocolError):
+    """The environment does not let the process serve: the port is in use, or standard input is closed.
+
+    No line of the program is at fault, so `run()` prints one line without a traceback.
+    """
 
 
 class NotInThisRevision(LocalProtocolError):
@@ -186,3 +195,28 @@ def redacted(text: str, secrets: Iterable[str | None]) -> str:
         else:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", "[secret]", text)
     return text
+
+
+def repeated(error: McpError) -> Callable[[], McpError]:
+    """For an error that several may have to raise: a copy each, as a traceback grows wherever one is raised."""
+
+    def copy() -> McpError:
+        made = type(error).__new__(type(error), *error.args)  # what else its class wants is in its attributes
+        made.__dict__.update(error.__dict__)
+        made.__cause__ = error.__cause__
+        made.__suppress_context__ = error.__suppress_context__
+        return made
+
+    return copy
+
+
+def name_of(function: object) -> str:
+    """What to call a function in messages."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or f"an object of {type(function).__qualname__}"
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
+        raise LocalProtocolError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")

@@ -13,7 +13,7 @@ import time
 
 import trio
 
-from trio_mcp import Server, process, stdio
+from trio_mcp import Server, process, serving_stdio
 
 print("printed while the program was imported")
 server = Server("tools", version="1")
@@ -121,4 +121,4 @@ if len(sys.argv) == 1:
 else:
     if len(sys.argv) > 2:
         process._LAST = float(sys.argv[2])
-    stdio.run(server, grace=float(sys.argv[1]))
+    serving_stdio.run(server, grace=float(sys.argv[1]))

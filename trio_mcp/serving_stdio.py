@@ -1,0 +1,60 @@
+"""Serve one client on standard input and output.
+
+`serve_stdio` serves within the caller's program and touches no signal.  `run` is a whole process (see `process`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from trio_mcp.driver import serve_stream
+from trio_mcp.duplex import Tap
+from trio_mcp.groups import check_trio
+from trio_mcp.process import Life, live
+from trio_mcp.stdio import own_stdio, owned_stdio
+
+if TYPE_CHECKING:
+    from trio_mcp.server import Server
+
+__all__ = ["run", "serve_stdio"]
+
+
+async def serve_stdio(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+    """Serve one client on standard input and output.
+
+    Returns at the end of input, when the calls that run then are answered; they have `grace` seconds for it
+    (`math.inf`: as long as they take).  To be cancelled like anything else.  No signal handler is installed, and what
+    is printed afterwards is on standard output again: a process that does nothing but serve calls `run`.
+    """
+    check_trio()
+    async with own_stdio() as stream:
+        await serve_stream(server, stream, grace=grace, tap=tap)
+
+
+def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+    """Serve one client on standard input and output as the purpose of this process.
+
+    Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
+    run at the end of input, or when SIGTERM comes, have `grace` seconds (`math.inf`: as long as they take); what has
+    not ended three seconds later is left.  Signals that the program has ignored or handles already are left to it, and
+    so are all of them outside the main thread.
+    """
+
+    async def serve(life: Life) -> None:
+        with owned_stdio(life) as stream:
+            await serve_stream(server, stream, grace=grace, tap=tap)
+
+    _greet(server)
+    live(server, serve, grace=grace)
+
+
+def _greet(server: Server) -> None:
+    """Tell whoever has started this by hand why nothing happens; what a host gives it is no terminal."""
+    if sys.__stderr__ is not None and os.isatty(0):
+        name = server.offer().info["name"]
+        line = f"{name} waits for a client on standard input, which hosts are: give one this command (Ctrl-C ends it)\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
