@@ -49,8 +49,8 @@ from trio_mcp import (
     serve_http,
 )
 from trio_mcp.core.subscriptions import resource_updated
-from trio_mcp.groups import open_nursery
 from trio_mcp.testing import MemoryPair, open_memory_pair
+from trio_mcp.transport.nursery import open_nursery
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 DEMO = [sys.executable, "-m", "trio_mcp.demo.server"]

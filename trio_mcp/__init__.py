@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
     from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
     from trio_mcp.caller import NotAnswered, OnProgress, OpeningError, SessionLost, Unauthorized
-    from trio_mcp.child import ServerExited
     from trio_mcp.client import Client, connect_client, open_client
     from trio_mcp.client_options import Along, ClientOptions
     from trio_mcp.connecting import Target
@@ -88,7 +87,6 @@ if TYPE_CHECKING:
     from trio_mcp.driver import serve_stream
     from trio_mcp.following import FollowedCall, Progress
     from trio_mcp.http_options import HttpOptions
-    from trio_mcp.http_pool import ReplyBroken, ReplyTooLong
     from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.oauth import (
@@ -107,7 +105,6 @@ if TYPE_CHECKING:
         client_document,
     )
     from trio_mcp.oauth_keys import load_key, new_key
-    from trio_mcp.paths import PathRefused, Roots, below, file_path
     from trio_mcp.questions import (
         Elicit,
         ElicitUrl,
@@ -123,6 +120,9 @@ if TYPE_CHECKING:
     from trio_mcp.serving_stdio import serve_stdio
     from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.tool_book import ToolFailed
+    from trio_mcp.transport.child import ServerExited
+    from trio_mcp.transport.http_pool import ReplyBroken, ReplyTooLong
+    from trio_mcp.transport.paths import PathRefused, Roots, below, file_path
     from trio_mcp.websocket_client import UpgradeRefused
 
 __all__ = [
@@ -152,7 +152,7 @@ _HOMES = {
     "trio_mcp.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
     "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
     "trio_mcp.caller": "NotAnswered OnProgress OpeningError SessionLost Unauthorized",
-    "trio_mcp.child": "ServerExited",
+    "trio_mcp.transport.child": "ServerExited",
     "trio_mcp.client": "Client connect_client open_client",
     "trio_mcp.client_options": "Along ClientOptions",
     "trio_mcp.connecting": "Target",
@@ -182,13 +182,13 @@ _HOMES = {
     "trio_mcp.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",
     "trio_mcp.http_options": "HttpOptions",
-    "trio_mcp.http_pool": "ReplyBroken ReplyTooLong",
+    "trio_mcp.transport.http_pool": "ReplyBroken ReplyTooLong",
     "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
     "trio_mcp.oauth_keys": "load_key new_key",
-    "trio_mcp.paths": "PathRefused Roots below file_path",
+    "trio_mcp.transport.paths": "PathRefused Roots below file_path",
     "trio_mcp.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
     "trio_mcp.relay": "open_relay",
     "trio_mcp.results": "InputRequired ToolError audio file image",

@@ -63,9 +63,9 @@ from trio_mcp.core.sampling import check_sampling
 from trio_mcp.core.schema.self_described import describes_itself
 from trio_mcp.core.schema.writing import to_json_value
 from trio_mcp.core.terms import Terms
-from trio_mcp.crew import contained
-from trio_mcp.groups import open_nursery
-from trio_mcp.paths import PathRefused, file_path
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.paths import PathRefused, file_path
+from trio_mcp.transport.workers import contained
 
 __all__ = [
     "Answering",

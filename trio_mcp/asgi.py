@@ -40,9 +40,9 @@ from trio_mcp.core.shares import Account, Charge, weight
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.gate import seconds_left
-from trio_mcp.groups import check_trio, open_nursery, sole
-from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run
+from trio_mcp.transport.nursery import check_trio, open_nursery, sole
+from trio_mcp.transport.outbox import CLOSING
 
 if TYPE_CHECKING:
     from types import TracebackType

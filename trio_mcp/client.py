@@ -78,10 +78,10 @@ from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Change
 from trio_mcp.core.terms import Terms
 from trio_mcp.following import Follow
-from trio_mcp.groups import Block, check_trio, open_nursery
 from trio_mcp.keeper import Household, Keeper, terms_of
 from trio_mcp.listening import Changes
 from trio_mcp.tool_book import Returned, ToolBook
+from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.core.models import LogLevel

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import os
     import ssl
 
-    from trio_mcp.child import Environment
     from trio_mcp.core.models import LogLevel
-    from trio_mcp.duplex import Tap
     from trio_mcp.oauth import OAuth
+    from trio_mcp.transport.child import Environment
+    from trio_mcp.transport.duplex import Tap
 
 __all__ = [
     "ANSWERING",

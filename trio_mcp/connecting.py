@@ -44,17 +44,17 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
-from trio_mcp.duplex import Framing, Lines, Tap, keep_alive
-from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
 from trio_mcp.stream_link import StreamLink
+from trio_mcp.transport.duplex import Framing, Lines, Tap, keep_alive
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
 
 if TYPE_CHECKING:
     import ssl
 
-    from trio_mcp.http_pool import HttpPool
     from trio_mcp.oauth import Authorization, OAuth
     from trio_mcp.starting import Startup, Timeouts
+    from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
 
@@ -210,7 +210,7 @@ def _by_url(
         return _authorized(
             granting, lambda manner, status: _hold_websocket(url, ssl_context, granting, manner, probe, status)
         )
-    from trio_mcp.http_proxy import locate
+    from trio_mcp.transport.dial import locate
 
     locate(url)  # which raises what there is to say
     granting = None if auth is None else auth.at(url)
@@ -338,8 +338,8 @@ async def _hold_child(
     timeouts: Timeouts,
     status: trio.TaskStatus[Connection],
 ) -> None:
-    from trio_mcp.child import Child, ServerExited, start_child
     from trio_mcp.starting import Startup
+    from trio_mcp.transport.child import Child, ServerExited, start_child
 
     child: Child
 
@@ -481,7 +481,7 @@ async def _hold_url(
     status: trio.TaskStatus[Connection],
 ) -> None:
     from trio_mcp.http_link import NeedsSse
-    from trio_mcp.http_pool import HttpPool
+    from trio_mcp.transport.http_pool import HttpPool
 
     sse = _known(url)
     # What was not asked for the modern era was not found to be of the other.

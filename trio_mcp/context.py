@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
-    from trio_mcp.outbox import Wire
     from trio_mcp.parking import Place
-    from trio_mcp.paths import Roots
     from trio_mcp.questions import ElicitUrl, Inquiry
+    from trio_mcp.transport.outbox import Wire
+    from trio_mcp.transport.paths import Roots
 
 __all__ = ["LOG", "ClientError", "ClientGone", "Context", "Link"]
 

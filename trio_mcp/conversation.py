@@ -59,16 +59,16 @@ from trio_mcp.core.shares import LONG, Account
 from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Kind
 from trio_mcp.core.terms import NOTHING, Terms
-from trio_mcp.crew import Work, Worker, guarded
-from trio_mcp.groups import sole
-from trio_mcp.outbox import Wire
 from trio_mcp.parking import Place, next_round, read_answer, volunteered, worded
 from trio_mcp.publishing import Key
 from trio_mcp.running import Run
+from trio_mcp.transport.nursery import sole
+from trio_mcp.transport.outbox import Wire
+from trio_mcp.transport.workers import Work, Worker, guarded
 
 if TYPE_CHECKING:
-    from trio_mcp.paths import Roots
     from trio_mcp.questions import Inquiry
+    from trio_mcp.transport.paths import Roots
 
 __all__ = ["UNFINISHED", "Conversation"]
 

@@ -51,12 +51,9 @@ from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
 from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.crew import called
 from trio_mcp.entries import Entry, ToolEntry
-from trio_mcp.groups import sole
 from trio_mcp.handlers import Handler, How
 from trio_mcp.parking import Parking, next_round, worded
-from trio_mcp.paths import PathRefused
 from trio_mcp.publishing import Key, Publisher
 from trio_mcp.results import (
     BadResult,
@@ -69,6 +66,9 @@ from trio_mcp.results import (
     tool_result,
 )
 from trio_mcp.threads import Threads
+from trio_mcp.transport.nursery import sole
+from trio_mcp.transport.paths import PathRefused
+from trio_mcp.transport.workers import called
 
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints

@@ -18,10 +18,10 @@ from trio_mcp.core.jsonrpc import Message
 from trio_mcp.core.session import Session
 from trio_mcp.core.shares import Account, holder_of
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
-from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run
+from trio_mcp.transport.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
 
 if TYPE_CHECKING:
     from trio_mcp.server import Server

@@ -54,15 +54,15 @@ from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
-from trio_mcp.crew import called
 from trio_mcp.gate import Caller, Gate, name_of, seconds_left
-from trio_mcp.groups import open_nursery
 from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
 from trio_mcp.lanes import Lane, Owner, Response, Traffic, Way
 from trio_mcp.rates import Rates
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.workers import called
 
 __all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal", "too_much"]
 

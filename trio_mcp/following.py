@@ -18,7 +18,7 @@ import trio
 from trio_mcp.caller import OnProgress, Reports
 from trio_mcp.core.errors import SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Absent
-from trio_mcp.groups import open_nursery
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["Follow", "FollowedCall", "Progress"]
 

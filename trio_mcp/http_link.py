@@ -49,7 +49,6 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.shares import weight
-from trio_mcp.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 from trio_mcp.http_posts import (
     ACKNOWLEDGED,
     Flight,
@@ -62,6 +61,7 @@ from trio_mcp.http_posts import (
     drain,
     name_of,
 )
+from trio_mcp.transport.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
     from trio_mcp.oauth import Authorization, Credentials

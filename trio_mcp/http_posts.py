@@ -88,7 +88,7 @@ from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Id, Invalid, Message, No
 from trio_mcp.core.opening import Phase
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
-from trio_mcp.http_pool import HttpPool, HttpReply, ReplyBroken
+from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
     from trio_mcp.oauth import Authorization, Credentials

@@ -33,11 +33,11 @@ from trio_mcp.core.errors import CannotServe, LocalProtocolError
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.driver import address_of
-from trio_mcp.duplex import Tap, keep_alive
 from trio_mcp.endpoint import Endpoint, HttpOptions, busy
-from trio_mcp.groups import open_nursery
 from trio_mcp.http_connection import HttpConnection, Shared
 from trio_mcp.running import Run
+from trio_mcp.transport.duplex import Tap, keep_alive
+from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.server import Server

@@ -34,9 +34,9 @@ from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Kind, change_of
 from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
-from trio_mcp.outbox import Wire
 from trio_mcp.running import Run
 from trio_mcp.silence import Silence
+from trio_mcp.transport.outbox import Wire
 
 __all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
 

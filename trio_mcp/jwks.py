@@ -31,8 +31,8 @@ from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, check_
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
-from trio_mcp.http_pool import HttpPool
-from trio_mcp.http_proxy import is_ours, locate
+from trio_mcp.transport.dial import is_ours, locate
+from trio_mcp.transport.http_pool import HttpPool
 
 if TYPE_CHECKING:
     import jwt

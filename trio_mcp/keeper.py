@@ -44,10 +44,10 @@ from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.subscriptions import Kind, change_of
 from trio_mcp.core.terms import Terms
-from trio_mcp.crew import called
-from trio_mcp.duplex import Tap
-from trio_mcp.groups import open_nursery
 from trio_mcp.listening import Listening
+from trio_mcp.transport.duplex import Tap
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.workers import called
 
 __all__ = ["Household", "Keeper", "terms_of"]
 

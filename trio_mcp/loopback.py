@@ -25,7 +25,7 @@ import h11
 import trio
 
 from trio_mcp.core.errors import LocalProtocolError, shown
-from trio_mcp.outbox import GONE
+from trio_mcp.transport.outbox import GONE
 
 __all__ = ["OnBrowser", "Receiver", "Return", "open_in_browser", "receive_returns"]
 

@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 import trio
 
 from trio_mcp.core.errors import CannotServe, LocalProtocolError, check_seconds
-from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
-from trio_mcp.stderr import Stderr, take_no_signals, unhindered_stderr
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.stderr import Stderr, take_no_signals, unhindered_stderr
 from trio_mcp.watchdog import watched
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from trio_mcp.core.terms import NOTHING
 # one of these classes in an annotation starts without them.
 if TYPE_CHECKING:
     from trio_mcp.core.models import CreateMessageResult, ModelPreferences, SamplingMessage, Tool, ToolChoice
-    from trio_mcp.paths import Roots
+    from trio_mcp.transport.paths import Roots
 
 __all__ = [
     "Elicit",
@@ -507,7 +507,7 @@ class ListRoots(Inquiry["Roots"]):
 
     def read(self, answer: JsonObject) -> Roots:
         from trio_mcp.core import codec, content, models
-        from trio_mcp.paths import Roots
+        from trio_mcp.transport.paths import Roots
 
         # One bad element does not hide the others.
         return Roots(content.well_formed(codec.from_json(models.ListRootsResult, answer).roots))

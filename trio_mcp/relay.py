@@ -90,12 +90,12 @@ from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import Change, Kind, resource_updated
 from trio_mcp.description import check_list, revisions_of
-from trio_mcp.groups import Block, check_trio, open_nursery
 from trio_mcp.listening import NothingToHear
 from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 from trio_mcp.relay_server import ChangeFor, Shown, owner_of
 from trio_mcp.relay_sessions import Session
 from trio_mcp.server import Server
+from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
     from trio_mcp.conversation import Conversation

@@ -22,7 +22,7 @@ import trio
 
 from trio_mcp.client import Client
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError
-from trio_mcp.groups import open_nursery
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["Session"]
 

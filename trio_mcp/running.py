@@ -18,14 +18,14 @@ from trio_mcp.admission import Admission
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.crew import WorkerPool
 from trio_mcp.dispatch import Dispatcher, Features
-from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import CLOSING
 from trio_mcp.parking import Parking
 from trio_mcp.publishing import Publisher
 from trio_mcp.rates import Rates
 from trio_mcp.threads import Threads
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.transport.workers import WorkerPool
 
 if TYPE_CHECKING:
     from types import TracebackType

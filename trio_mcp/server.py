@@ -23,7 +23,6 @@ from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.core.subscriptions import Change, resource_updated
-from trio_mcp.crew import stale
 from trio_mcp.description import (
     CAPABILITIES,
     check_cache,
@@ -38,9 +37,10 @@ from trio_mcp.description import (
     text_of,
 )
 from trio_mcp.dispatch import Filter, Middleware
-from trio_mcp.groups import check_trio, is_but, open_nursery
 from trio_mcp.process import live, place
 from trio_mcp.running import Draining, Run, Runs, Statistics
+from trio_mcp.transport.nursery import check_trio, is_but, open_nursery
+from trio_mcp.transport.workers import stale
 
 if TYPE_CHECKING:
     import ssl
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
     from trio_mcp.core.oauth.resource import Protection, Verify
-    from trio_mcp.duplex import Tap
     from trio_mcp.http_options import HttpOptions
     from trio_mcp.http_server import HttpAddress
+    from trio_mcp.transport.duplex import Tap
 
 __all__ = ["Server"]
 

@@ -30,8 +30,8 @@ from trio_mcp.core.jsonrpc import Batch, Invalid, Message, Request
 
 if TYPE_CHECKING:
     from trio_mcp.caller import Caller
-    from trio_mcp.child import Child
-    from trio_mcp.duplex import Lines
+    from trio_mcp.transport.child import Child
+    from trio_mcp.transport.duplex import Lines
 
 __all__ = ["GARBAGE", "START", "Startup", "Timeouts"]
 

@@ -13,7 +13,7 @@ from trio_mcp.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
 from trio_mcp.core.jsonrpc import Id
 from trio_mcp.core.session import Session
-from trio_mcp.duplex import Duplex, Framing, Tap
+from trio_mcp.transport.duplex import Duplex, Framing, Tap
 
 __all__ = ["StreamLink"]
 

@@ -19,8 +19,8 @@ from types import FrameType
 
 import trio
 
-from trio_mcp.crew import Worker, WorkerPool, watchdog
-from trio_mcp.stderr import take_no_signals
+from trio_mcp.transport.stderr import take_no_signals
+from trio_mcp.transport.workers import Worker, WorkerPool, watchdog
 
 __all__ = ["watched"]
 

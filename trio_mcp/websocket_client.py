@@ -23,8 +23,8 @@ from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolErr
 from trio_mcp.core.http.fields import Fields, Headers, blotted
 from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.http_proxy import CONNECTING, ConnectionFailed, Origin, Proxies, dial, locate
-from trio_mcp.outbox import CLOSING, GONE
+from trio_mcp.transport.dial import CONNECTING, ConnectionFailed, Origin, Proxies, dial, locate
+from trio_mcp.transport.outbox import CLOSING, GONE
 
 __all__ = ["UpgradeRefused", "dial_websocket"]
 

@@ -36,7 +36,7 @@ from tests.server.checkpoints import running_tasks, where_all_stand
 from trio_mcp import Server, serve_http
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.client import Client, open_client
-from trio_mcp.groups import open_nursery
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["ROOT", "Where", "at_home", "contract", "everywhere", "nothing_left", "reachable", "visiting"]
 

@@ -30,7 +30,7 @@ from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
 from trio_mcp.http_link import HttpLink, SseLink
-from trio_mcp.http_pool import HttpPool
+from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["SESSION", "URL", "Asked", "Bench", "Out", "Play", "Script", "legacy", "linked", "modern", "script"]
 

@@ -32,8 +32,8 @@ from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID, REVISIONS
 from trio_mcp.core.session import Call, Notice, Offer
-from trio_mcp.duplex import Lines
 from trio_mcp.stream_link import StreamLink
+from trio_mcp.transport.duplex import Lines
 
 __all__ = ["Link", "Peer", "Recorder", "connect", "linked", "scripted", "serving"]
 

@@ -22,10 +22,10 @@ import trio
 
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, open_fds
-from trio_mcp.child import Child, ServerExited, start_child
-from trio_mcp.command import MINIMAL, name_of
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed
-from trio_mcp.groups import open_nursery
+from trio_mcp.transport.child import Child, ServerExited, start_child
+from trio_mcp.transport.command import MINIMAL, name_of
+from trio_mcp.transport.nursery import open_nursery
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what is left is seen in /proc")
 
@@ -223,7 +223,7 @@ async def test_what_is_kept_of_it_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     read = os.read
     async with running(GRANDCHILD.format("") + STAYS, until=b"ready") as child:
         with monkeypatch.context() as patch:
-            patch.setattr("trio_mcp.child.os.read", endless)
+            patch.setattr("trio_mcp.transport.child.os.read", endless)
             os.kill(child.pid, signal.SIGKILL)
             assert len(await heard(child)) == 2**20
 
@@ -462,7 +462,7 @@ def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.Mo
             await trio.sleep_forever()
 
     open_process = trio.lowlevel.open_process
-    monkeypatch.setattr("trio_mcp.child.trio.lowlevel.open_process", starting)
+    monkeypatch.setattr("trio_mcp.transport.child.trio.lowlevel.open_process", starting)
     with pytest.raises(KeyboardInterrupt):
         trio.run(main)
     assert b"".join(heard) == b"begun, in order"
@@ -496,7 +496,7 @@ def test_cancelling_at_every_step_leaves_nothing(program: str) -> None:
 async def test_when_our_process_is_killed_it_is_told_by_the_end_of_its_stdin() -> None:
     program = """
 import trio
-from trio_mcp.child import start_child
+from trio_mcp.transport.child import start_child
 async def main():
     async with trio.open_nursery() as nursery:
         child = await start_child(nursery, ["cat"])
@@ -541,7 +541,7 @@ async def test_the_dead_whom_nobody_reaps_are_not_waited_for(monkeypatch: pytest
     waitpid = os.waitpid
     async with running(GRANDCHILD.format("") + ENDS, until=b"ready") as child:
         with monkeypatch.context() as patch:
-            patch.setattr("trio_mcp.child.os.waitpid", reap)
+            patch.setattr("trio_mcp.transport.child.os.waitpid", reap)
             await child.aclose()  # in less than its grace, which is LONG
     assert os.waitpid(-child.pid, os.WNOHANG)[1] == signal.SIGTERM  # noqa: ASYNC222  # it is dead
 
@@ -555,7 +555,7 @@ async def test_a_number_that_was_given_back_is_not_used_again(
 
     sent: list[int] = []
     killpg = os.killpg
-    monkeypatch.setattr("trio_mcp.child.os.killpg", kill)
+    monkeypatch.setattr("trio_mcp.transport.child.os.killpg", kill)
     async with running(STAYS, until=b"ready") as child, trio.open_nursery() as nursery:
         nursery.start_soon(child.aclose)
         await trio.testing.wait_all_tasks_blocked()
@@ -579,7 +579,7 @@ async def test_one_whom_we_may_not_signal_still_has_its_time(
             os.kill(pid, signal.SIGUSR1)  # its own reason to end
         forbid(pid, number)
 
-    monkeypatch.setattr("trio_mcp.child.os.killpg", tell_and_forbid)
+    monkeypatch.setattr("trio_mcp.transport.child.os.killpg", tell_and_forbid)
     program = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); read(); os.write(2, b'over'); stay()"
     async with running(program, stderr=lambda said: clock.jump(LONG)) as child:
         pass
@@ -593,7 +593,7 @@ async def test_one_that_cannot_be_ended_is_given_up_and_logged(
     before = pipes()
     async with running(STAYS, until=b"ready", grace=SHORT) as child:
         with monkeypatch.context() as patch:
-            patch.setattr("trio_mcp.child.os.killpg", forbid)
+            patch.setattr("trio_mcp.transport.child.os.killpg", forbid)
             await child.aclose()
         assert child.exit is None
         assert pipes() == before

@@ -24,13 +24,13 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
 from trio_mcp import Context, LocalProtocolError, Server, Tool, serve_http, serve_stream
 from trio_mcp.caller import OpeningError
-from trio_mcp.child import ServerExited
 from trio_mcp.client import Client, connect_client, open_client
 from trio_mcp.core.errors import McpError
-from trio_mcp.groups import open_nursery
-from trio_mcp.http_pool import ConnectionFailed
 from trio_mcp.http_posts import NotAnswered
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.child import ServerExited
+from trio_mcp.transport.http_pool import ConnectionFailed
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
 
 JUNK = b"\x00\xffjunk\r\n\r\n{]\n"
 WS = "ws://127.0.0.1:3000/ws"

@@ -37,7 +37,7 @@ from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import META_VERSION
 from trio_mcp.http_link import NeedsSse, NotAnswered, Unauthorized
-from trio_mcp.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
+from trio_mcp.transport.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
 
 SESSIONS = (B, C, D)
 in_all = pytest.mark.parametrize("revision", [A, B, C, D, E])

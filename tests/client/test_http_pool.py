@@ -27,9 +27,9 @@ from tests.server.checkpoints import (
     wide,
 )
 from trio_mcp import Limits, LocalProtocolError, Server
-from trio_mcp.groups import open_nursery
-from trio_mcp.http_pool import KEPT, HttpPool, ReplyBroken, ReplyTooLong
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.http_pool import KEPT, HttpPool, ReplyBroken, ReplyTooLong
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
 
 URL = "http://mcp.test/mcp"
 HI = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"

@@ -22,8 +22,8 @@ from trio_mcp.caller import OpeningError, SessionLost
 from trio_mcp.client import Client, open_client
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.subscriptions import TOOLS_CHANGED, resource_updated
-from trio_mcp.groups import open_nursery
-from trio_mcp.http_pool import ConnectionFailed
+from trio_mcp.transport.http_pool import ConnectionFailed
+from trio_mcp.transport.nursery import open_nursery
 
 ONE = resource_updated("r://one")
 RESULT: dict[str, Any] = {"content": [{"type": "text", "text": "done"}]}

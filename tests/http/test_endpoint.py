@@ -25,7 +25,7 @@ from trio_mcp.core.http.event_log import MemoryEventLog
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
 from trio_mcp.endpoint import Admitted, Endpoint
 from trio_mcp.lanes import Lane
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.outbox import CLOSING
 
 LISTEN = "subscriptions/listen"
 OPENING = {"protocolVersion": D, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}

@@ -48,10 +48,10 @@ from trio_mcp.core.jsonrpc import Message, Notification
 from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
-from trio_mcp.duplex import Duplex
-from trio_mcp.groups import open_nursery
-from trio_mcp.http_proxy import CONNECTING
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.dial import CONNECTING
+from trio_mcp.transport.duplex import Duplex
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.websocket_client import dial_websocket
 
 URL = "ws://127.0.0.1:3000/ws"

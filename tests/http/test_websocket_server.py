@@ -37,8 +37,8 @@ from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.revisions import Role
 from trio_mcp.driver import converse
 from trio_mcp.endpoint import Endpoint
-from trio_mcp.outbox import CLOSING
 from trio_mcp.running import Run
+from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.websocket_server import _Link, serve_upgrade
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])

@@ -58,7 +58,7 @@ from trio_mcp import (
     image,
 )
 from trio_mcp.core.terms import LOG_LEVELS
-from trio_mcp.paths import PathRefused
+from trio_mcp.transport.paths import PathRefused
 
 Object = dict[str, Any]
 

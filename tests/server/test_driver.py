@@ -35,7 +35,7 @@ from tests.server.wire import (
 )
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
 from trio_mcp.core.session import ServerSession
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.outbox import CLOSING
 
 BATCHES = "2025-03-26"
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])

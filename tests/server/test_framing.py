@@ -18,8 +18,8 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.core.jsonrpc import Message, decode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
 from trio_mcp.driver import converse
-from trio_mcp.duplex import Lines
-from trio_mcp.outbox import CLOSING
+from trio_mcp.transport.duplex import Lines
+from trio_mcp.transport.outbox import CLOSING
 
 
 class Frames:

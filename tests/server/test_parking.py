@@ -47,9 +47,9 @@ from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import Terms
 from trio_mcp.driver import converse
-from trio_mcp.duplex import Lines
 from trio_mcp.parking import Parking, Place
 from trio_mcp.questions import Inquiry
+from trio_mcp.transport.duplex import Lines
 
 Object = dict[str, Any]
 KEY = b"k" * 32

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.requirements import req
 from trio_mcp.core.errors import INVALID_PARAMS, RequestError
 from trio_mcp.core.models import Root
-from trio_mcp.paths import PathRefused, Roots, below, file_path
+from trio_mcp.transport.paths import PathRefused, Roots, below, file_path
 
 
 @pytest.fixture

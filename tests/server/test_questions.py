@@ -47,8 +47,8 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Revision, Role
 from trio_mcp.core.rounds import Question, input_required
 from trio_mcp.core.schema.schema import Field
-from trio_mcp.paths import Roots
 from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired
+from trio_mcp.transport.paths import Roots
 
 FORMS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-06-18"]
 URLS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-11-25"]

@@ -35,7 +35,7 @@ from tests.requirements import req
 from trio_mcp import process, serving_stdio
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.session import Offer
-from trio_mcp.stdio import own_stdio
+from trio_mcp.transport.stdio import own_stdio
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no stdio on Windows")
 
@@ -982,7 +982,7 @@ async def test_windows_is_told_that_it_is_not_supported(monkeypatch: pytest.Monk
 
 
 def test_the_module_can_be_imported_on_windows() -> None:
-    script = "import sys, trio; sys.platform = 'win32'; sys.modules['fcntl'] = None; import trio_mcp.stdio"
+    script = "import sys, trio; sys.platform = 'win32'; sys.modules['fcntl'] = None; import trio_mcp.transport.stdio"
     subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True)
 
 

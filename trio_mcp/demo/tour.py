@@ -18,8 +18,8 @@ import trio
 from trio_mcp import Client, ClientOptions, __version__
 from trio_mcp.demo import scenes, server
 from trio_mcp.demo.screen import FIRM, Screen
-from trio_mcp.groups import open_nursery
 from trio_mcp.testing import Line, Transcript
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["run", "said", "tour"]
 

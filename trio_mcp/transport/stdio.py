@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_mcp.core.errors import CannotServe, LocalProtocolError
-from trio_mcp.duplex import write_now
 from trio_mcp.process import Life
-from trio_mcp.stderr import take_no_signals
+from trio_mcp.transport.duplex import write_now
+from trio_mcp.transport.stderr import take_no_signals
 
 if sys.platform != "win32":
     import fcntl

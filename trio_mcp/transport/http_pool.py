@@ -36,10 +36,10 @@ from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolErr
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.replies import ReplyHead, ReplyReader
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.duplex import Tap
-from trio_mcp.groups import open_nursery
-from trio_mcp.http_proxy import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
-from trio_mcp.outbox import CLOSING, GONE
+from trio_mcp.transport.dial import CONNECTING, Connect, ConnectionFailed, Origin, Proxies, Proxy, dial, locate
+from trio_mcp.transport.duplex import Tap
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import CLOSING, GONE
 
 __all__ = ["CONNECTING", "KEPT", "ConnectionFailed", "HttpPool", "HttpReply", "ReplyBroken", "ReplyTooLong"]
 

@@ -23,8 +23,8 @@ from trio_mcp.core.jsonrpc import Invalid, Limits, Message, decode, encode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.session import Session
 from trio_mcp.core.shares import FEW, Account, Charge, weight
-from trio_mcp.groups import open_nursery
-from trio_mcp.outbox import GONE, Outbox
+from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.transport.outbox import GONE, Outbox
 
 __all__ = ["Duplex", "Framing", "Lines", "Talk", "Tap", "close", "keep_alive", "write_now"]
 

@@ -29,8 +29,8 @@ import trio
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError
 from trio_mcp.core.http.replies import ReplyReader
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.duplex import keep_alive
-from trio_mcp.outbox import GONE
+from trio_mcp.transport.duplex import keep_alive
+from trio_mcp.transport.outbox import GONE
 
 __all__ = ["CONNECTING", "Connect", "ConnectionFailed", "Origin", "Proxies", "Proxy", "dial", "is_ours", "locate"]
 

@@ -39,7 +39,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from trio_mcp.groups import open_nursery, sole
+from trio_mcp.transport.nursery import open_nursery, sole
 
 __all__ = [
     "Escaped", "LeftOpen", "Stopped", "Watchdog", "Work", "Worker", "WorkerPool", "called", "contained", "guarded",

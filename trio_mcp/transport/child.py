@@ -41,11 +41,11 @@ from contextlib import suppress
 
 import trio
 
-from trio_mcp.command import Command, Environment, arguments_of, name_of, variables_of, why_not
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, printable, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
-from trio_mcp.duplex import write_now
-from trio_mcp.groups import open_nursery
+from trio_mcp.transport.command import Command, Environment, arguments_of, name_of, variables_of, why_not
+from trio_mcp.transport.duplex import write_now
+from trio_mcp.transport.nursery import open_nursery
 
 __all__ = ["Child", "Command", "Environment", "ServerExited", "start_child"]
 
