@@ -354,7 +354,7 @@ def test_the_modules_of_http_are_those_that_are_said_to_be() -> None:
     [
         "import trio_mcp; trio_mcp.Limits",
         "from trio_mcp import Server, serve_stdio, serve_stream",
-        "import trio_mcp.process",
+        "import trio_mcp.server.process",
     ],
 )
 def test_a_server_without_http_loads_nothing_of_it(statement: str) -> None:
@@ -367,7 +367,7 @@ def test_a_server_without_http_loads_nothing_of_it(statement: str) -> None:
 
 def test_a_server_by_http_loads_no_websockets_before_somebody_asks_for_one() -> None:
     loaded = modules_of("from trio_mcp import Server, serve_http")
-    assert "trio_mcp.http_server" in loaded
+    assert "trio_mcp.server.http.listener" in loaded
     assert not {"wsproto", "trio_mcp.core.http.websocket"} & loaded
 
 

@@ -37,9 +37,9 @@ from trio_mcp import (
     Server,
     connecting,
     open_client,
-    registration,
     serve_http,
 )
+from trio_mcp.server import registration
 from trio_mcp.testing import open_memory_pair
 
 ROOT = Path(__file__).parent.parent

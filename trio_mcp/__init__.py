@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trio_mcp.client import Client, connect_client, open_client
     from trio_mcp.client_options import Along, ClientOptions
     from trio_mcp.connecting import Target
-    from trio_mcp.context import ClientError, Context
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
         Annotations,
@@ -83,11 +82,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.schema import Field
     from trio_mcp.core.schema.validation import InvalidSchema
     from trio_mcp.core.subscriptions import Change, Kind
-    from trio_mcp.dispatch import CallNext, Middleware
-    from trio_mcp.driver import serve_stream
     from trio_mcp.following import FollowedCall, Progress
-    from trio_mcp.http_options import HttpOptions
-    from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
     from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.oauth import (
         Application,
@@ -105,7 +100,13 @@ if TYPE_CHECKING:
         client_document,
     )
     from trio_mcp.oauth_keys import load_key, new_key
-    from trio_mcp.questions import (
+    from trio_mcp.relay import open_relay
+    from trio_mcp.server.context import ClientError, Context
+    from trio_mcp.server.dispatch import CallNext, Middleware
+    from trio_mcp.server.driver import serve_stream
+    from trio_mcp.server.http.listener import HttpAddress, serve_http, serve_http_stream
+    from trio_mcp.server.http.options import HttpOptions
+    from trio_mcp.server.questions import (
         Elicit,
         ElicitUrl,
         Inquiry,
@@ -113,11 +114,10 @@ if TYPE_CHECKING:
         Sample,
         UrlElicitationRequired,
     )
-    from trio_mcp.relay import open_relay
-    from trio_mcp.results import InputRequired, ToolError, audio, file, image
-    from trio_mcp.running import Statistics
-    from trio_mcp.server import Server
-    from trio_mcp.serving_stdio import serve_stdio
+    from trio_mcp.server.results import InputRequired, ToolError, audio, file, image
+    from trio_mcp.server.run import Statistics
+    from trio_mcp.server.server import Server
+    from trio_mcp.server.stdio import serve_stdio
     from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.tool_book import ToolFailed
     from trio_mcp.transport.child import ServerExited
@@ -156,7 +156,7 @@ _HOMES = {
     "trio_mcp.client": "Client connect_client open_client",
     "trio_mcp.client_options": "Along ClientOptions",
     "trio_mcp.connecting": "Target",
-    "trio_mcp.context": "ClientError Context",
+    "trio_mcp.server.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
     "Malformed Resource ResourceLink TextContent TextResourceContents "
@@ -178,23 +178,23 @@ _HOMES = {
     "trio_mcp.core.schema.schema": "Field",
     "trio_mcp.core.schema.validation": "InvalidSchema",
     "trio_mcp.core.http.verdicts": "HttpRequest",
-    "trio_mcp.dispatch": "CallNext Middleware",
-    "trio_mcp.driver": "serve_stream",
+    "trio_mcp.server.dispatch": "CallNext Middleware",
+    "trio_mcp.server.driver": "serve_stream",
     "trio_mcp.following": "FollowedCall Progress",
-    "trio_mcp.http_options": "HttpOptions",
+    "trio_mcp.server.http.options": "HttpOptions",
     "trio_mcp.transport.http_pool": "ReplyBroken ReplyTooLong",
-    "trio_mcp.http_server": "HttpAddress serve_http serve_http_stream",
+    "trio_mcp.server.http.listener": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.listening": "Changes NothingToHear",
     "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
     "trio_mcp.oauth_keys": "load_key new_key",
     "trio_mcp.transport.paths": "PathRefused Roots below file_path",
-    "trio_mcp.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
+    "trio_mcp.server.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
     "trio_mcp.relay": "open_relay",
-    "trio_mcp.results": "InputRequired ToolError audio file image",
-    "trio_mcp.running": "Statistics",
-    "trio_mcp.server": "Server",
-    "trio_mcp.serving_stdio": "serve_stdio",
+    "trio_mcp.server.results": "InputRequired ToolError audio file image",
+    "trio_mcp.server.run": "Statistics",
+    "trio_mcp.server.server": "Server",
+    "trio_mcp.server.stdio": "serve_stdio",
     "trio_mcp.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
     "trio_mcp.tool_book": "ToolFailed",
     "trio_mcp.websocket_client": "UpgradeRefused",

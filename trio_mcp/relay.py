@@ -67,7 +67,6 @@ import trio
 from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
 from trio_mcp.client import Client, ClientOptions, open_client
 from trio_mcp.connecting import Target
-from trio_mcp.context import Context
 from trio_mcp.core.codec import REQUESTS, from_json, to_json
 from trio_mcp.core.content import Model, well_formed
 from trio_mcp.core.errors import (
@@ -89,17 +88,18 @@ from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMe
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import Change, Kind, resource_updated
-from trio_mcp.description import check_list, revisions_of
 from trio_mcp.listening import NothingToHear
-from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 from trio_mcp.relay_server import ChangeFor, Shown, owner_of
 from trio_mcp.relay_sessions import Session
-from trio_mcp.server import Server
+from trio_mcp.server.context import Context
+from trio_mcp.server.description import check_list, revisions_of
+from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
+from trio_mcp.server.server import Server
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
-    from trio_mcp.conversation import Conversation
-    from trio_mcp.dispatch import CallNext, Middleware
+    from trio_mcp.server.conversation import Conversation
+    from trio_mcp.server.dispatch import CallNext, Middleware
 
 __all__ = ["ASKS", "open_relay"]
 

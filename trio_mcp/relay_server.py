@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from trio_mcp.catalog import Catalog
 from trio_mcp.client import Client
-from trio_mcp.context import Context
 from trio_mcp.core.content import Malformed, well_formed
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.http.fields import find_mirrors
@@ -26,15 +24,17 @@ from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
 from trio_mcp.core.shares import holder_of
 from trio_mcp.core.subscriptions import Change, Kind, Listeners
-from trio_mcp.description import revisions_of
-from trio_mcp.publishing import Key
-from trio_mcp.registration import raw_tool
-from trio_mcp.server import Server
+from trio_mcp.server.catalog import Catalog
+from trio_mcp.server.context import Context
+from trio_mcp.server.description import revisions_of
+from trio_mcp.server.publishing import Key
+from trio_mcp.server.registration import raw_tool
+from trio_mcp.server.server import Server
 
 if TYPE_CHECKING:
-    from trio_mcp.dispatch import Middleware
-    from trio_mcp.entries import Completer, Entry, ToolEntry
-    from trio_mcp.running import Run
+    from trio_mcp.server.dispatch import Middleware
+    from trio_mcp.server.entries import Completer, Entry, ToolEntry
+    from trio_mcp.server.run import Run
 
 __all__ = ["ChangeFor", "Listener", "Shown", "owner_of"]
 

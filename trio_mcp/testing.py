@@ -55,15 +55,15 @@ from trio.testing import memory_stream_pair
 
 from trio_mcp.client import Client, ClientOptions, open_client
 from trio_mcp.core.jsonrpc import Json
-from trio_mcp.driver import serve_stream
-from trio_mcp.threads import no_threads
+from trio_mcp.server.driver import serve_stream
+from trio_mcp.server.threads import no_threads
 from trio_mcp.transport.nursery import check_trio, open_nursery
 from trio_mcp.transport.outbox import CLOSING
 
 if TYPE_CHECKING:
     import os
 
-    from trio_mcp.server import Server
+    from trio_mcp.server.server import Server
 
 __all__ = [
     "Line",

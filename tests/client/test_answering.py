@@ -41,7 +41,7 @@ from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, REVISIONS,
 from trio_mcp.core.rounds import Ask, Question, Rounds
 from trio_mcp.core.session import Call
 from trio_mcp.core.terms import Terms
-from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
+from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
 
 A, B, C, D, E = REVISIONS.values()
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)

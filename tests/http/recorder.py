@@ -24,8 +24,8 @@ from trio_mcp import Server
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.sse import EventReader, SseEvent
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.endpoint import Endpoint, send_reply
-from trio_mcp.running import Run
+from trio_mcp.server.http.endpoint import Endpoint, send_reply
+from trio_mcp.server.run import Run
 
 __all__ = ["Door", "Recorder", "Visit", "at", "by_the_rules"]
 

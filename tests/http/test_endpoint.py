@@ -23,8 +23,8 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.core.errors import LocalProtocolError, NotDeclared, SessionClosed
 from trio_mcp.core.http.event_log import MemoryEventLog
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.endpoint import Admitted, Endpoint
-from trio_mcp.lanes import Lane
+from trio_mcp.server.http.endpoint import Admitted, Endpoint
+from trio_mcp.server.http.lanes import Lane
 from trio_mcp.transport.outbox import CLOSING
 
 LISTEN = "subscriptions/listen"

@@ -29,7 +29,7 @@ from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.http.wire import Head, refused
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.http_connection import HttpConnection, Shared
+from trio_mcp.server.http.connection import HttpConnection, Shared
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)

@@ -35,7 +35,7 @@ from tests.requirements import req
 from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
 from tests.server.wire import LATEST
 from trio_mcp import Context, Limits, LocalProtocolError, Server
-from trio_mcp.http_server import HttpAddress, serve_http, serve_http_stream
+from trio_mcp.server.http.listener import HttpAddress, serve_http, serve_http_stream
 
 D = "2025-11-25"
 ECHO = {"name": "echo", "arguments": {"text": "hello"}}
@@ -643,7 +643,9 @@ async def test_a_client_that_is_out_of_reach_is_just_gone(
         link, _, _ = await web.begin(web.request("tools/call", {"name": "wait"}, progress=1))
         await stage.begun.wait()
         with monkeypatch.context() as patch:
-            patch.setattr("trio_mcp.http_connection.os", SimpleNamespace(read=read, write=os.write, name=os.name))
+            patch.setattr(
+                "trio_mcp.server.http.connection.os", SimpleNamespace(read=read, write=os.write, name=os.name)
+            )
             await link.stream.send_all(b"x")
             await until(lambda: stage.log == ["begun", "cancelled"])
         await link.aclose()

@@ -26,7 +26,7 @@ from trio_mcp.core.http.event_log import MemoryEventLog
 from trio_mcp.core.http.verdicts import SessionFacts
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.subscriptions import Kind
-from trio_mcp.http_sessions import Sessions
+from trio_mcp.server.http.sessions import Sessions
 
 TIMEOUT = Limits().session_idle_seconds
 

@@ -23,8 +23,8 @@ from trio_mcp.core.http.sse import encode_message
 from trio_mcp.core.http.verdicts import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
-from trio_mcp.silence import Silence
+from trio_mcp.server.http.lanes import Lane, Owner, Spoken, Traffic, Way
+from trio_mcp.server.http.silence import Silence
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
 CORS = (("Access-Control-Allow-Origin", "http://localhost"),)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
-from trio_mcp.silence import Silence
+from trio_mcp.server.http.silence import Silence
 
 
 async def watch(silence: Silence[str], found: list[tuple[str, float]]) -> None:

@@ -17,7 +17,7 @@ import trustme
 from tests.server.checkpoints import wide
 from tests.server.wire import Wire, everywhere
 from trio_mcp import ConnectionFailed, Context, Limits, Server, SessionClosed, TextContent, UpgradeRefused, open_client
-from trio_mcp.http_server import serve_http
+from trio_mcp.server.http.listener import serve_http
 
 LARGE = 3_000_000
 HANDSHAKE = "2025-06-18"

@@ -35,11 +35,11 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.revisions import Role
-from trio_mcp.driver import converse
-from trio_mcp.endpoint import Endpoint
-from trio_mcp.running import Run
+from trio_mcp.server.driver import converse
+from trio_mcp.server.http.endpoint import Endpoint
+from trio_mcp.server.http.websocket import _Link, serve_upgrade
+from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import CLOSING
-from trio_mcp.websocket_server import _Link, serve_upgrade
 
 ERAS = pytest.mark.parametrize("revision", ["2025-11-25", LATEST])
 

@@ -35,8 +35,8 @@ from tests.server.checkpoints import wide
 from tests.server.wire import Wire, connected
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.revisions import Role
-from trio_mcp.endpoint import Endpoint
-from trio_mcp.websocket_server import serve_upgrade
+from trio_mcp.server.http.endpoint import Endpoint
+from trio_mcp.server.http.websocket import serve_upgrade
 
 __all__ = [
     "BINARY", "CLOSE", "CONTINUED", "HANDSHAKE", "KEY", "PING", "PONG", "TEXT", "Socket", "close_frame",

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trio_mcp.conversation import Conversation
 from trio_mcp.core.jsonrpc import Message, Request
+from trio_mcp.server.conversation import Conversation
 
 __all__ = ["known_callers", "named"]
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.arguments import Arguments, BadArguments, _fitting, arguments_of, text_arguments
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
 from trio_mcp.core.schema.validation import compile_schema
-from trio_mcp.handlers import typed
+from trio_mcp.server.arguments import Arguments, BadArguments, _fitting, arguments_of, text_arguments
+from trio_mcp.server.handlers import typed
 
 
 class Size(enum.Enum):

@@ -55,7 +55,7 @@ from trio_mcp.core.jsonrpc import Notification, Request, Result
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
 from trio_mcp.core.terms import LOG_LEVELS
-from trio_mcp.questions import Inquiry
+from trio_mcp.server.questions import Inquiry
 
 Object = dict[str, Any]
 LATEST = REVISION_NAMES[-1]

@@ -15,9 +15,9 @@ from tests.requirements import req
 from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
 from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
-from trio_mcp.context import ClientGone
-from trio_mcp.conversation import _Asked
 from trio_mcp.core.outcomes import Lost
+from trio_mcp.server.context import ClientGone
+from trio_mcp.server.conversation import _Asked
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}

@@ -19,8 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.catalog import Catalog
-from trio_mcp.context import Context
 from trio_mcp.core.content import Annotations, Icon, Resource
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
@@ -38,8 +36,10 @@ from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.schema import templates
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
-from trio_mcp.entries import Completer, Completing, Entry
-from trio_mcp.registration import (
+from trio_mcp.server.catalog import Catalog
+from trio_mcp.server.context import Context
+from trio_mcp.server.entries import Completer, Completing, Entry
+from trio_mcp.server.registration import (
     completer_of,
     prompt_of,
     raw_prompt,
@@ -877,8 +877,8 @@ def test_mounting_brings_completions() -> None:
 def test_a_server_that_is_called_loads_neither_models_nor_the_engine() -> None:
     program = """
 import sys
-from trio_mcp.catalog import Catalog
-from trio_mcp.registration import prompt_of, resource_of, tool_of
+from trio_mcp.server.catalog import Catalog
+from trio_mcp.server.registration import prompt_of, resource_of, tool_of
 def add(a: int, b: float = 0.5, *, names: list[str] | None = None) -> str: return "sum"
 catalog = Catalog()
 catalog.add(tool_of(add))

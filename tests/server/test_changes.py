@@ -38,7 +38,7 @@ from trio_mcp import (
 )
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
 from trio_mcp.core.subscriptions import TOOLS_CHANGED
-from trio_mcp.publishing import Publisher
+from trio_mcp.server.publishing import Publisher
 
 Object = dict[str, Any]
 BURST = 0.05

@@ -14,12 +14,12 @@ from tests.server.checkpoints import PipeEnd, narrow
 from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, legacy
 from tests.server.wires import Nowhere, session_of
 from trio_mcp import Context, ElicitUrl, Limits, LocalProtocolError, NotDeclared, Server, serve_stream
-from trio_mcp.conversation import Conversation
 from trio_mcp.core.jsonrpc import Error, Notification, Request, Result, encode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_VERSION, REVISIONS
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
-from trio_mcp.running import Run
+from trio_mcp.server.conversation import Conversation
+from trio_mcp.server.run import Run
 
 OLD = REVISION_NAMES[-2]
 

@@ -17,7 +17,7 @@ from tests.server.wire import CAPABILITIES, LATEST
 from trio_mcp import Context, Limits, Server
 from trio_mcp.core.jsonrpc import Message, decode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.driver import converse
+from trio_mcp.server.driver import converse
 from trio_mcp.transport.duplex import Lines
 from trio_mcp.transport.outbox import CLOSING
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import pytest
 
-import trio_mcp.context
-from trio_mcp import handlers
-from trio_mcp.context import Context
+import trio_mcp.server.context
 from trio_mcp.core.errors import LocalProtocolError, name_of
-from trio_mcp.handlers import How, raw, typed
+from trio_mcp.server import handlers
+from trio_mcp.server.context import Context
+from trio_mcp.server.handlers import How, raw, typed
 
 if TYPE_CHECKING:
-    from trio_mcp.context import Context as HiddenContext
-    from trio_mcp.context import Context as Other
+    from trio_mcp.server.context import Context as HiddenContext
+    from trio_mcp.server.context import Context as Other
 
 CTX: Any = object()
 
@@ -222,7 +222,7 @@ def first(it: Context, city: str) -> Any:
     return it
 
 
-def qualified(city: str, it: trio_mcp.context.Context) -> Any:
+def qualified(city: str, it: trio_mcp.server.context.Context) -> Any:
     return it
 
 

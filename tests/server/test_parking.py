@@ -46,9 +46,9 @@ from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import Terms
-from trio_mcp.driver import converse
-from trio_mcp.parking import Parking, Place
-from trio_mcp.questions import Inquiry
+from trio_mcp.server.driver import converse
+from trio_mcp.server.parking import Parking, Place
+from trio_mcp.server.questions import Inquiry
 from trio_mcp.transport.duplex import Lines
 
 Object = dict[str, Any]

@@ -26,7 +26,7 @@ import trio_mcp
 from tests.server.wire import LATEST
 from trio_mcp import LocalProtocolError, Server
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.process import Life, live, place
+from trio_mcp.server.process import Life, live, place
 
 PROGRAM = """
 import sys

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.requirements import req
 from trio_mcp.core.jsonrpc import Id, Limits, Notification, Request
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change, resource_updated
-from trio_mcp.publishing import Key, Publisher
+from trio_mcp.server.publishing import Key, Publisher
 
 WINDOW = 0.5
 DECLARED = {name: {"listChanged": True, "subscribe": True} for name in ("tools", "prompts", "resources")}

@@ -32,7 +32,6 @@ from hypothesis import strategies as st
 
 from tests.core.pairs import opened
 from tests.requirements import req
-from trio_mcp import questions
 from trio_mcp.core import codec, content, forms, models
 from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
@@ -47,7 +46,8 @@ from trio_mcp.core.errors import (
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Revision, Role
 from trio_mcp.core.rounds import Question, input_required
 from trio_mcp.core.schema.schema import Field
-from trio_mcp.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired
+from trio_mcp.server import questions
+from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample, UrlElicitationRequired
 from trio_mcp.transport.paths import Roots
 
 FORMS_SINCE = [each for each in REVISIONS.values() if each.name >= "2025-06-18"]

@@ -10,10 +10,6 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tests.requirements import req
-from trio_mcp import registration as entries
-from trio_mcp.arguments import BadArguments
-from trio_mcp.catalog import Catalog
-from trio_mcp.context import Context
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.content import Annotations, Icon, Resource
 from trio_mcp.core.errors import LocalProtocolError
@@ -22,8 +18,12 @@ from trio_mcp.core.models import Prompt, PromptArgument, ResourceTemplate, Tool,
 from trio_mcp.core.revisions import LATEST
 from trio_mcp.core.schema.schema import Field
 from trio_mcp.core.schema.validation import InvalidSchema
-from trio_mcp.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
-from trio_mcp.handlers import How
+from trio_mcp.server import registration as entries
+from trio_mcp.server.arguments import BadArguments
+from trio_mcp.server.catalog import Catalog
+from trio_mcp.server.context import Context
+from trio_mcp.server.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
+from trio_mcp.server.handlers import How
 
 CTX: Any = object()
 ICONS = [Icon("https://example.com/icon.png")]

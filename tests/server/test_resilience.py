@@ -21,7 +21,7 @@ from trio_mcp import (
     Server,
     ToolError,
 )
-from trio_mcp.driver import serve_stream
+from trio_mcp.server.driver import serve_stream
 
 
 class Speechless(ToolError):

@@ -50,7 +50,7 @@ from trio_mcp.core.models import (
 )
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.schema.validation import InvalidSchema
-from trio_mcp.results import (
+from trio_mcp.server.results import (
     BadResult,
     InputRequired,
     Output,
@@ -951,7 +951,7 @@ def test_who_returns_text_needs_no_models() -> None:
         "sys.modules['orjson'] = None  # which brings dataclasses along\n"
         "from trio_mcp.core.revisions import LATEST\n"
         "import trio_mcp.core.schema.schema\n"
-        "from trio_mcp.results import *\n"
+        "from trio_mcp.server.results import *\n"
         "output = Output(str)\n"
         "tool_result('a', output, 't', LATEST), tool_result(None, output, 't', LATEST), tool_failure('a', LATEST)\n"
         "tool_result({'a': 1}, None, 't', LATEST), tool_result(['a'], None, 't', LATEST)\n"

@@ -347,7 +347,7 @@ async def forever() -> None:
 
 
 def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    import trio_mcp.serving_stdio
+    import trio_mcp.server.stdio
 
     ran: list[tuple[Server, float, Any]] = []
     monkeypatch.setattr(trio_mcp.serving_stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
@@ -387,7 +387,7 @@ from trio_mcp import (
 )
 from trio_mcp.core.content import Described
 from trio_mcp.core.jsonrpc import JsonObject, Request
-from trio_mcp.dispatch import CallNext
+from trio_mcp.server.dispatch import CallNext
 
 
 @dataclass
@@ -537,7 +537,7 @@ def test_a_typed_program_passes_strict_type_checks_and_keeps_its_types(tmp_path:
     assert [line for line in said if ": note: Revealed" not in line] == []
     revealed = [line.split('Revealed type is "')[1].removesuffix('"') for line in said]
     plain = [line.replace("builtins.", "").replace("typing.", "") for line in revealed]
-    assert [line.replace("trio_mcp.context.", "") for line in plain] == REVEALED
+    assert [line.replace("trio_mcp.server.context.", "") for line in plain] == REVEALED
 
 
 @pytest.mark.full

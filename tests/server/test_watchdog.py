@@ -13,7 +13,8 @@ import pytest
 import trio
 import trio.lowlevel
 
-from trio_mcp import Server, open_client, watchdog
+from trio_mcp import Server, open_client
+from trio_mcp.server import watchdog
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ from typing import Any
 import trio
 
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
-from trio_mcp.conversation import Conversation
 from trio_mcp.core.jsonrpc import Notification, Request
 from trio_mcp.core.state import Link
-from trio_mcp.running import Run
+from trio_mcp.server.conversation import Conversation
+from trio_mcp.server.run import Run
 
 __all__ = ["Nowhere", "session_of"]
 

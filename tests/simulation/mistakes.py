@@ -17,7 +17,7 @@ import trio
 from trio_mcp import Client, Context, NotAnswered, SessionLost
 from trio_mcp.core.shares import Account
 from trio_mcp.core.subscriptions import Listeners
-from trio_mcp.dispatch import Dispatcher
+from trio_mcp.server.dispatch import Dispatcher
 
 __all__ = ["MISTAKES"]
 

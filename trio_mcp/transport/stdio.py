@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_mcp.core.errors import CannotServe, LocalProtocolError
-from trio_mcp.process import Life
+from trio_mcp.server.process import Life
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.stderr import take_no_signals
 
@@ -41,7 +41,7 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from trio_mcp.process import Life
+    from trio_mcp.server.process import Life
 
 __all__ = ["own_stdio", "owned_stdio"]
 

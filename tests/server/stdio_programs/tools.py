@@ -13,7 +13,9 @@ import time
 
 import trio
 
-from trio_mcp import Server, process, serving_stdio
+from trio_mcp import Server
+from trio_mcp.server import process
+from trio_mcp.server import stdio as serving_stdio
 
 print("printed while the program was imported")
 server = Server("tools", version="1")

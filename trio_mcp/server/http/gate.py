@@ -27,7 +27,7 @@ from trio_mcp.core.jsonrpc import Error, Id
 from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer
 from trio_mcp.core.terms import stable_name
-from trio_mcp.http_options import HttpOptions, public_url_of
+from trio_mcp.server.http.options import HttpOptions, public_url_of
 from trio_mcp.transport.workers import Stopped, WorkerPool, called
 
 __all__ = ["Caller", "Gate", "name_of", "seconds_left"]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
-    from trio_mcp.parking import Place
-    from trio_mcp.questions import ElicitUrl, Inquiry
+    from trio_mcp.server.parking import Place
+    from trio_mcp.server.questions import ElicitUrl, Inquiry
     from trio_mcp.transport.outbox import Wire
     from trio_mcp.transport.paths import Roots
 
@@ -291,13 +291,13 @@ class Context:
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed: ...
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed:
         """Ask the user to fill in a form; see `Elicit`.  Several questions at once are one `ask`."""
-        from trio_mcp.questions import Elicit
+        from trio_mcp.server.questions import Elicit
 
         return await self._ask_one("form", Elicit(message, form))
 
     async def elicit_url(self, message: str, url: str) -> Accepted[None] | Declined | Dismissed:
         """Ask the user to visit a page; see `ElicitUrl`.  Accepted means the user agreed to, not that it is done."""
-        from trio_mcp.questions import ElicitUrl
+        from trio_mcp.server.questions import ElicitUrl
 
         return await self._ask_one("url", ElicitUrl(message, url))
 
@@ -305,7 +305,7 @@ class Context:
         self, messages: str | SamplingMessage | Sequence[SamplingMessage], *, max_tokens: int, **options: Any
     ) -> CreateMessageResult:
         """Ask the client's model; see `Sample` for the options."""
-        from trio_mcp.questions import Sample
+        from trio_mcp.server.questions import Sample
 
         return await self._ask_one("sample", Sample(messages, max_tokens=max_tokens, **options))
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
-from trio_mcp import registration
-from trio_mcp.catalog import CHANGES, Catalog
 from trio_mcp.core.errors import LocalProtocolError, check_seconds
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
 from trio_mcp.core.subscriptions import Change, resource_updated
-from trio_mcp.description import (
+from trio_mcp.server import registration
+from trio_mcp.server.catalog import CHANGES, Catalog
+from trio_mcp.server.description import (
     CAPABILITIES,
     check_cache,
     check_hooks,
@@ -36,9 +36,9 @@ from trio_mcp.description import (
     revisions_of,
     text_of,
 )
-from trio_mcp.dispatch import Filter, Middleware
-from trio_mcp.process import live, place
-from trio_mcp.running import Draining, Run, Runs, Statistics
+from trio_mcp.server.dispatch import Filter, Middleware
+from trio_mcp.server.process import live, place
+from trio_mcp.server.run import Draining, Run, Runs, Statistics
 from trio_mcp.transport.nursery import check_trio, is_but, open_nursery
 from trio_mcp.transport.workers import stale
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, Icon, Resource
     from trio_mcp.core.models import Prompt, ResourceTemplate, Tool, ToolAnnotations
     from trio_mcp.core.oauth.resource import Protection, Verify
-    from trio_mcp.http_options import HttpOptions
-    from trio_mcp.http_server import HttpAddress
+    from trio_mcp.server.http.listener import HttpAddress
+    from trio_mcp.server.http.options import HttpOptions
     from trio_mcp.transport.duplex import Tap
 
 __all__ = ["Server"]
@@ -426,7 +426,7 @@ class Server:
 
     async def _serve_client(self, stream: trio.abc.Stream) -> None:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
-        from trio_mcp.driver import serve_stream
+        from trio_mcp.server.driver import serve_stream
 
         await serve_stream(self, stream, grace=0)  # a client that closes its end reads nothing more
 
@@ -522,7 +522,7 @@ class Server:
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
             raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
-        from trio_mcp.serving_stdio import run
+        from trio_mcp.server.stdio import run
 
         run(self, grace=grace, tap=tap)
 
@@ -535,7 +535,7 @@ class Server:
         tap: Tap | None,
         options: HttpOptions,
     ) -> None:
-        from trio_mcp.http_server import serve_http
+        from trio_mcp.server.http.listener import serve_http
 
         if http is not None and unix is not None:
             raise LocalProtocolError("a server listens at an address or at a unix socket; give one of http and unix")
@@ -554,7 +554,7 @@ _TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
 
 
 def _check_http_options(options: HttpOptions) -> None:
-    from trio_mcp.http_options import HttpOptions
+    from trio_mcp.server.http.options import HttpOptions
 
     known = HttpOptions.__annotations__
     if unknown := options.keys() - known:

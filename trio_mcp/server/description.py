@@ -10,10 +10,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.catalog import LISTS
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.server.catalog import LISTS
 
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints

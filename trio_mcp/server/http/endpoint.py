@@ -32,7 +32,6 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 
-from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, shown
 from trio_mcp.core.http.event_log import EventLog, MemoryEventLog, NotReplayable
 from trio_mcp.core.http.fields import Fields, Headers, reply_headers
@@ -54,13 +53,14 @@ from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
 from trio_mcp.core.state import Link
 from trio_mcp.core.terms import Terms
-from trio_mcp.gate import Caller, Gate, name_of, seconds_left
-from trio_mcp.http_options import HttpOptions, keep_alive_of, policy_of, public_url_of
-from trio_mcp.http_sessions import HttpSession, LegacyStream, Sessions, pull_all
-from trio_mcp.lanes import Lane, Owner, Response, Traffic, Way
-from trio_mcp.rates import Rates
-from trio_mcp.running import Run
-from trio_mcp.silence import Silence
+from trio_mcp.server.conversation import UNFINISHED, Conversation
+from trio_mcp.server.http.gate import Caller, Gate, name_of, seconds_left
+from trio_mcp.server.http.lanes import Lane, Owner, Response, Traffic, Way
+from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
+from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, pull_all
+from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.rates import Rates
+from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpPolicy, HttpRequest
-from trio_mcp.running import Run
+from trio_mcp.server.run import Run
 
 __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]
 

@@ -24,7 +24,6 @@ from typing import Protocol
 
 import trio
 
-from trio_mcp.conversation import Conversation
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.verdicts import Answer, SessionFacts, session_id
 from trio_mcp.core.jsonrpc import Id, Notification, encode
@@ -33,9 +32,10 @@ from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Kind, change_of
-from trio_mcp.lanes import Lane, Owner, Spoken, Traffic, Way
-from trio_mcp.running import Run
-from trio_mcp.silence import Silence
+from trio_mcp.server.conversation import Conversation
+from trio_mcp.server.http.lanes import Lane, Owner, Spoken, Traffic, Way
+from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import Wire
 
 __all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]

@@ -18,20 +18,20 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trio_mcp.arguments import Arguments
 from trio_mcp.core.errors import LocalProtocolError
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.handlers import Handler
+from trio_mcp.server.arguments import Arguments
+from trio_mcp.server.handlers import Handler
 
 if TYPE_CHECKING:
-    from trio_mcp.catalog import Catalog
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import Described
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.models import Prompt, Tool
     from trio_mcp.core.revisions import Revision
     from trio_mcp.core.schema.templates import Matcher
-    from trio_mcp.results import Output
+    from trio_mcp.server.catalog import Catalog
+    from trio_mcp.server.results import Output
 
 __all__ = [
     "Completer",

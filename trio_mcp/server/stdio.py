@@ -10,14 +10,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trio_mcp.driver import serve_stream
-from trio_mcp.process import Life, live
+from trio_mcp.server.driver import serve_stream
+from trio_mcp.server.process import Life, live
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import check_trio
 from trio_mcp.transport.stdio import own_stdio, owned_stdio
 
 if TYPE_CHECKING:
-    from trio_mcp.server import Server
+    from trio_mcp.server.server import Server
 
 __all__ = ["run", "serve_stdio"]
 

@@ -41,15 +41,15 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 import trio
 
 from trio_mcp.core.errors import CannotServe, LocalProtocolError, check_seconds
+from trio_mcp.server.watchdog import watched
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.transport.stderr import Stderr, take_no_signals, unhindered_stderr
-from trio_mcp.watchdog import watched
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from trio_mcp.server import Server
+    from trio_mcp.server.server import Server
 
 __all__ = ["Life", "live", "place"]
 

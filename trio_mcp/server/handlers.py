@@ -218,7 +218,7 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
 
 
 def _is_context(hint: Any) -> bool:
-    from trio_mcp.context import Context
+    from trio_mcp.server.context import Context
 
     hint = getattr(hint, "__forward_arg__", hint)
     if isinstance(hint, str):

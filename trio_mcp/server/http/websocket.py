@@ -14,15 +14,15 @@ import trio
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
-from trio_mcp.driver import converse
-from trio_mcp.endpoint import tell_refusal
-from trio_mcp.gate import seconds_left
-from trio_mcp.running import Run
+from trio_mcp.server.driver import converse
+from trio_mcp.server.http.endpoint import tell_refusal
+from trio_mcp.server.http.gate import seconds_left
+from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
-    from trio_mcp.endpoint import Admitted, Endpoint
+    from trio_mcp.server.http.endpoint import Admitted, Endpoint
 
 __all__ = ["serve_upgrade"]
 

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from trio_mcp.context import LOG, ClientError, ClientGone, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     LocalProtocolError,
@@ -59,15 +58,16 @@ from trio_mcp.core.shares import LONG, Account
 from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Kind
 from trio_mcp.core.terms import NOTHING, Terms
-from trio_mcp.parking import Place, next_round, read_answer, volunteered, worded
-from trio_mcp.publishing import Key
-from trio_mcp.running import Run
+from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
+from trio_mcp.server.parking import Place, next_round, read_answer, volunteered, worded
+from trio_mcp.server.publishing import Key
+from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.outbox import Wire
 from trio_mcp.transport.workers import Work, Worker, guarded
 
 if TYPE_CHECKING:
-    from trio_mcp.questions import Inquiry
+    from trio_mcp.server.questions import Inquiry
     from trio_mcp.transport.paths import Roots
 
 __all__ = ["UNFINISHED", "Conversation"]
@@ -720,7 +720,7 @@ class Conversation:
 
     async def roots(self, ctx: Context) -> Roots:
         """root-12, root-13: kept for as long as the client would tell of changes, or else for this call."""
-        from trio_mcp.questions import ListRoots
+        from trio_mcp.server.questions import ListRoots
 
         told = ctx.terms.revision.notification(Role.CLIENT, _ROOTS_CHANGED) is not None
         told = told and ctx.terms.declares("roots", "listChanged")

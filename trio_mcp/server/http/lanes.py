@@ -41,11 +41,11 @@ from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Resul
 from trio_mcp.core.peer import charged
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
-from trio_mcp.silence import Silence
+from trio_mcp.server.http.silence import Silence
 from trio_mcp.transport.outbox import GONE, Outbox
 
 if TYPE_CHECKING:
-    from trio_mcp.conversation import Conversation
+    from trio_mcp.server.conversation import Conversation
 
 __all__ = ["Lane", "Owner", "Response", "Spoken", "Traffic", "Way"]
 

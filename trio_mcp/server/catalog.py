@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject, Kept, Limits
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
-from trio_mcp.entries import (
+from trio_mcp.server.entries import (
     Completer,
     Completing,
     Entry,

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import trio
 
-from trio_mcp.admission import Admission
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.dispatch import Dispatcher, Features
-from trio_mcp.parking import Parking
-from trio_mcp.publishing import Publisher
-from trio_mcp.rates import Rates
-from trio_mcp.threads import Threads
+from trio_mcp.server.admission import Admission
+from trio_mcp.server.dispatch import Dispatcher, Features
+from trio_mcp.server.parking import Parking
+from trio_mcp.server.publishing import Publisher
+from trio_mcp.server.rates import Rates
+from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
 from trio_mcp.transport.workers import WorkerPool
@@ -30,8 +30,8 @@ from trio_mcp.transport.workers import WorkerPool
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from trio_mcp.catalog import Catalog
     from trio_mcp.core.session import Offer
+    from trio_mcp.server.catalog import Catalog
 
 __all__ = ["Connection", "Draining", "Run", "Runs", "Statistics"]
 

@@ -28,9 +28,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from trio_mcp.arguments import BadArguments
-from trio_mcp.catalog import LISTS, Catalog
-from trio_mcp.context import ClientError, ClientGone, Context
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -51,11 +48,14 @@ from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
 from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.entries import Entry, ToolEntry
-from trio_mcp.handlers import Handler, How
-from trio_mcp.parking import Parking, next_round, worded
-from trio_mcp.publishing import Key, Publisher
-from trio_mcp.results import (
+from trio_mcp.server.arguments import BadArguments
+from trio_mcp.server.catalog import LISTS, Catalog
+from trio_mcp.server.context import ClientError, ClientGone, Context
+from trio_mcp.server.entries import Entry, ToolEntry
+from trio_mcp.server.handlers import Handler, How
+from trio_mcp.server.parking import Parking, next_round, worded
+from trio_mcp.server.publishing import Key, Publisher
+from trio_mcp.server.results import (
     BadResult,
     InputRequired,
     ToolError,
@@ -65,7 +65,7 @@ from trio_mcp.results import (
     tool_failure,
     tool_result,
 )
-from trio_mcp.threads import Threads
+from trio_mcp.server.threads import Threads
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.paths import PathRefused
 from trio_mcp.transport.workers import called
@@ -459,7 +459,7 @@ def _pages(ctx: Context, error: RequestError) -> InputRequired | None:
     other error.  Raises what the same question would raise if it were asked by `ctx.elicit_url`."""
     if error.code != URL_ELICITATION_REQUIRED:
         return None
-    from trio_mcp.questions import UrlElicitationRequired
+    from trio_mcp.server.questions import UrlElicitationRequired
 
     if not isinstance(error, UrlElicitationRequired):
         return None

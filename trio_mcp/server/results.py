@@ -48,7 +48,7 @@ from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 if TYPE_CHECKING:
     from trio_mcp.core.content import Annotations, AudioContent, ContentBlock, EmbeddedResource, ImageContent
     from trio_mcp.core.schema.validation import CompiledSchema
-    from trio_mcp.questions import Inquiry
+    from trio_mcp.server.questions import Inquiry
 
 __all__ = [
     "BadResult",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import LocalProtocolError, name_of
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.handlers import Handler
+from trio_mcp.server.handlers import Handler
 
 if TYPE_CHECKING:
     from trio_mcp.core.schema.validation import CompiledSchema, Problem

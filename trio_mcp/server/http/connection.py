@@ -51,13 +51,13 @@ from trio_mcp.core.http.wire import CONTINUE, LAST_CHUNK, Head, Reader, Refused,
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
-from trio_mcp.driver import socket_of
-from trio_mcp.endpoint import tell_refusal, too_much
-from trio_mcp.silence import Silence
+from trio_mcp.server.driver import socket_of
+from trio_mcp.server.http.endpoint import tell_refusal, too_much
+from trio_mcp.server.http.silence import Silence
 from trio_mcp.transport.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
-    from trio_mcp.endpoint import Endpoint
+    from trio_mcp.server.http.endpoint import Endpoint
     from trio_mcp.transport.duplex import Tap
 
 __all__ = ["HttpConnection", "Shared", "Upgraded"]

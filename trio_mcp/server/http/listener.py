@@ -32,15 +32,15 @@ import trio
 from trio_mcp.core.errors import CannotServe, LocalProtocolError
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
-from trio_mcp.driver import address_of
-from trio_mcp.endpoint import Endpoint, HttpOptions, busy
-from trio_mcp.http_connection import HttpConnection, Shared
-from trio_mcp.running import Run
+from trio_mcp.server.driver import address_of
+from trio_mcp.server.http.connection import HttpConnection, Shared
+from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
+from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
 
 if TYPE_CHECKING:
-    from trio_mcp.server import Server
+    from trio_mcp.server.server import Server
 
 __all__ = ["HttpAddress", "serve_http", "serve_http_stream"]
 
@@ -282,7 +282,7 @@ class _Web:
             self._turned_away -= 1
 
     async def _upgraded(self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None) -> None:
-        from trio_mcp.websocket_server import serve_upgrade  # with wsproto, which most servers never need
+        from trio_mcp.server.http.websocket import serve_upgrade  # with wsproto, which most servers never need
 
         await serve_upgrade(self._run, self.endpoint, stream, request, trailing, peer=peer, tap=self._tap)
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from trio_mcp.context import Context, Link
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     LocalProtocolError,
@@ -46,9 +45,10 @@ from trio_mcp.core.rounds import (
     read_answers,
 )
 from trio_mcp.core.terms import NOTHING, stable_name
+from trio_mcp.server.context import Context, Link
 
 if TYPE_CHECKING:
-    from trio_mcp.questions import Inquiry
+    from trio_mcp.server.questions import Inquiry
 
 __all__ = ["Parking", "Place", "next_round", "read_answer", "volunteered", "worded"]
 
@@ -60,7 +60,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
 
     Raises `NotInThisRevision` and `NotDeclared` for one that it cannot be asked, so that none of them is sent.
     """
-    from trio_mcp.questions import ElicitUrl, Inquiry
+    from trio_mcp.server.questions import ElicitUrl, Inquiry
 
     terms, wire = ctx.terms, []
     for key, question in questions.items():
@@ -95,7 +95,7 @@ def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[
     The client would say the same when it is asked, so that this saves a round and gives it no more to decide.  Nobody
     agrees to visit a page of which only the question tells.
     """
-    from trio_mcp.questions import ElicitUrl
+    from trio_mcp.server.questions import ElicitUrl
 
     responses = ctx.request.params.get("inputResponses")
     if ctx.rounds or not isinstance(responses, dict):

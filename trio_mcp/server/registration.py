@@ -19,13 +19,13 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.arguments import Arguments, arguments_of, text_arguments
 from trio_mcp.core.errors import LocalProtocolError, name_of
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.oauth.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
-from trio_mcp.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
-from trio_mcp.handlers import raw, typed
+from trio_mcp.server.arguments import Arguments, arguments_of, text_arguments
+from trio_mcp.server.entries import Completer, PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
+from trio_mcp.server.handlers import raw, typed
 
 if TYPE_CHECKING:
     from trio_mcp.core.cache import CacheHints
@@ -75,7 +75,7 @@ def tool_of(
     (tool-28).
     """
     from trio_mcp.core.schema.schema import hint_of, parameters_schema
-    from trio_mcp.results import Output
+    from trio_mcp.server.results import Output
 
     name = _named(function, name, "tool")
     handler = typed(function, thread=thread, abandon=abandon)
@@ -118,7 +118,7 @@ def raw_tool(
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
     from trio_mcp.core.models import Tool
     from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
-    from trio_mcp.results import Output
+    from trio_mcp.server.results import Output
 
     _check_model(tool, Tool, "ToolAnnotations")
     handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
@@ -145,7 +145,7 @@ def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
     if "x-mcp-header" not in repr(schema):  # most have none, and need no module that knows headers
         return ()
     from trio_mcp.core.http.fields import find_mirrors
-    from trio_mcp.questions import names_a_secret
+    from trio_mcp.server.questions import names_a_secret
 
     mirrors = find_mirrors(schema)
     if mirrors.faults:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.conversation import UNFINISHED, Conversation
 from trio_mcp.core.errors import check_seconds
 from trio_mcp.core.jsonrpc import Message
 from trio_mcp.core.session import Session
 from trio_mcp.core.shares import Account, holder_of
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.running import Run
+from trio_mcp.server.conversation import UNFINISHED, Conversation
+from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
 
 if TYPE_CHECKING:
-    from trio_mcp.server import Server
+    from trio_mcp.server.server import Server
 
 __all__ = ["address_of", "converse", "serve_stream", "socket_of"]
 

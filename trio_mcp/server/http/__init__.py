@@ -1,0 +1,1 @@
+"""A server over HTTP: listener, connections, sessions, responses, WebSocket, ASGI."""
