@@ -393,7 +393,7 @@ OF_OAUTH = {"oauth", "oauth_run", "oauth_keys", "loopback", "token_stores"}
 
 
 def test_a_client_without_oauth_loads_nothing_of_it() -> None:
-    loaded = modules_of("from trio_mcp import open_client; import trio_mcp.http_link, trio_mcp.websocket_client")
+    loaded = modules_of("from trio_mcp import open_client; import trio_mcp.client.http_link, trio_mcp.websocket_client")
     assert set(SERVER_MODULES) >= OF_OAUTH
     assert not {f"trio_mcp.{module}" for module in OF_OAUTH} & loaded
     assert {name for name in loaded if name.startswith("trio_mcp.core.oauth.tokens")} == {"trio_mcp.core.oauth.errors"}

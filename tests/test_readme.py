@@ -28,17 +28,8 @@ from tests.http.client import Web
 from tests.peers.installed import needs, tool
 from tests.ports import unclaimed_port
 from tests.server.wire import LATEST, Object, WireError, connected, everywhere, speaking
-from trio_mcp import (
-    Client,
-    ClientOptions,
-    Context,
-    HttpAddress,
-    HttpOptions,
-    Server,
-    connecting,
-    open_client,
-    serve_http,
-)
+from trio_mcp import Client, ClientOptions, Context, HttpAddress, HttpOptions, Server, open_client, serve_http
+from trio_mcp.client import connecting
 from trio_mcp.server import registration
 from trio_mcp.testing import open_memory_pair
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
-    from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
-    from trio_mcp.caller import NotAnswered, OnProgress, OpeningError, SessionLost, Unauthorized
-    from trio_mcp.client import Client, connect_client, open_client
-    from trio_mcp.client_options import Along, ClientOptions
-    from trio_mcp.connecting import Target
+    from trio_mcp.client.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
+    from trio_mcp.client.asked import FormRequest, PageRequest, SamplingRequest
+    from trio_mcp.client.caller import NotAnswered, OnProgress, OpeningError, SessionLost, Unauthorized
+    from trio_mcp.client.client import Client, connect_client, open_client
+    from trio_mcp.client.connecting import Target
+    from trio_mcp.client.following import FollowedCall, Progress
+    from trio_mcp.client.options import Along, ClientOptions
+    from trio_mcp.client.subscriptions import Changes, NothingToHear
+    from trio_mcp.client.tools import ToolFailed
+    from trio_mcp.client.websocket import UpgradeRefused
     from trio_mcp.core.cache import CacheHints
     from trio_mcp.core.content import (
         Annotations,
@@ -82,8 +86,6 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.schema import Field
     from trio_mcp.core.schema.validation import InvalidSchema
     from trio_mcp.core.subscriptions import Change, Kind
-    from trio_mcp.following import FollowedCall, Progress
-    from trio_mcp.listening import Changes, NothingToHear
     from trio_mcp.oauth import (
         Application,
         AuthorizationCode,
@@ -119,11 +121,9 @@ if TYPE_CHECKING:
     from trio_mcp.server.server import Server
     from trio_mcp.server.stdio import serve_stdio
     from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
-    from trio_mcp.tool_book import ToolFailed
     from trio_mcp.transport.child import ServerExited
     from trio_mcp.transport.http_pool import ReplyBroken, ReplyTooLong
     from trio_mcp.transport.paths import PathRefused, Roots, below, file_path
-    from trio_mcp.websocket_client import UpgradeRefused
 
 __all__ = [
     "Accepted", "Along", "Annotations", "Application", "AudioContent", "AuthorizationCode", "AuthorizationFailed",
@@ -149,13 +149,13 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "trio_mcp.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
-    "trio_mcp.asked": "FormRequest PageRequest SamplingRequest",
-    "trio_mcp.caller": "NotAnswered OnProgress OpeningError SessionLost Unauthorized",
+    "trio_mcp.client.answering": "GivenRoots OnElicitation OnElicitationUrl OnSampling",
+    "trio_mcp.client.asked": "FormRequest PageRequest SamplingRequest",
+    "trio_mcp.client.caller": "NotAnswered OnProgress OpeningError SessionLost Unauthorized",
     "trio_mcp.transport.child": "ServerExited",
     "trio_mcp.client": "Client connect_client open_client",
-    "trio_mcp.client_options": "Along ClientOptions",
-    "trio_mcp.connecting": "Target",
+    "trio_mcp.client.options": "Along ClientOptions",
+    "trio_mcp.client.connecting": "Target",
     "trio_mcp.server.context": "ClientError Context",
     "trio_mcp.core.cache": "CacheHints",
     "trio_mcp.core.content": "Annotations AudioContent BlobResourceContents EmbeddedResource Icon ImageContent "
@@ -180,11 +180,11 @@ _HOMES = {
     "trio_mcp.core.http.verdicts": "HttpRequest",
     "trio_mcp.server.dispatch": "CallNext Middleware",
     "trio_mcp.server.driver": "serve_stream",
-    "trio_mcp.following": "FollowedCall Progress",
+    "trio_mcp.client.following": "FollowedCall Progress",
     "trio_mcp.server.http.options": "HttpOptions",
     "trio_mcp.transport.http_pool": "ReplyBroken ReplyTooLong",
     "trio_mcp.server.http.listener": "HttpAddress serve_http serve_http_stream",
-    "trio_mcp.listening": "Changes NothingToHear",
+    "trio_mcp.client.subscriptions": "Changes NothingToHear",
     "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
     "trio_mcp.oauth_keys": "load_key new_key",
@@ -196,8 +196,8 @@ _HOMES = {
     "trio_mcp.server.server": "Server",
     "trio_mcp.server.stdio": "serve_stdio",
     "trio_mcp.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
-    "trio_mcp.tool_book": "ToolFailed",
-    "trio_mcp.websocket_client": "UpgradeRefused",
+    "trio_mcp.client.tools": "ToolFailed",
+    "trio_mcp.client.websocket": "UpgradeRefused",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

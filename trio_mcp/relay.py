@@ -64,9 +64,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import trio
 
-from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
-from trio_mcp.client import Client, ClientOptions, open_client
-from trio_mcp.connecting import Target
+from trio_mcp.client.asked import FormRequest, PageRequest, SamplingRequest
+from trio_mcp.client.client import Client, ClientOptions, open_client
+from trio_mcp.client.connecting import Target
+from trio_mcp.client.subscriptions import NothingToHear
 from trio_mcp.core.codec import REQUESTS, from_json, to_json
 from trio_mcp.core.content import Model, well_formed
 from trio_mcp.core.errors import (
@@ -88,7 +89,6 @@ from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMe
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import Change, Kind, resource_updated
-from trio_mcp.listening import NothingToHear
 from trio_mcp.relay_server import ChangeFor, Shown, owner_of
 from trio_mcp.relay_sessions import Session
 from trio_mcp.server.context import Context

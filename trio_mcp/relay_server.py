@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from trio_mcp.client import Client
+from trio_mcp.client.client import Client
 from trio_mcp.core.content import Malformed, well_formed
 from trio_mcp.core.errors import LocalProtocolError, shown
 from trio_mcp.core.http.fields import find_mirrors

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 
 import trio
 
-from trio_mcp.client import Client
+from trio_mcp.client.client import Client
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError
 from trio_mcp.transport.nursery import open_nursery
 

@@ -21,7 +21,8 @@ import trio
 
 from tests.client.linked import Recorder
 from tests.server.checkpoints import Pair, PipeEnd, unwrapped, wide
-from trio_mcp.caller import Caller
+from trio_mcp.client.caller import Caller
+from trio_mcp.client.http_link import HttpLink, SseLink
 from trio_mcp.core.http.fields import Fields, Headers, Mirror
 from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
@@ -29,7 +30,6 @@ from trio_mcp.core.opening import ClientSession
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
-from trio_mcp.http_link import HttpLink, SseLink
 from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["SESSION", "URL", "Asked", "Bench", "Out", "Play", "Script", "legacy", "linked", "modern", "script"]

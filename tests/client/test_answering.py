@@ -20,8 +20,8 @@ import trio
 from tests.core.pairs import opened
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, cancel_everywhere
-from trio_mcp.answering import Answering, RootLike
-from trio_mcp.asked import FormRequest, PageRequest, SamplingRequest
+from trio_mcp.client.answering import Answering, RootLike
+from trio_mcp.client.asked import FormRequest, PageRequest, SamplingRequest
 from trio_mcp.core import models
 from trio_mcp.core.content import ImageContent, Malformed, TextContent, ToolUseContent
 from trio_mcp.core.elicitation import Accepted, Declined, Dismissed

@@ -18,7 +18,7 @@ from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import patiently
 from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server, SessionClosed
-from trio_mcp.client import Client, open_client
+from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.errors import LocalProtocolError, McpError
 

@@ -30,11 +30,11 @@ from trio_mcp import (
     Server,
     SessionClosed,
 )
-from trio_mcp.caller import OpeningError
-from trio_mcp.client import Client, connect_client, open_client
+from trio_mcp.client.caller import OpeningError
+from trio_mcp.client.client import Client, connect_client, open_client
+from trio_mcp.client.tools import ToolFailed
 from trio_mcp.core.errors import InputNotGiven, McpError
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, resource_updated
-from trio_mcp.tool_book import ToolFailed
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
 from trio_mcp import Context, LocalProtocolError, Server, Tool, serve_http, serve_stream
-from trio_mcp.caller import OpeningError
-from trio_mcp.client import Client, connect_client, open_client
+from trio_mcp.client.caller import OpeningError
+from trio_mcp.client.client import Client, connect_client, open_client
+from trio_mcp.client.http_posts import NotAnswered
 from trio_mcp.core.errors import McpError
-from trio_mcp.http_posts import NotAnswered
 from trio_mcp.transport.child import ServerExited
 from trio_mcp.transport.http_pool import ConnectionFailed
 from trio_mcp.transport.nursery import open_nursery

@@ -20,12 +20,12 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
 from tests.http.stage import A, D, E
 from tests.requirements import req
-from trio_mcp.caller import OpeningError, SessionLost
-from trio_mcp.client import open_client
-from trio_mcp.client_options import ClientOptions
-from trio_mcp.connecting import OPENING, PROBE, STANDING, how_to_reach
+from trio_mcp.client.caller import OpeningError, SessionLost
+from trio_mcp.client.client import open_client
+from trio_mcp.client.connecting import OPENING, PROBE, STANDING, how_to_reach
+from trio_mcp.client.http_posts import NotAnswered
+from trio_mcp.client.options import ClientOptions
 from trio_mcp.core.errors import LocalProtocolError, SessionClosed
-from trio_mcp.http_posts import NotAnswered
 from trio_mcp.transport.child import ServerExited
 
 Play = Callable[[Asked, Out], Awaitable[None]]

@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.house import Forecast, build
 from tests.server.checkpoints import patiently
 from trio_mcp import RequestError, SessionClosed
-from trio_mcp.client import open_client
-from trio_mcp.following import Follow, FollowedCall
-from trio_mcp.tool_book import ToolFailed
+from trio_mcp.client.client import open_client
+from trio_mcp.client.following import Follow, FollowedCall
+from trio_mcp.client.tools import ToolFailed
 
 
 async def forever(on_progress: Any) -> str:

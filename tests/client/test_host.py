@@ -26,7 +26,7 @@ from trio_mcp import (
     open_client,
     serve_stream,
 )
-from trio_mcp.answering import FormRequest, SamplingRequest
+from trio_mcp.client.answering import FormRequest, SamplingRequest
 from trio_mcp.core.content import TextContent
 from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError, SessionClosed
 from trio_mcp.core.models import CreateMessageResult, Tool

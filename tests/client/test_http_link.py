@@ -30,13 +30,13 @@ from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from tests.server.wire import CAPABILITIES
-from trio_mcp.caller import HeadersRefused, OpeningError, SessionLost
+from trio_mcp.client.caller import HeadersRefused, OpeningError, SessionLost
+from trio_mcp.client.http_link import NeedsSse, NotAnswered, Unauthorized
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.http.fields import find_mirrors
 from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import META_VERSION
-from trio_mcp.http_link import NeedsSse, NotAnswered, Unauthorized
 from trio_mcp.transport.http_pool import ConnectionFailed, ReplyBroken, ReplyTooLong
 
 SESSIONS = (B, C, D)

@@ -18,8 +18,8 @@ from tests.http.stage import A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from trio_mcp import NothingToHear, RemoteProtocolError, RequestError, SessionClosed, serve_http
-from trio_mcp.caller import OpeningError, SessionLost
-from trio_mcp.client import Client, open_client
+from trio_mcp.client.caller import OpeningError, SessionLost
+from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.subscriptions import TOOLS_CHANGED, resource_updated
 from trio_mcp.transport.http_pool import ConnectionFailed

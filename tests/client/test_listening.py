@@ -15,7 +15,8 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
 from trio_mcp import Limits, LocalProtocolError, Resource, Server
-from trio_mcp.caller import Failure, Unauthorized
+from trio_mcp.client.caller import Failure, Unauthorized
+from trio_mcp.client.subscriptions import Changes, Listening, NothingToHear
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.session import Notice
@@ -28,7 +29,6 @@ from trio_mcp.core.subscriptions import (
     Kind,
     resource_updated,
 )
-from trio_mcp.listening import Changes, Listening, NothingToHear
 
 Object = dict[str, Any]
 ONE, TWO = resource_updated("r://one"), resource_updated("r://two")

@@ -35,7 +35,7 @@ from trio_mcp import (
     serve_http,
     serve_stream,
 )
-from trio_mcp.client import Client, open_client
+from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.relay import open_relay

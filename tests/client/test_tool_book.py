@@ -10,6 +10,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp import LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.client.tools import Returned, ToolBook, ToolFailed
 from trio_mcp.core.content import (
     AudioContent,
     BlobResourceContents,
@@ -21,7 +22,6 @@ from trio_mcp.core.content import (
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema.schema import Field
-from trio_mcp.tool_book import Returned, ToolBook, ToolFailed
 
 
 @dataclass

@@ -41,10 +41,10 @@ from tests.http.client import Answer, Cut, Link, Stream, Web, _items, _key
 from tests.http.served import MemoryListener
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS
 from trio_mcp.core.revisions import META_VERSION
 from trio_mcp.server.driver import serve_stream
-from trio_mcp.asgi import AsgiApp
 from trio_mcp.server.stdio import serve_stdio
 
 __all__ = ["TRANSPORTS"]

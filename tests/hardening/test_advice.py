@@ -36,9 +36,9 @@ from trio_mcp import (
     Tool,
     open_client,
 )
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.content import ToolResultContent, ToolUseContent
 from trio_mcp.core.models import CreateMessageResult, SamplingMessage
-from trio_mcp.asgi import AsgiApp
 
 ROOT = Path(__file__).parents[2]
 TYPES = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}

@@ -29,9 +29,9 @@ from tests.requirements import req
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST, everywhere, speaking
 from trio_mcp import Context, Limits, LocalProtocolError, Server
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.http.verdicts import HttpRequest
-from trio_mcp.asgi import AsgiApp
 
 SESSIONS = ("2025-03-26", "2025-06-18", "2025-11-25")
 in_sessions = pytest.mark.parametrize("revision", SESSIONS)

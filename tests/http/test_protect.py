@@ -33,9 +33,9 @@ from trio_mcp import (
     Server,
     open_client,
 )
+from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.content import TextContent
 from trio_mcp.core.oauth.resource import WELL_KNOWN
-from trio_mcp.asgi import AsgiApp
 
 AT = "http://127.0.0.1:3000/mcp"
 ISSUER = "https://auth.example.com"

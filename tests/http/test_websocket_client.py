@@ -43,6 +43,7 @@ from trio_mcp import (
     UpgradeRefused,
     open_client,
 )
+from trio_mcp.client.websocket import dial_websocket
 from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.jsonrpc import Message, Notification
 from trio_mcp.core.opening import ClientSession
@@ -52,7 +53,6 @@ from trio_mcp.transport.dial import CONNECTING
 from trio_mcp.transport.duplex import Duplex
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
-from trio_mcp.websocket_client import dial_websocket
 
 URL = "ws://127.0.0.1:3000/ws"
 

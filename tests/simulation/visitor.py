@@ -15,7 +15,7 @@ from tests.simulation.host import KEYS, TOOLS
 from tests.simulation.network import caller
 from tests.simulation.plan import Move
 from trio_mcp import Client, McpError, NotAnswered, PromptReference, SessionClosed, SessionLost, open_client
-from trio_mcp.client_options import ClientOptions
+from trio_mcp.client.options import ClientOptions
 
 __all__ = ["Surroundings", "Visitor"]
 

@@ -35,7 +35,8 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, NotAnswered, OpeningError, Talk
+from trio_mcp.client.caller import Caller, NotAnswered, OpeningError, Talk
+from trio_mcp.client.stream_link import StreamLink
 from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
 from trio_mcp.core.http.client_rules import place_of
 from trio_mcp.core.http.fields import Fields, Mirror
@@ -44,7 +45,6 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
 from trio_mcp.core.session import Offer
 from trio_mcp.core.state import Link
-from trio_mcp.stream_link import StreamLink
 from trio_mcp.transport.duplex import Framing, Lines, Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
@@ -52,8 +52,8 @@ from trio_mcp.transport.outbox import CLOSING
 if TYPE_CHECKING:
     import ssl
 
+    from trio_mcp.client.starting import Startup, Timeouts
     from trio_mcp.oauth import Authorization, OAuth
-    from trio_mcp.starting import Startup, Timeouts
     from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
@@ -154,7 +154,7 @@ def how_to_reach(
 
 
 def _starting(timeouts: Mapping[str, Any]) -> Timeouts:
-    from trio_mcp.starting import Timeouts
+    from trio_mcp.client.starting import Timeouts
 
     return Timeouts(**timeouts)
 
@@ -306,7 +306,7 @@ def _after(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiati
 async def _hold_given(
     stream: trio.abc.Stream, manner: Manner, probe: float, timeouts: Timeouts, status: trio.TaskStatus[Connection]
 ) -> None:
-    from trio_mcp.starting import Startup
+    from trio_mcp.client.starting import Startup
 
     keep_alive(stream)
     lines = Lines(manner.limits)
@@ -338,7 +338,7 @@ async def _hold_child(
     timeouts: Timeouts,
     status: trio.TaskStatus[Connection],
 ) -> None:
-    from trio_mcp.starting import Startup
+    from trio_mcp.client.starting import Startup
     from trio_mcp.transport.child import Child, ServerExited, start_child
 
     child: Child
@@ -397,9 +397,9 @@ async def _hold_websocket(
     probe: float,
     status: trio.TaskStatus[Connection],
 ) -> None:
+    from trio_mcp.client.websocket import dial_websocket
     from trio_mcp.core.http.websocket import WebSocketFrames
     from trio_mcp.core.revisions import Role
-    from trio_mcp.websocket_client import dial_websocket
 
     async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:
         return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=manner.limits)
@@ -426,7 +426,7 @@ async def _hold_websocket(
 
 async def _granted(granting: Authorization, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]) -> T:
     """What `dial` gives, with what the server wants to see."""
-    from trio_mcp.websocket_client import UpgradeRefused
+    from trio_mcp.client.websocket import UpgradeRefused
 
     credentials = granting.request("GET", granting.authorizer.server_url)
     while True:
@@ -480,7 +480,7 @@ async def _hold_url(
     manner: Manner,
     status: trio.TaskStatus[Connection],
 ) -> None:
-    from trio_mcp.http_link import NeedsSse
+    from trio_mcp.client.http_link import NeedsSse
     from trio_mcp.transport.http_pool import HttpPool
 
     sse = _known(url)
@@ -525,7 +525,7 @@ async def _hold_http(
     attempts: tuple[Attempt, ...],
     found: Callable[[bool | None], object],
 ) -> None:
-    from trio_mcp.http_link import HttpLink
+    from trio_mcp.client.http_link import HttpLink
 
     async with open_nursery() as nursery:
         session = ClientSession(manner.offer, link=Link.SESSION, limits=manner.limits)
@@ -561,7 +561,7 @@ async def _hold_sse(
     attempts: tuple[Attempt, ...],
     found: Callable[[bool | None], object],
 ) -> None:
-    from trio_mcp.http_link import SseLink
+    from trio_mcp.client.http_link import SseLink
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:

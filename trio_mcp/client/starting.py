@@ -29,7 +29,7 @@ from trio_mcp.core.errors import McpError, SessionClosed, check_seconds, printab
 from trio_mcp.core.jsonrpc import Batch, Invalid, Message, Request
 
 if TYPE_CHECKING:
-    from trio_mcp.caller import Caller
+    from trio_mcp.client.caller import Caller
     from trio_mcp.transport.child import Child
     from trio_mcp.transport.duplex import Lines
 

@@ -26,7 +26,19 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, SessionLost
+from trio_mcp.client.caller import Caller, SessionLost
+from trio_mcp.client.http_posts import (
+    ACKNOWLEDGED,
+    Flight,
+    Listen,
+    NeedsSse,
+    NotAnswered,
+    Posts,
+    Unauthorized,
+    closed_here,
+    drain,
+    name_of,
+)
 from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, repeated
 from trio_mcp.core.http.client_rules import (
     Challenged,
@@ -49,18 +61,6 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import LEGACY
 from trio_mcp.core.shares import weight
-from trio_mcp.http_posts import (
-    ACKNOWLEDGED,
-    Flight,
-    Listen,
-    NeedsSse,
-    NotAnswered,
-    Posts,
-    Unauthorized,
-    closed_here,
-    drain,
-    name_of,
-)
 from trio_mcp.transport.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:

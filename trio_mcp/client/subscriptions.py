@@ -37,7 +37,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, Unauthorized, failure_of, worn_out
+from trio_mcp.client.caller import Caller, Failure, Unauthorized, failure_of, worn_out
 from trio_mcp.core.errors import METHOD_NOT_FOUND, LocalProtocolError, McpError, SessionClosed, repeated, shown
 from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized
+from trio_mcp.client.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized
 from trio_mcp.core.errors import (
     ConnectionFailed,
     LocalProtocolError,

@@ -20,11 +20,12 @@ from typing import TypeVar
 import attrs
 import trio
 
-from trio_mcp.answering import Answering
-from trio_mcp.asked import PageRequest
-from trio_mcp.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
-from trio_mcp.client_options import name_the_options
-from trio_mcp.connecting import Connection, Hold, Manner
+from trio_mcp.client.answering import Answering
+from trio_mcp.client.asked import PageRequest
+from trio_mcp.client.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
+from trio_mcp.client.connecting import Connection, Hold, Manner
+from trio_mcp.client.options import name_the_options
+from trio_mcp.client.subscriptions import Listening
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
@@ -44,7 +45,6 @@ from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
 from trio_mcp.core.subscriptions import Kind, change_of
 from trio_mcp.core.terms import Terms
-from trio_mcp.listening import Listening
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called

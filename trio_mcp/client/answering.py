@@ -41,8 +41,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 import attrs
 import trio
 
-from trio_mcp.asked import Form, FormRequest, PageRequest, SamplingRequest, host_of
-from trio_mcp.caller import too_many_questions
+from trio_mcp.client.asked import Form, FormRequest, PageRequest, SamplingRequest, host_of
+from trio_mcp.client.caller import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import Model, TextContent, ToolUseContent, well_formed
 from trio_mcp.core.elicitation import Accepted, Declined, Dismissed

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from trio_mcp.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
-from trio_mcp.asked import PageRequest
+from trio_mcp.client.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
+from trio_mcp.client.asked import PageRequest
 from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, LocalProtocolError, RequestError
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import trio
 
-from trio_mcp.caller import Caller
+from trio_mcp.client.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
 from trio_mcp.core.jsonrpc import Id
 from trio_mcp.core.session import Session

@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 
 import trio
 
-from trio_mcp.answering import Answering, GivenRoots
-from trio_mcp.caller import HeadersRefused, NotAnswered, OnProgress, Timer
-from trio_mcp.client_options import (
+from trio_mcp.client.answering import Answering, GivenRoots
+from trio_mcp.client.caller import HeadersRefused, NotAnswered, OnProgress, Timer
+from trio_mcp.client.connecting import PROBE, Target, how_to_reach
+from trio_mcp.client.following import Follow
+from trio_mcp.client.keeper import Household, Keeper, terms_of
+from trio_mcp.client.options import (
     ANSWERING,
     CHILD,
     Along,
@@ -37,7 +40,8 @@ from trio_mcp.client_options import (
     members,
     offer_of,
 )
-from trio_mcp.connecting import PROBE, Target, how_to_reach
+from trio_mcp.client.subscriptions import Changes
+from trio_mcp.client.tools import Returned, ToolBook
 from trio_mcp.core.codec import from_json, to_json
 from trio_mcp.core.content import Malformed, Model, Resource
 from trio_mcp.core.errors import (
@@ -77,10 +81,6 @@ from trio_mcp.core.rounds import Ask, Rounds, is_complete
 from trio_mcp.core.state import Link
 from trio_mcp.core.subscriptions import Change
 from trio_mcp.core.terms import Terms
-from trio_mcp.following import Follow
-from trio_mcp.keeper import Household, Keeper, terms_of
-from trio_mcp.listening import Changes
-from trio_mcp.tool_book import Returned, ToolBook
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import attrs
 import trio
 
-from trio_mcp.caller import OnProgress, Reports
+from trio_mcp.client.caller import OnProgress, Reports
 from trio_mcp.core.errors import SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.transport.nursery import open_nursery

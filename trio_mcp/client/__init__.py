@@ -1,0 +1,1 @@
+"""The client: opening a session, requests, callbacks, subscriptions, HTTP and WebSocket."""
