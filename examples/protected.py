@@ -12,7 +12,7 @@ import os
 import sys
 
 from trio_mcp import Context, Server
-from trio_mcp.jwks import JwksVerifier
+from trio_mcp.oauth.jwks import JwksVerifier
 
 RESOURCE, ISSUER = os.environ.get("RESOURCE", ""), os.environ.get("ISSUER", "")
 

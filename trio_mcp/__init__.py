@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.schema.schema import Field
     from trio_mcp.core.schema.validation import InvalidSchema
     from trio_mcp.core.subscriptions import Change, Kind
-    from trio_mcp.oauth import (
+    from trio_mcp.oauth.client import (
         Application,
         AuthorizationCode,
         AuthorizationFailed,
@@ -101,7 +101,8 @@ if TYPE_CHECKING:
         WorkloadIdentity,
         client_document,
     )
-    from trio_mcp.oauth_keys import load_key, new_key
+    from trio_mcp.oauth.keys import load_key, new_key
+    from trio_mcp.oauth.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.relay import open_relay
     from trio_mcp.server.context import ClientError, Context
     from trio_mcp.server.dispatch import CallNext, Middleware
@@ -120,7 +121,6 @@ if TYPE_CHECKING:
     from trio_mcp.server.run import Statistics
     from trio_mcp.server.server import Server
     from trio_mcp.server.stdio import serve_stdio
-    from trio_mcp.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
     from trio_mcp.transport.child import ServerExited
     from trio_mcp.transport.http_pool import ReplyBroken, ReplyTooLong
     from trio_mcp.transport.paths import PathRefused, Roots, below, file_path
@@ -187,7 +187,7 @@ _HOMES = {
     "trio_mcp.client.subscriptions": "Changes NothingToHear",
     "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
-    "trio_mcp.oauth_keys": "load_key new_key",
+    "trio_mcp.oauth.keys": "load_key new_key",
     "trio_mcp.transport.paths": "PathRefused Roots below file_path",
     "trio_mcp.server.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
     "trio_mcp.relay": "open_relay",
@@ -195,7 +195,7 @@ _HOMES = {
     "trio_mcp.server.run": "Statistics",
     "trio_mcp.server.server": "Server",
     "trio_mcp.server.stdio": "serve_stdio",
-    "trio_mcp.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
+    "trio_mcp.oauth.token_stores": "FileTokenStore MemoryTokenStore TokenStore",
     "trio_mcp.client.tools": "ToolFailed",
     "trio_mcp.client.websocket": "UpgradeRefused",
 }

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.requirements import req
 from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.loopback import Receiver, open_in_browser, receive_returns
+from trio_mcp.oauth.browser import Receiver, open_in_browser, receive_returns
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from tests.requirements import req
 from trio_mcp import AuthorizationFailed, Blame, OAuth
 from trio_mcp.core.oauth.deeds import SendRequest
 from trio_mcp.core.oauth.records import read_record
-from trio_mcp.loopback import Return
+from trio_mcp.oauth.browser import Return
 
 
 class Browser:

@@ -26,7 +26,7 @@ from tests.http.client import Web, request
 from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
 from trio_mcp import CannotVerify, Context, LocalProtocolError, Principal, Server
-from trio_mcp.jwks import JwksVerifier
+from trio_mcp.oauth.jwks import JwksVerifier
 
 ISSUER = "https://auth.example.com"
 AT = "https://mcp.example.com/mcp"
@@ -108,7 +108,7 @@ async def issuing(*keys: dict[str, Any]) -> AsyncIterator[Issuer]:
 
 @pytest.fixture(autouse=True)
 def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_mcp.jwks.time.time", lambda: NOW)
+    monkeypatch.setattr("trio_mcp.oauth.jwks.time.time", lambda: NOW)
 
 
 def verifier(**how: Any) -> JwksVerifier:
@@ -310,7 +310,7 @@ async def test_a_new_key_is_found_and_known_ones_do_not_wait_for_it(autojump_clo
 async def test_no_fetch_begins_while_one_is_under_way(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_mcp.jwks._PATIENCE", 60.0)
+    monkeypatch.setattr("trio_mcp.oauth.jwks._PATIENCE", 60.0)
     async with issuing(public("ES256", "k")) as issuer, trio.open_nursery() as nursery:
         issuer.wait = 30
         verify = verifier()

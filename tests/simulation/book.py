@@ -42,7 +42,7 @@ from trio_mcp import (
     SessionLost,
     Unauthorized,
 )
-from trio_mcp.oauth import AuthorizationFailed
+from trio_mcp.oauth.client import AuthorizationFailed
 
 __all__ = ["ANSWERED", "Book", "Call", "Listened", "Run"]
 

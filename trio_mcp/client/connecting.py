@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import ssl
 
     from trio_mcp.client.starting import Startup, Timeouts
-    from trio_mcp.oauth import Authorization, OAuth
+    from trio_mcp.oauth.client import Authorization, OAuth
     from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]

@@ -64,7 +64,7 @@ from trio_mcp.core.shares import weight
 from trio_mcp.transport.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth import Authorization, Credentials
+    from trio_mcp.oauth.client import Authorization, Credentials
 
 __all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NotAnswered", "SseLink", "Unauthorized"]
 

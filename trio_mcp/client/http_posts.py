@@ -91,7 +91,7 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth import Authorization, Credentials
+    from trio_mcp.oauth.client import Authorization, Credentials
 
 __all__ = [
     "ACKNOWLEDGED", "PATIENCE", "Flight", "Listen", "NeedsSse", "NotAnswered", "Posts", "Unauthorized",

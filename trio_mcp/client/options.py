@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import ssl
 
     from trio_mcp.core.models import LogLevel
-    from trio_mcp.oauth import OAuth
+    from trio_mcp.oauth.client import OAuth
     from trio_mcp.transport.child import Environment
     from trio_mcp.transport.duplex import Tap
 
@@ -144,7 +144,7 @@ def check_options(given: Mapping[str, Any]) -> None:
     for name in _PLAIN:
         _check_plain(name, given.get(name))
     if given.get("auth") is not None:
-        from trio_mcp.oauth import OAuth
+        from trio_mcp.oauth.client import OAuth
 
         if not isinstance(auth := given["auth"], OAuth):
             raise LocalProtocolError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")

@@ -50,9 +50,9 @@ from trio_mcp.core.oauth.places import Rules, is_loopback, redirect_fault, url_f
 from trio_mcp.core.oauth.proofs import Key
 from trio_mcp.core.oauth.records import Record, as_json, read_record
 from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Errand, Verdict
-from trio_mcp.loopback import OnBrowser, open_in_browser
-from trio_mcp.oauth_run import Run
-from trio_mcp.token_stores import MemoryTokenStore, TokenStore
+from trio_mcp.oauth.browser import OnBrowser, open_in_browser
+from trio_mcp.oauth.run import Run
+from trio_mcp.oauth.token_stores import MemoryTokenStore, TokenStore
 
 if TYPE_CHECKING:
     import ssl

@@ -40,14 +40,14 @@ from trio_mcp.core.oauth.deeds import (
 )
 from trio_mcp.core.oauth.flow import Flow, Step
 from trio_mcp.core.oauth.places import network_at
-from trio_mcp.loopback import Receiver, Return, receive_returns
+from trio_mcp.oauth.browser import Receiver, Return, receive_returns
 from trio_mcp.transport.dial import locate
 from trio_mcp.transport.http_pool import HttpPool, HttpReply
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import Escaped, contained
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth import Authorization
+    from trio_mcp.oauth.client import Authorization
 
 __all__ = ["Run"]
 
