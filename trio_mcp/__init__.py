@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     )
     from trio_mcp.oauth.keys import load_key, new_key
     from trio_mcp.oauth.token_stores import FileTokenStore, MemoryTokenStore, TokenStore
-    from trio_mcp.relay import open_relay
+    from trio_mcp.relay.relay import open_relay
     from trio_mcp.server.context import ClientError, Context
     from trio_mcp.server.dispatch import CallNext, Middleware
     from trio_mcp.server.driver import serve_stream

@@ -38,7 +38,7 @@ from trio_mcp import (
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.relay import open_relay
+from trio_mcp.relay.relay import open_relay
 
 A, B, C, D, E = REVISIONS
 HERE = Path(__file__).parent
@@ -941,7 +941,7 @@ async def over_http(server: Server) -> AsyncIterator[str]:
 PROGRAM = """
 import sys, trio
 from trio_mcp import serve_stdio
-from trio_mcp.relay import open_relay
+from trio_mcp.relay.relay import open_relay
 
 async def main():
     async with open_relay(sys.argv[1]) as server:

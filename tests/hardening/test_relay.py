@@ -29,7 +29,7 @@ from trio_mcp import (
     serve_http,
     serve_stream,
 )
-from trio_mcp.relay import open_relay
+from trio_mcp.relay.relay import open_relay
 
 FORM = {"message": "transfer?", "requestedSchema": {"type": "object", "properties": {"yes": {"type": "boolean"}}}}
 

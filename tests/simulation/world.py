@@ -49,7 +49,7 @@ from tests.simulation.plan import HARMLESS, Fault, Plan
 from tests.simulation.visitor import Visitor
 from trio_mcp import McpError, OAuth, Server
 from trio_mcp.client.options import ClientOptions
-from trio_mcp.relay import open_relay
+from trio_mcp.relay.relay import open_relay
 from trio_mcp.testing import seeded
 
 __all__ = ["Played", "play"]

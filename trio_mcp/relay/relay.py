@@ -89,8 +89,8 @@ from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMe
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
 from trio_mcp.core.subscriptions import Change, Kind, resource_updated
-from trio_mcp.relay_server import ChangeFor, Shown, owner_of
-from trio_mcp.relay_sessions import Session
+from trio_mcp.relay.server import ChangeFor, Shown, owner_of
+from trio_mcp.relay.sessions import Session
 from trio_mcp.server.context import Context
 from trio_mcp.server.description import check_list, revisions_of
 from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample

@@ -1,0 +1,1 @@
+"""The relay: a server that stands for another one."""
