@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from trio_mcp.__main__ import USAGE, main
+from trio_mcp.cli.demo.screen import WIDTH, Screen
+from trio_mcp.cli.demo.tour import said
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.demo.screen import WIDTH, Screen
-from trio_mcp.demo.tour import said
 from trio_mcp.testing import Transcript
 
 DEMO = [sys.executable, "-m", "trio_mcp", "demo"]

@@ -53,7 +53,7 @@ from trio_mcp.testing import MemoryPair, open_memory_pair
 from trio_mcp.transport.nursery import open_nursery
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-DEMO = [sys.executable, "-m", "trio_mcp.demo.server"]
+DEMO = [sys.executable, "-m", "trio_mcp.cli.demo.server"]
 ROOM = "rooms://kitchen"
 
 pytestmark = pytest.mark.default  # each cell is a promise to users, and all of them together take two seconds

@@ -153,7 +153,7 @@ _HOMES = {
     "trio_mcp.client.asked": "FormRequest PageRequest SamplingRequest",
     "trio_mcp.client.caller": "NotAnswered OnProgress OpeningError SessionLost Unauthorized",
     "trio_mcp.transport.child": "ServerExited",
-    "trio_mcp.client": "Client connect_client open_client",
+    "trio_mcp.client.client": "Client connect_client open_client",
     "trio_mcp.client.options": "Along ClientOptions",
     "trio_mcp.client.connecting": "Target",
     "trio_mcp.server.context": "ClientError Context",
@@ -185,12 +185,12 @@ _HOMES = {
     "trio_mcp.transport.http_pool": "ReplyBroken ReplyTooLong",
     "trio_mcp.server.http.listener": "HttpAddress serve_http serve_http_stream",
     "trio_mcp.client.subscriptions": "Changes NothingToHear",
-    "trio_mcp.oauth": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
+    "trio_mcp.oauth.client": "Application AuthorizationCode AuthorizationFailed Blame ClientCredentials IdentityAssertion Key "
     "OAuth OAuthClient OnAssertion OnVisit WorkloadIdentity client_document",
     "trio_mcp.oauth.keys": "load_key new_key",
     "trio_mcp.transport.paths": "PathRefused Roots below file_path",
     "trio_mcp.server.questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
-    "trio_mcp.relay": "open_relay",
+    "trio_mcp.relay.relay": "open_relay",
     "trio_mcp.server.results": "InputRequired ToolError audio file image",
     "trio_mcp.server.run": "Statistics",
     "trio_mcp.server.server": "Server",
@@ -206,7 +206,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name not in _HOME_OF:
-        from trio_mcp.other_names import MODULE, import_error
+        from trio_mcp.core.migration import MODULE, import_error
 
         if name in MODULE:  # no AttributeError, which `from trio_mcp import` would replace by one of its own
             raise import_error(name)

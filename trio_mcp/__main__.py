@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"not understood: {' '.join(arguments)}\n" * bool(arguments) + USAGE)
         return 2
     try:
-        from trio_mcp.demo.tour import run
+        from trio_mcp.cli.demo.tour import run
 
         return run()
     except KeyboardInterrupt:  # while all of it is loaded

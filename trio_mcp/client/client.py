@@ -190,7 +190,7 @@ class Client:
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Never:
-            from trio_mcp.other_names import attribute_error
+            from trio_mcp.core.migration import attribute_error
 
             raise attribute_error(self, name)
 

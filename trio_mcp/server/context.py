@@ -143,7 +143,7 @@ class Context:
     if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
 
         def __getattr__(self, name: str) -> Never:
-            from trio_mcp.other_names import attribute_error
+            from trio_mcp.core.migration import attribute_error
 
             raise attribute_error(self, name)
 

@@ -118,7 +118,7 @@ class Server:
                 'Server takes the name by position, and all else by name; write Server("x", instructions="...")'
             )
         if other:
-            from trio_mcp.other_names import option_error
+            from trio_mcp.core.migration import option_error
 
             raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
         check_numbers(page_size, burst, threads)
@@ -157,7 +157,7 @@ class Server:
     if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
 
         def __getattr__(self, name: str) -> Never:
-            from trio_mcp.other_names import attribute_error
+            from trio_mcp.core.migration import attribute_error
 
             raise attribute_error(self, name)
 
@@ -560,7 +560,7 @@ def _check_http_options(options: HttpOptions) -> None:
     if unknown := options.keys() - known:
         if "listeners" in unknown:
             raise TypeError("run has no option 'listeners'; serve_http has it, for use in a Trio program")
-        from trio_mcp.other_names import OPTIONS, option_error
+        from trio_mcp.core.migration import OPTIONS, option_error
 
         if elsewhere := unknown & OPTIONS.keys():
             raise option_error("run", min(elsewhere), ())

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from trio_mcp.core.errors import CannotServe, LocalProtocolError
-from trio_mcp.server.process import Life
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.stderr import take_no_signals
 

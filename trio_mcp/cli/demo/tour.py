@@ -16,8 +16,8 @@ from typing import Any
 import trio
 
 from trio_mcp import Client, ClientOptions, __version__
-from trio_mcp.demo import scenes, server
-from trio_mcp.demo.screen import FIRM, Screen
+from trio_mcp.cli.demo import scenes, server
+from trio_mcp.cli.demo.screen import FIRM, Screen
 from trio_mcp.testing import Line, Transcript
 from trio_mcp.transport.nursery import open_nursery
 
@@ -77,7 +77,7 @@ async def tour(screen: Screen) -> None:
     await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
     await _every_revision(screen)
     screen.title("That was all")
-    screen.note("A host of yours starts the same server by: python -m trio_mcp.demo.server")
+    screen.note("A host of yours starts the same server by: python -m trio_mcp.cli.demo.server")
     screen.note("The README begins with a server and a client to paste.")
 
 

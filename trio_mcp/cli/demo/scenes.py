@@ -23,8 +23,8 @@ from trio_mcp import (
     open_client,
     serve_http,
 )
+from trio_mcp.cli.demo.server import Star, server
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.demo.server import Star, server
 
 __all__ = [
     "Play",
@@ -44,12 +44,12 @@ Print: TypeAlias = Callable[[object], None]
 Scene: TypeAlias = Callable[[Client, Print, OnProgress], Awaitable[None]]
 Play: TypeAlias = Callable[[Client], Awaitable[None]]
 
-COMMAND = [sys.executable, "-m", "trio_mcp.demo.server"]
+COMMAND = [sys.executable, "-m", "trio_mcp.cli.demo.server"]
 SIRIUS = {"name": "Sirius"}
 
 
 async def a_visit(play: Play, **options: Unpack[ClientOptions]) -> None:
-    # COMMAND is python -m trio_mcp.demo.server
+    # COMMAND is python -m trio_mcp.cli.demo.server
     async with open_client(COMMAND, **options) as client:
         await play(client)
 

@@ -1,6 +1,6 @@
 """An observatory: the server of the demo.
 
-    python -m trio_mcp.demo.server
+    python -m trio_mcp.cli.demo.server
 
 Its lines are short, for they are shown.
 """
