@@ -983,6 +983,6 @@ async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
 
 
 def test_a_server_by_http_loads_wsproto_only_for_a_websocket() -> None:
-    code = "import sys, trio_mcp.http_server; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
+    code = "import sys, trio_mcp.server.http.listener; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"

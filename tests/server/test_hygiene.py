@@ -559,11 +559,11 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
 ENDS = {
     ("child", "aclose"): "it waits for `_live`",
     ("child", "_live"): "each step of the end has a deadline",
-    ("crew", "_ended"): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
+    ("workers", "_ended"): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
     ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("driver", "serve"): "what it waits for has been cancelled",
     ("duplex", "run"): "the write that it waits for has a deadline by then",
-    ("http_server", "_close"): "to close a listener takes no time",
+    ("listener", "_close"): "to close a listener takes no time",
 }
 
 
@@ -592,7 +592,7 @@ def state():
     )
 import trio, json, attrs
 before = state()
-import trio_mcp, trio_mcp.driver, trio_mcp.server, trio_mcp.stdio
+import trio_mcp, trio_mcp.server.driver, trio_mcp.server.server, trio_mcp.server.stdio
 assert state() == before, (state(), before)
 """
     assert output_of(program) == ""

@@ -243,7 +243,7 @@ def test_what_is_deprecated_works_and_says_so() -> None:
 
 
 def test_the_module_loads_no_models() -> None:
-    code = "import sys, trio_mcp.questions as q; q.Accepted; print([m for m in sys.modules if m in %r])"
+    code = "import sys, trio_mcp.server.questions as q; q.Elicit; print([m for m in sys.modules if m in %r])"
     heavy = [
         "trio_mcp.core.models",
         "trio_mcp.core.content",

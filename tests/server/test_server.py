@@ -350,7 +350,7 @@ def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -
     import trio_mcp.server.stdio
 
     ran: list[tuple[Server, float, Any]] = []
-    monkeypatch.setattr(trio_mcp.serving_stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
+    monkeypatch.setattr(trio_mcp.server.stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
     server = Server("run")
     server.run()
     server.run(grace=1.5, tap=print)
