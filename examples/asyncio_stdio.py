@@ -19,9 +19,9 @@ from typing import Any
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError
 from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import Event, Id, Invalid, Limits, decode, encode
+from trio_mcp.core.jsonrpc import Event, Id, InvalidMessage, Limits, decode, encode
 from trio_mcp.core.outcomes import RequestCancelled
-from trio_mcp.core.session import Call, Offer, ServerSession
+from trio_mcp.core.session import Call, Offer, ServerProtocol
 
 OFFER = Offer({"name": "asyncio-example", "version": "1.0"}, {"tools": {}}, instructions="Echo texts, count slowly.")
 LIMITS = Limits()
@@ -61,7 +61,7 @@ class Link:
     """One client, from its first byte to its last."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.session = ServerSession(OFFER, limits=LIMITS)
+        self.session = ServerProtocol(OFFER, limits=LIMITS)
         self.running: dict[Id, asyncio.Task[dict[str, Any]]] = {}
         self.reader, self.writer = reader, writer
 
@@ -71,11 +71,13 @@ class Link:
             self.hear(framer.feed(data))
             await self.writer.drain()  # A client that does not read is not listened to either.
         # What is left in the framer is half a line, from somebody who no longer waits for an answer.
-        for event in self.session.lost(why="standard input was closed"):  # Step 5: say when the link is gone.
+        for event in self.session.connection_lost(
+            why="standard input was closed"
+        ):  # Step 5: say when the link is gone.
             self.act(event)
         await asyncio.gather(*self.running.values(), return_exceptions=True)
 
-    def hear(self, lines: list[bytes | Invalid]) -> None:
+    def hear(self, lines: list[bytes | InvalidMessage]) -> None:
         now = asyncio.get_running_loop().time()
         for line in lines:  # Step 2: bytes, cut into lines, become messages; feed those to the session.
             message = decode(line, LIMITS) if isinstance(line, bytes) else line

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from trio_mcp.core.errors import METHOD_NOT_FOUND, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import ABSENT, Event, Limits, decode, encode
-from trio_mcp.core.opening import ClientSession, OpeningFailed
-from trio_mcp.core.outcomes import Answered, Garbled, Outcome, ProgressReported, Refused, TimedOut
+from trio_mcp.core.opening import ClientProtocol, OpeningFailed
+from trio_mcp.core.outcomes import Answered, InvalidAnswer, Outcome, ProgressReported, Refused, TimedOut
 from trio_mcp.core.session import Call, Offer, Opened
 
 LIMITS = Limits()
@@ -43,7 +43,7 @@ class BlockingClient:
         self.writes, self.reads = self.child.stdin.fileno(), self.child.stdout.fileno()
         os.set_blocking(self.writes, False)
         self.unsent = bytearray()
-        self.session = ClientSession(OFFER, limits=LIMITS)
+        self.session = ClientProtocol(OFFER, limits=LIMITS)
         self.framer = LineFramer(LIMITS.message_bytes)
         now = time.monotonic()
         self.session.open(probe_until=now + min(PROBE, timeout), deadline=now + timeout)
@@ -97,7 +97,7 @@ class BlockingClient:
                 return result
             case Refused(error=error):
                 raise RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-            case Garbled(why=why):
+            case InvalidAnswer(why=why):
                 raise RemoteProtocolError(why)
             case TimedOut(method=method):
                 raise TimeoutError(f"{method} has not been answered within {timeout:g} seconds")
@@ -126,7 +126,7 @@ class BlockingClient:
             return self.session.tick(time.monotonic())
         data = os.read(self.reads, 65536)
         if not data:
-            return self.session.lost(why="the server has gone")
+            return self.session.connection_lost(why="the server has gone")
         events: list[Event] = []
         for line in self.framer.feed(data):
             message = decode(line, LIMITS) if isinstance(line, bytes) else line

@@ -17,15 +17,15 @@ import trio
 from trio_mcp import (
     Client,
     ClientOptions,
-    FormRequest,
+    FormElicitationRequest,
     LoggingMessageParams,
     McpError,
-    PageRequest,
     PromptReference,
     RequestError,
     ResourceReference,
     SamplingRequest,
     ToolFailed,
+    UrlElicitationRequest,
     connect_client,
     open_client,
 )
@@ -45,12 +45,12 @@ class Dish:
 # What the server may ask, and tell.  What is not given to the client is not declared, and never asked.
 
 
-async def fill_in(form: FormRequest) -> dict[str, object]:
+async def fill_in(form: FormElicitationRequest) -> dict[str, object]:
     print(f"  the server asks: {form.message} {', '.join(form.fields)}; where nothing is said: {dict(form.defaults)}")
     return {"guests": 4, "outside": True}  # or None: the user has closed the form; or Declined()
 
 
-def visit(page: PageRequest) -> bool:
+def visit(page: UrlElicitationRequest) -> bool:
     print(f"  the server asks: {page.message} {page.url} at {page.host} {list(page.warnings)}")
     return True  # the user agrees to go there
 
@@ -101,7 +101,7 @@ async def call(client: Client) -> None:
 
 async def follow(client: Client) -> None:
     """The same beside a block, which iterates over the progress"""
-    async with client.follow_tool("cook", {"name": "salad"}) as following:
+    async with client.stream_tool("cook", {"name": "salad"}) as following:
         async for report in following:
             print(f"  {report.progress:g} of {report.total} {report.message or ''}")
         result = await following.result()

@@ -3,7 +3,7 @@
 python examples/dynamic_tools.py
 """
 
-from trio_mcp import LocalProtocolError, Server, ToolError
+from trio_mcp import Server, ToolError, UsageError
 
 MOST_PHRASES = 100
 
@@ -22,7 +22,7 @@ async def learn(name: str, text: str) -> str:
         raise ToolError("There is no room for another phrase; forget one.")
     try:
         server.tool(name=name, description=f"Say {text!r}")(say)
-    except LocalProtocolError as error:  # a name that is taken, or none
+    except UsageError as error:  # a name that is taken, or none
         raise ToolError(str(error)) from None
     phrases.add(name)
     return f"There is a tool {name} now."

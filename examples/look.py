@@ -18,8 +18,7 @@ import trio
 from trio_mcp import (
     CallToolResult,
     Client,
-    FormRequest,
-    LocalProtocolError,
+    FormElicitationRequest,
     McpError,
     Prompt,
     PromptArgument,
@@ -27,12 +26,13 @@ from trio_mcp import (
     ResourceTemplate,
     TextContent,
     Tool,
+    UsageError,
     open_client,
 )
 from trio_mcp.core.forms import BooleanSchema, MultiSelectSchema, NumberSchema
 
 
-async def fill_in(form: FormRequest) -> dict[str, object] | None:
+async def fill_in(form: FormElicitationRequest) -> dict[str, object] | None:
     print(f"the server asks: {form.message}")
     values: dict[str, object] = dict(form.defaults)
     for name, field in form.fields.items():
@@ -81,7 +81,7 @@ def about(each: Tool | Resource | ResourceTemplate | Prompt) -> str:
 
 
 async def call(client: Client, name: str, arguments: dict[str, object]) -> None:
-    async with client.follow_tool(name, arguments) as following:
+    async with client.stream_tool(name, arguments) as following:
         async for report in following:
             print(f"  {report.progress:g} of {report.total or '?'} {report.message or ''}")
         result: CallToolResult = await following.result()
@@ -107,7 +107,7 @@ async def main(words: list[str]) -> None:
 if __name__ == "__main__":
     try:
         trio.run(main, sys.argv[1:])
-    except LocalProtocolError as error:
+    except UsageError as error:
         sys.exit(f"{error}\n{__doc__}")
     except McpError as error:
         sys.exit(str(error))

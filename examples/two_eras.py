@@ -6,15 +6,15 @@ python examples/two_eras.py
 from __future__ import annotations
 
 from trio_mcp.core.jsonrpc import Event, Limits, decode, encode
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.outcomes import Answered
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Revision
-from trio_mcp.core.session import Call, Offer, ServerSession, Session
+from trio_mcp.core.session import Call, Offer, ServerProtocol, SessionProtocol
 
 LIMITS = Limits()
 
 
-def carry(sender: Session, receiver: Session, arrow: str) -> list[Event]:
+def carry(sender: SessionProtocol, receiver: SessionProtocol, arrow: str) -> list[Event]:
     """Take everything the sender has to say to the receiver, as bytes, and return what happened there."""
     events: list[Event] = []
     for message, _ in sender.outgoing():
@@ -26,8 +26,8 @@ def carry(sender: Session, receiver: Session, arrow: str) -> list[Event]:
 
 def talk(revision: Revision) -> None:
     print(f"\nA client of {revision}:")
-    server = ServerSession(Offer({"name": "greeter", "version": "1.0"}, {"tools": {}}))
-    client = ClientSession(Offer({"name": "visitor", "version": "1.0"}, revisions=(revision,)))
+    server = ServerProtocol(Offer({"name": "greeter", "version": "1.0"}, {"tools": {}}))
+    client = ClientProtocol(Offer({"name": "visitor", "version": "1.0"}, revisions=(revision,)))
     client.open()
     while not client.opened:
         carry(client, server, "->")

@@ -28,8 +28,8 @@ from trio_mcp.core.http.server_rules import judge, screen
 from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal, status_for
 from trio_mcp.core.jsonrpc import Error, encode
 from trio_mcp.core.revisions import LATEST_LEGACY
-from trio_mcp.core.session import Call, Offer, ServerSession
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Call, Offer, ServerProtocol
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ def reply_to(environ: WSGIEnvironment) -> Reply:
 def answer(verdict: Serve) -> Reply:
     # Step 3: a session that lives as long as this request, under the terms that the verdict names.
     if verdict.revision is None or not verdict.revision.handshake:
-        session = ServerSession(OFFER, link=Link.EXCHANGE, limits=POLICY.limits)  # the message brings its terms
+        session = ServerProtocol(OFFER, link=LinkKind.EXCHANGE, limits=POLICY.limits)  # the message brings its terms
     else:
-        session = ServerSession(OFFER, limits=POLICY.limits, terms=Terms(verdict.revision))
+        session = ServerProtocol(OFFER, limits=POLICY.limits, terms=Terms(verdict.revision))
     for event in session.receive(verdict.message, now=0.0):  # Nothing here has a deadline.
         if isinstance(event, Call):
             try:

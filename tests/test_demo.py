@@ -69,7 +69,7 @@ def test_it_shows_the_same_in_an_old_revision_and_in_the_newest(piped: str) -> N
 
 
 def test_the_code_that_is_shown_is_told_once(piped: str) -> None:
-    assert piped.count("async def expose(") == piped.count("client.follow_tool(") == 1
+    assert piped.count("async def expose(") == piped.count("client.stream_tool(") == 1
 
 
 @pytest.mark.full

@@ -34,7 +34,6 @@ from trio_mcp import (
     ElicitUrl,
     Icon,
     Inquiry,
-    LocalProtocolError,
     McpError,
     NotDeclared,
     NotInThisRevision,
@@ -55,13 +54,14 @@ from trio_mcp import (
     Tool,
     ToolAnnotations,
     UrlElicitationRequired,
+    UsageError,
     open_client,
 )
 from trio_mcp.core.content import ToolResultContent, ToolUseContent
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import ToolExecution
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
 from trio_mcp.testing import open_memory_pair
@@ -162,7 +162,7 @@ def server_says(*names: str) -> Look:
 def client_says(*names: str) -> Look:
     async def look(revision: str) -> Any:
         more = {"title": "T", "description": "It asks.", "websiteUrl": "https://example.com", "icons": []}
-        session = ClientSession(Offer({**CLIENT_INFO, **more}, revisions=(REVISIONS[revision],)))
+        session = ClientProtocol(Offer({**CLIENT_INFO, **more}, revisions=(REVISIONS[revision],)))
         session.open()
         ((message, _),) = session.outgoing()
         assert isinstance(message, Request)
@@ -366,7 +366,7 @@ def key(name: str) -> Look:
     async def look(revision: str) -> Any:
         try:
             check_meta({name: 1}, REVISIONS[revision])
-        except LocalProtocolError:
+        except UsageError:
             return "refused"
         return "free"
 

@@ -29,13 +29,13 @@ from trio_mcp import (
     CacheHints,
     Client,
     Context,
-    FormRequest,
+    FormElicitationRequest,
+    HandshakeError,
     Icon,
     InputRequired,
     ListRoots,
-    NotAnswered,
+    NoResponse,
     NotInThisRevision,
-    OpeningError,
     Principal,
     PromptMessage,
     PromptReference,
@@ -62,7 +62,7 @@ Try = Callable[[str], Awaitable[str | None]]
 TRIES: dict[str, Try] = {}
 LEFT_OUT = "left out"
 # What tells that there is no such thing.
-REFUSALS = (NotInThisRevision, OpeningError, NotAnswered, RequestError, ToolFailed)
+REFUSALS = (NotInThisRevision, HandshakeError, NoResponse, RequestError, ToolFailed)
 
 
 def tries(feature: str) -> Callable[[Try], Try]:
@@ -329,7 +329,7 @@ async def forms(revision: str) -> None:
 async def defaults(revision: str) -> str | None:
     shown: list[Any] = []
 
-    def fill_in(form: FormRequest) -> dict[str, int]:
+    def fill_in(form: FormElicitationRequest) -> dict[str, int]:
         shown.append(form.defaults)
         return {"size": 3}
 

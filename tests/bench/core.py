@@ -13,8 +13,8 @@ from tests.bench.messages import INITIALIZE, TEXT, call, encoded
 from tests.bench.subjects import core_command, running
 from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.jsonrpc import Limits, decode, encode
-from trio_mcp.core.session import Call, Offer, ServerSession
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Call, Offer, ServerProtocol
+from trio_mcp.core.state import LinkKind
 
 __all__ = ["WORKS", "cost", "prepare"]
 
@@ -52,8 +52,8 @@ def _lines(era: str) -> list[bytes]:
     return [encoded({**call(era), "id": id}) for id in range(1, NUMBER + 1)]
 
 
-def _session() -> ServerSession:
-    session = ServerSession(OFFER)
+def _session() -> ServerProtocol:
+    session = ServerProtocol(OFFER)
     for message in (
         {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE},
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
@@ -100,7 +100,7 @@ def born() -> Work:
 
     def work() -> int:
         for _ in range(NUMBER):
-            ServerSession(OFFER, link=Link.EXCHANGE).receive(message, 0.0)
+            ServerProtocol(OFFER, link=LinkKind.EXCHANGE).receive(message, 0.0)
         return NUMBER
 
     return work

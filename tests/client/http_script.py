@@ -26,10 +26,10 @@ from trio_mcp.client.http_link import HttpLink, SseLink
 from trio_mcp.core.http.fields import Fields, Headers, Mirror
 from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.transport.http_pool import HttpPool
 
 __all__ = ["SESSION", "URL", "Asked", "Bench", "Out", "Play", "Script", "legacy", "linked", "modern", "script"]
@@ -255,7 +255,7 @@ async def linked(
     )
     with unwrapped():
         async with trio.open_nursery() as nursery, HttpPool(limits=limits, connect=dial, environ={}) as pool:
-            session = ClientSession(offer, link=Link.DUPLEX if sse else Link.SESSION, limits=limits)
+            session = ClientProtocol(offer, link=LinkKind.DUPLEX if sse else LinkKind.SESSION, limits=limits)
             caller = Caller(session, talk, nursery=nursery)
             link: Any
             if sse:

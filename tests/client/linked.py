@@ -29,7 +29,7 @@ from trio_mcp.client.caller import Caller, Failure
 from trio_mcp.client.stream_link import StreamLink
 from trio_mcp.core.errors import RequestError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID, REVISIONS
 from trio_mcp.core.session import Call, Notice, Offer
@@ -73,7 +73,7 @@ class Recorder:
     def mistake(self, why: str) -> None:
         self.mistakes.append(why)
 
-    def lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: Failure) -> None:
         self.failure = failure
 
 
@@ -99,7 +99,7 @@ async def connect(
     """Open a session in this revision; it is carried in the nursery until the stream ends."""
     limits = limits or Limits()
     offer = Offer(INFO, CAPABILITIES[revision] if capabilities is None else capabilities, (REVISIONS[revision],))
-    caller = Caller(ClientSession(offer, limits=limits), talk, nursery=nursery)
+    caller = Caller(ClientProtocol(offer, limits=limits), talk, nursery=nursery)
     carrier, ended = StreamLink(caller, stream, Lines(limits), nursery=nursery), trio.Event()
 
     async def carry() -> None:

@@ -21,18 +21,18 @@ from tests.core.pairs import opened
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, cancel_everywhere
 from trio_mcp.client.answering import Answering, RootLike
-from trio_mcp.client.asked import FormRequest, PageRequest, SamplingRequest
+from trio_mcp.client.asked import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
 from trio_mcp.core import models
-from trio_mcp.core.content import ImageContent, Malformed, TextContent, ToolUseContent
+from trio_mcp.core.content import ImageContent, MalformedContent, TextContent, ToolUseContent
 from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    InputNotGiven,
-    LocalProtocolError,
+    InputUnavailable,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
 )
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.outcomes import Refused
@@ -201,7 +201,7 @@ async def test_what_a_revision_does_not_ask_is_refused_there(method: str, revisi
     ],
 )
 def test_an_offer_that_is_none_is_told_where_it_is_made(offers: dict[str, Any], why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=re.escape(why)):
+    with pytest.raises(UsageError, match=re.escape(why)):
         Answering(**offers)
 
 
@@ -262,7 +262,7 @@ async def test_a_user_may_reject_a_sampling_request(answer: object) -> None:
     ],
 )
 async def test_what_is_no_answer_of_a_model_is_not_sent(answer: object, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         await answered(Answering(sampling=saying(answer)), SAMPLE, HELLO)
 
 
@@ -363,7 +363,7 @@ async def test_a_model_that_does_not_heed_the_choice_of_tools_is_not_let_through
     if why is None:
         assert (await answered(answering, SAMPLE, {**HELLO, **params}))["model"] == "m"
         return
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         await answered(answering, SAMPLE, {**HELLO, **params})
 
 
@@ -437,7 +437,7 @@ async def test_a_form_is_accepted_with_its_defaults_or_declined_or_dismissed(
 @WITH_FORMS
 @req("elic-04", "elic-10", "elic-15", "elic-17", "elic-03")
 async def test_a_callback_is_told_who_asks_what_and_why(revision: Revision) -> None:
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
     await answered(Answering(elicitation=saying(None, heard)), ELICIT, SIZES, revision)
     (form,) = heard
     assert form.server is not None
@@ -457,7 +457,7 @@ async def test_what_our_server_asks_our_client_answers(revision: Revision) -> No
 
 @pytest.mark.parametrize("identity", [None, {"name": 5}])
 async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | None) -> None:
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
     answering = Answering(elicitation=saying(None, heard))
     await answering.answer(ELICIT, FORM, Terms(D, identity=identity))
     assert heard[0].server is None
@@ -486,7 +486,7 @@ async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | Non
 )
 @req("elic-44", "elic-08")
 async def test_what_does_not_fit_the_form_is_told_its_callback_and_not_sent(answer: object, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why) as caught:
+    with pytest.raises(UsageError, match=why) as caught:
         await answered(Answering(elicitation=saying(answer)), ELICIT, SIZES)
     assert "secret" not in str(caught.value)
 
@@ -507,17 +507,17 @@ async def test_a_field_that_is_more_than_a_form_may_have_can_be_answered_all_the
     # What pydantic makes of `str | None = None`; servers are known to send it.
     field = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": {"nick": field}}}
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
     answering = Answering(elicitation=saying({"nick": "Al"}, heard))
     assert (await answered(answering, ELICIT, params))["content"] == {"nick": "Al"}
-    assert isinstance(heard[0].fields["nick"], Malformed)
+    assert isinstance(heard[0].fields["nick"], MalformedContent)
     assert heard[0].fields["nick"].raw == field
 
 
 async def test_a_default_of_a_kind_that_no_answer_has_is_none() -> None:
     fields = {"a": {"type": "object", "default": {}}, "b": {"type": "array", "default": [1]}}
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": fields}}
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
     answering = Answering(elicitation=saying({}, heard))
     assert await answered(answering, ELICIT, params) == {"action": "accept", "content": {}}
     assert heard[0].defaults == {}
@@ -576,7 +576,7 @@ async def test_the_answer_to_a_page_is_consent_or_none_and_never_has_content(
 
 @pytest.mark.parametrize("answer", ["yes", 1, {"a": 1}])
 async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
-    with pytest.raises(LocalProtocolError, match=f"Dismissed or None, not {type(answer).__name__}"):
+    with pytest.raises(UsageError, match=f"Dismissed or None, not {type(answer).__name__}"):
         await answered(Answering(elicitation_url=saying(answer)), ELICIT, PAGE)
 
 
@@ -598,7 +598,7 @@ async def test_what_is_no_word_about_consent_is_none(answer: object) -> None:
 async def test_the_whole_url_is_shown_with_its_host_and_what_to_beware_of(
     url: str, host: str, warnings: list[str]
 ) -> None:
-    heard: list[PageRequest] = []
+    heard: list[UrlElicitationRequest] = []
     await answered(Answering(elicitation_url=saying(False, heard)), ELICIT, {**PAGE, "url": url})
     (page,) = heard
     assert (page.url, page.host, page.message) == (url, host, "Log in")
@@ -681,7 +681,7 @@ async def test_nothing_is_fetched_or_opened_for_a_page(revision: Revision) -> No
 @pytest.mark.parametrize("id", ["1", "", "550e8400-e29b", "../\x00\n{}", "é" * 500])
 @req("elic-23", "elic-55")
 async def test_a_page_is_finished_once_and_by_its_own_id(id: str) -> None:
-    heard: list[PageRequest] = []
+    heard: list[UrlElicitationRequest] = []
     answering = Answering(elicitation_url=saying(True, heard))
     await answered(answering, ELICIT, {**PAGE, "elicitationId": id})
     for params in ({}, {"elicitationId": None}, {"elicitationId": [id]}, {"elicitationId": id + " "}):
@@ -693,7 +693,7 @@ async def test_a_page_is_finished_once_and_by_its_own_id(id: str) -> None:
 async def test_a_page_may_be_finished_before_its_callback_has_returned() -> None:
     finished: list[object] = []
 
-    def visit(page: PageRequest) -> bool:
+    def visit(page: UrlElicitationRequest) -> bool:
         finished.append(answering.finished({"elicitationId": "1"}))
         return page is finished[0]
 
@@ -708,16 +708,16 @@ async def test_a_page_that_was_not_agreed_to_is_not_known(answer: object) -> Non
     answering = Answering(elicitation_url=saying(answer))
     try:
         await answered(answering, ELICIT, PAGE)
-    except LocalProtocolError:
+    except UsageError:
         assert answer == "yes"
     assert answering.finished({"elicitationId": "1"}) is None
 
 
 async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
     answers = iter([True, True, False])
-    heard: list[PageRequest] = []
+    heard: list[UrlElicitationRequest] = []
 
-    def visit(page: PageRequest) -> bool:
+    def visit(page: UrlElicitationRequest) -> bool:
         heard.append(page)
         return next(answers)
 
@@ -730,9 +730,9 @@ async def test_an_id_that_is_asked_again_is_the_later_page() -> None:
 
 
 async def test_a_page_that_is_declined_does_not_take_a_later_one_of_its_id_along() -> None:
-    later: list[PageRequest] = []
+    later: list[UrlElicitationRequest] = []
 
-    async def visit(page: PageRequest) -> bool:
+    async def visit(page: UrlElicitationRequest) -> bool:
         if later:
             return True
         later.append(page)
@@ -764,7 +764,7 @@ async def test_the_modern_era_has_no_ids_of_pages() -> None:
 
 
 def test_no_request_shows_in_a_log_what_the_server_says() -> None:
-    for kind in (SamplingRequest, FormRequest, PageRequest):
+    for kind in (SamplingRequest, FormElicitationRequest, UrlElicitationRequest):
         assert "params" not in repr(kind(*["secret"] * len(inspect.signature(kind).parameters)))  # type: ignore[arg-type]
 
 
@@ -822,7 +822,7 @@ BAD_ROOTS = pytest.mark.parametrize(
 @req("root-04", "root-06")
 async def test_what_is_no_root_is_refused_when_it_is_set(root: Any, why: str) -> None:
     for setting in (lambda roots: Answering(roots=roots), Answering(roots=[]).set_roots):
-        with pytest.raises(LocalProtocolError) as caught:
+        with pytest.raises(UsageError) as caught:
             setting(["/", root])
         assert why in str(caught.value)
         assert "secret" not in str(caught.value)
@@ -831,13 +831,13 @@ async def test_what_is_no_root_is_refused_when_it_is_set(root: Any, why: str) ->
 @BAD_ROOTS
 @req("root-06")
 async def test_what_is_no_root_is_not_exposed_by_a_callback_either(root: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         await answered(Answering(roots=saying(["/", root])), ROOTS, {})
     assert why in str(caught.value)
 
 
 async def test_a_callback_that_gives_no_roots_is_told() -> None:
-    with pytest.raises(LocalProtocolError, match="roots are a sequence"):
+    with pytest.raises(UsageError, match="roots are a sequence"):
         await answered(Answering(roots=saying(None)), ROOTS, {})
 
 
@@ -871,13 +871,13 @@ async def test_changed_roots_are_exposed_and_said_to_be_changed() -> None:
     assert answering.set_roots(ask)
     assert answering.set_roots(ask)  # it may say something else by now
     assert answering.set_roots(["/b"])
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         answering.set_roots(["b"])
     assert await answered(answering, ROOTS, {}) == {"roots": [{"uri": "file:///b"}]}
 
 
 def test_roots_that_were_not_offered_cannot_be_set() -> None:
-    with pytest.raises(LocalProtocolError, match=re.escape("offer roots=[] from the start")):
+    with pytest.raises(UsageError, match=re.escape("offer roots=[] from the start")):
         Answering().set_roots(["/a"])
 
 
@@ -968,7 +968,7 @@ async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
         await trio.sleep(1)
         raise error
 
-    async def wait(page: PageRequest) -> Any:
+    async def wait(page: UrlElicitationRequest) -> Any:
         try:
             await trio.sleep_forever()
         finally:
@@ -976,12 +976,12 @@ async def test_the_first_that_fails_ends_its_round_and_says_which_it_was(
 
     answering = everything(sampling=fail, elicitation_url=wait)
     rounds = a_round(answering)
-    with pytest.raises(InputNotGiven) as caught:
+    with pytest.raises(InputUnavailable) as caught:
         await answering.answer_all(ROUND, terms(E), rounds.abandon)
     assert caught.value.__cause__ is error
     assert caught.value.key == "poem"
     assert ended == ["Log in"]
-    with pytest.raises(LocalProtocolError, match="is over"):
+    with pytest.raises(UsageError, match="is over"):
         rounds.retry(ANSWERS)
 
 
@@ -1010,7 +1010,7 @@ FAILED = "the callback for {} has failed: "
 )  # fmt: skip
 async def test_a_round_that_has_no_answer_says_why(callbacks: dict[str, Any], why: str) -> None:
     answering = everything(**callbacks)
-    with pytest.raises(InputNotGiven) as caught:
+    with pytest.raises(InputUnavailable) as caught:
         await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
     assert str(caught.value).startswith(f"tools/call was not completed: {why}")
 
@@ -1020,7 +1020,7 @@ async def test_of_what_a_callback_raises_no_more_is_repeated_than_can_be_read() 
         raise ValueError("x" * 1_000_000)
 
     answering = everything(sampling=fail)
-    with pytest.raises(InputNotGiven) as caught:
+    with pytest.raises(InputUnavailable) as caught:
         await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
     assert len(str(caught.value)) < 350
 
@@ -1061,7 +1061,7 @@ async def test_what_fails_while_it_is_cancelled_is_logged_and_not_the_reason(
             raise ValueError("later")
 
     answering = everything(sampling=fail, elicitation=fail_later)
-    with caplog.at_level(logging.ERROR), pytest.raises(InputNotGiven) as caught:
+    with caplog.at_level(logging.ERROR), pytest.raises(InputUnavailable) as caught:
         await answering.answer_all(ROUND, terms(E), a_round(answering).abandon)
     assert str(caught.value.__cause__) == "first"
     (record,) = caplog.records
@@ -1132,7 +1132,7 @@ def test_legacy_questions_are_asked_as_calls_of_their_own(revision: Revision) ->
 
 @req("elic-04")
 async def test_a_modern_server_is_named_to_the_callback_too() -> None:
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
     answering = Answering(elicitation=saying(None, heard))
     pair = opened(E, answering.capabilities)
     assert pair.client.terms is not None

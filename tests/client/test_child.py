@@ -22,7 +22,7 @@ import trio
 
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, open_fds
-from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed
+from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError
 from trio_mcp.transport.child import Child, ServerExited, start_child
 from trio_mcp.transport.command import MINIMAL, name_of
 from trio_mcp.transport.nursery import open_nursery
@@ -939,7 +939,7 @@ async def test_a_command_that_cannot_be_started_says_why_and_no_secret(
     command: Any, options: Any, message: str
 ) -> None:
     async with open_nursery() as nursery:
-        with pytest.raises((LocalProtocolError, ConnectionFailed)) as raised:
+        with pytest.raises((UsageError, ConnectionFailed)) as raised:
             await start_child(nursery, command, **options)
         assert not nursery.child_tasks
     # What the system says is nobody's mistake in the use of this package.

@@ -19,7 +19,7 @@ from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from trio_mcp import CacheHints, LocalProtocolError, RequestError, Server, open_relay, serve_http, serve_stdio
+from trio_mcp import CacheHints, RequestError, Server, UsageError, open_relay, serve_http, serve_stdio
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.models import PromptReference
 from trio_mcp.core.revisions import REVISIONS
@@ -122,7 +122,7 @@ async def test_a_value_is_the_same_in_every_revision_boxed_or_not(revision: str,
 async def test_a_type_that_cannot_be_read_is_refused_before_the_tool_runs(autojump_clock: MockClock) -> None:
     async with toolbox(Tools(listed=[])) as (client, server):
         unusable: Any = [int]
-        with pytest.raises(LocalProtocolError, match="returns"):
+        with pytest.raises(UsageError, match="returns"):
             await client.call_tool("t", returns=unusable)
         assert server.heard == ["server/discover"]
 
@@ -168,7 +168,7 @@ async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_m
 @pytest.mark.parametrize("more", [None, {"x/tenant": "A"}])
 async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(LocalProtocolError, match="_meta is an object"):
+        with pytest.raises(UsageError, match="_meta is an object"):
             await client.request("tools/list", {"_meta": meta}, meta=more)
         await client.list_tools()
 
@@ -207,11 +207,11 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
 
 async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(LocalProtocolError, match=r"^on_progress is a function, not bool$"):
+        with pytest.raises(UsageError, match=r"^on_progress is a function, not bool$"):
             await client.call_tool("forecast", on_progress=cast("Any", True))
 
 
-@pytest.mark.parametrize("method", ["call_tool", "follow_tool", "prompt"])
+@pytest.mark.parametrize("method", ["call_tool", "stream_tool", "prompt"])
 async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"city": "Oslo"}
@@ -228,7 +228,7 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
     ("what", "ask"),
     [
         ("arguments", lambda client, wrong: client.call_tool("forecast", wrong)),
-        ("arguments", lambda client, wrong: client.follow_tool("forecast", wrong).__aenter__()),
+        ("arguments", lambda client, wrong: client.stream_tool("forecast", wrong).__aenter__()),
         ("arguments", lambda client, wrong: client.prompt("p", wrong)),
         ("context", lambda client, wrong: client.complete(PromptReference("p"), "a", "", context=wrong)),
         ("params", lambda client, wrong: client.request("tools/list", wrong)),
@@ -241,9 +241,7 @@ async def test_what_is_no_mapping_is_refused_before_it_is_sent(
     what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
 ) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(
-            LocalProtocolError, match=rf"^{what} must be a mapping by name, not {type(wrong).__name__}$"
-        ):
+        with pytest.raises(UsageError, match=rf"^{what} must be a mapping by name, not {type(wrong).__name__}$"):
             await ask(client, wrong)
 
 
@@ -279,7 +277,7 @@ async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
         raise broken
 
     async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(LocalProtocolError, match="could not be made") as failed:
+        with reachable(played.connect), pytest.raises(UsageError, match="could not be made") as failed:
             async with open_client(url, headers=headers):
                 raise AssertionError("it was opened")
     assert failed.value.__cause__ is broken
@@ -295,24 +293,24 @@ async def waits(*given: Any) -> None:
 
 
 @pytest.mark.parametrize("callback", [waits, Waits(), functools.partial(waits, 1), Waits().__call__])
-@pytest.mark.parametrize("name", ["on_log", "on_page_done", "headers", "meta", "tap", "stderr"])
+@pytest.mark.parametrize("name", ["on_log", "on_elicitation_complete", "headers", "meta", "tap", "stderr"])
 def test_a_callback_that_would_never_be_awaited_is_refused_at_the_start(name: str, callback: Any) -> None:
     options: dict[str, Any] = {name: callback}
-    with pytest.raises(LocalProtocolError, match=f"{name} .* plain function"):
+    with pytest.raises(UsageError, match=f"{name} .* plain function"):
         open_client(["python"], **options)
 
 
-@pytest.mark.parametrize("name", ["on_log", "on_page_done", "meta", "tap", "stderr"])
+@pytest.mark.parametrize("name", ["on_log", "on_elicitation_complete", "meta", "tap", "stderr"])
 def test_a_callback_that_cannot_be_called_is_refused_at_the_start(name: str) -> None:
     options: dict[str, Any] = {name: "Geheim"}
-    with pytest.raises(LocalProtocolError, match=f"^{name} is a function, not str$"):
+    with pytest.raises(UsageError, match=f"^{name} is a function, not str$"):
         open_client(["python"], **options)
 
 
 def test_limits_and_headers_are_what_they_are_called() -> None:
-    with pytest.raises(LocalProtocolError, match="not int"):
+    with pytest.raises(UsageError, match="not int"):
         open_client(URL, limits=cast("Any", 5))
-    with pytest.raises(LocalProtocolError, match=r"^headers is a mapping .* not str$"):
+    with pytest.raises(UsageError, match=r"^headers is a mapping .* not str$"):
         open_client(URL, headers=cast("Any", "Authorization: Bearer Geheim"))
 
 
@@ -320,7 +318,7 @@ def test_limits_and_headers_are_what_they_are_called() -> None:
     "target", [["python", "x.py"], ("python",), Server("here"), trio.testing.memory_stream_pair()[0]]
 )
 def test_headers_are_refused_where_nothing_has_any(target: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"^headers means nothing to a (command|Server|StapledStream)$"):
+    with pytest.raises(UsageError, match=r"^headers means nothing to a (command|Server|StapledStream)$"):
         open_client(target, headers={"Authorization": "Bearer Geheim"})
 
 
@@ -331,7 +329,7 @@ async def test_a_header_that_is_no_text_is_refused(
     url: str, headers: Any, wrap: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
     async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(LocalProtocolError, match="must be text, not NoneType"):
+        with reachable(played.connect), pytest.raises(UsageError, match="must be text, not NoneType"):
             async with open_client(url, headers=wrap(headers)):
                 raise AssertionError("it was opened")
 
@@ -340,7 +338,7 @@ async def test_headers_that_are_made_are_a_mapping(autojump_clock: MockClock) ->
     told: Any = {}
     async with toolbox(Tools(THREE), headers=lambda: told) as (client, _):
         told = "Authorization: Bearer Geheim"
-        with pytest.raises(LocalProtocolError, match=r"^headers must be a mapping by name, not str$"):
+        with pytest.raises(UsageError, match=r"^headers must be a mapping by name, not str$"):
             await client.call_tool("t")
         told = {"Authorization": "Bearer Geheim"}
         await client.call_tool("t")
@@ -404,7 +402,7 @@ async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
         async def elsewhere() -> None:
             await use(client)
 
-        with pytest.raises(LocalProtocolError, match=r"another trio\.run.* trio\.from_thread\.run"):
+        with pytest.raises(UsageError, match=r"another trio\.run.* trio\.from_thread\.run"):
             await trio.to_thread.run_sync(run, elsewhere)
         assert (await client.list_tools()).tools
 
@@ -443,7 +441,7 @@ def test_another_event_loop_is_told_apart_from_a_fault(begin: Callable[[Server],
     async def use() -> None:
         await begin(Server("here"))
 
-    with pytest.raises(LocalProtocolError, match="trio_mcp runs on Trio"):
+    with pytest.raises(UsageError, match="trio_mcp runs on Trio"):
         asyncio.run(use())
 
 
@@ -461,7 +459,7 @@ async def listen(client: Client) -> None:
 
 
 async def follow(client: Client) -> None:
-    async with client.follow_tool("add", {"a": 1, "b": 2}) as call:
+    async with client.stream_tool("add", {"a": 1, "b": 2}) as call:
         await call.result()
         with assert_checkpoints():
             await call.result()
@@ -474,7 +472,7 @@ WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
     "tools": lambda client: all_of(client.tools()),
     "call_tool": lambda client: client.call_tool("add", ADD),
     "call_tool with returns": lambda client: client.call_tool("add", ADD, returns=int),
-    "follow_tool": follow,
+    "stream_tool": follow,
     "list_resources": lambda client: client.list_resources(),
     "resources": lambda client: all_of(client.resources()),
     "list_templates": lambda client: client.list_templates(),
@@ -497,7 +495,7 @@ def test_every_way_to_wait_for_a_client_is_looked_at() -> None:
         for name, each in vars(Client).items()
         if not name.startswith("_") and (inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each))
     }
-    assert waits - {"ping"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "follow_tool"}
+    assert waits - {"ping"} == {name.partition(" ")[0] for name in WAYS} - {"listen", "stream_tool"}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -20,7 +20,6 @@ from tests.server.checkpoints import patiently
 from trio_mcp import (
     Context,
     Declined,
-    LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
     PromptReference,
@@ -29,11 +28,12 @@ from trio_mcp import (
     ResourceReference,
     Server,
     SessionClosed,
+    UsageError,
 )
-from trio_mcp.client.caller import OpeningError
+from trio_mcp.client.caller import HandshakeError
 from trio_mcp.client.client import Client, connect_client, open_client
 from trio_mcp.client.tools import ToolFailed
-from trio_mcp.core.errors import InputNotGiven, McpError
+from trio_mcp.core.errors import InputUnavailable, McpError
 from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, resource_updated
 
 
@@ -94,7 +94,7 @@ async def test_a_revision_that_the_server_has_not_is_an_error_and_no_group(where
         with pytest.raises(McpError) as refused:
             async with open_client(target, revision=where.revision):
                 raise AssertionError("it was opened")
-        assert isinstance(refused.value, OpeningError) or isinstance(refused.value.__cause__, OpeningError)
+        assert isinstance(refused.value, HandshakeError) or isinstance(refused.value.__cause__, HandshakeError)
 
 
 @contract()
@@ -395,7 +395,7 @@ async def test_logs_come_from_the_level_on_that_is_wanted(where: Where, clock: M
         await client.set_log_level("debug")
         await client.call_tool("talk")
         assert [each.level for each in heard] == ["debug", "warning"]
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             await client.set_log_level("loud")  # type: ignore[arg-type]
 
 
@@ -554,7 +554,7 @@ async def test_a_callback_that_fails_ends_the_call_that_asked(where: Where, cloc
 
     async with visiting(where, sampling=stumble) as client:
         if where.modern:
-            with pytest.raises(InputNotGiven) as raised:
+            with pytest.raises(InputUnavailable) as raised:
                 await client.call_tool("think")
             assert raised.value.__cause__ is own
         else:

@@ -22,10 +22,10 @@ from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
-from trio_mcp import Context, LocalProtocolError, Server, Tool, serve_http, serve_stream
-from trio_mcp.client.caller import OpeningError
+from trio_mcp import Context, Server, Tool, UsageError, serve_http, serve_stream
+from trio_mcp.client.caller import HandshakeError
 from trio_mcp.client.client import Client, connect_client, open_client
-from trio_mcp.client.http_posts import NotAnswered
+from trio_mcp.client.http_posts import NoResponse
 from trio_mcp.core.errors import McpError
 from trio_mcp.transport.child import ServerExited
 from trio_mcp.transport.http_pool import ConnectionFailed
@@ -162,7 +162,7 @@ async def outcome(call: Callable[[], Awaitable[Any]], fault: Fault) -> str:
         try:
             await call()
         except McpError as error:
-            return "ours to blame" if isinstance(error, LocalProtocolError) else "an error"
+            return "ours to blame" if isinstance(error, UsageError) else "an error"
         return "a result"
     # Junk may have taken the place of a question, and the server waits for its answer.
     assert fault.how in ("stall", "junk"), where_all_stand()
@@ -401,13 +401,13 @@ async def test_one_that_says_nothing_is_given_up(target: str, autojump_clock: Mo
         with reachable(_silence), pytest.raises(McpError, match=r"in time|within|silent") as given_up:
             async with open_client(wide()[0] if target == "a stream" else target):
                 raise AssertionError("it was opened")
-        assert isinstance(given_up.value, ConnectionFailed if target == WS else OpeningError)
+        assert isinstance(given_up.value, ConnectionFailed if target == WS else HandshakeError)
         assert trio.current_time() - start <= 300 + CLOSING
 
 
 @pytest.mark.parametrize("target", ["http://", "http://[", "https://x:99999", "ftp://x", "ws://[", "server.py", [], 7])
 async def test_what_is_no_target_is_said_to_be_none(target: Any) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         async with open_client(target):
             raise AssertionError("it was opened")
 
@@ -527,7 +527,7 @@ async def test_a_modern_server_that_refuses_the_probe_is_never_initialized(
         yield {"id": message["id"], **refusal}
 
     async with nothing_left(), played(answer) as (stream, sent):
-        with pytest.raises(OpeningError) as refused:
+        with pytest.raises(HandshakeError) as refused:
             async with open_client(stream):
                 raise AssertionError("it was opened")
         assert "seconds" not in str(refused.value)  # as an error that came too late says
@@ -596,7 +596,7 @@ async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, auto
         with reachable(server.connect):
             async with open_client(URL) as client:
                 assert [tool.name async for tool in client.tools()] == ["t"]
-                with pytest.raises(NotAnswered) as lost:
+                with pytest.raises(NoResponse) as lost:
                     await client.call_tool("t")
                 assert lost.value.request_may_have_run
         assert server.heard.count("tools/call") == 1  # however harmless it says to be

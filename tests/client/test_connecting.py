@@ -20,12 +20,12 @@ from tests.client.everywhere import nothing_left, reachable
 from tests.client.http_script import URL, Asked, Out, legacy, script
 from tests.http.stage import A, D, E
 from tests.requirements import req
-from trio_mcp.client.caller import OpeningError, SessionLost
+from trio_mcp.client.caller import HandshakeError, SessionLost
 from trio_mcp.client.client import open_client
 from trio_mcp.client.connecting import OPENING, PROBE, STANDING, how_to_reach
-from trio_mcp.client.http_posts import NotAnswered
+from trio_mcp.client.http_posts import NoResponse
 from trio_mcp.client.options import ClientOptions
-from trio_mcp.core.errors import LocalProtocolError, SessionClosed
+from trio_mcp.core.errors import SessionClosed, UsageError
 from trio_mcp.transport.child import ServerExited
 
 Play = Callable[[Asked, Out], Awaitable[None]]
@@ -75,7 +75,7 @@ async def test_a_child_that_dies_again_has_died(tmp_path: Path) -> None:
                 raise AssertionError("it was opened")
         assert starts(tmp_path) == 2
         opening = exited.value.__cause__
-        assert isinstance(opening, OpeningError)
+        assert isinstance(opening, HandshakeError)
         assert [each.tried for each in opening.negotiation.attempts] == [PROBED, BEGUN]
         assert opening.negotiation.attempts[0].answered == DIED
         assert DIED in str(opening)
@@ -145,7 +145,7 @@ async def test_a_child_that_ends_before_it_reads_anything_is_not_started_again(t
                 raise AssertionError("it was opened")
     assert starts(tmp_path) == 1
     opening = exited.value.__cause__
-    assert isinstance(opening, OpeningError)
+    assert isinstance(opening, HandshakeError)
     assert [each.tried for each in opening.negotiation.attempts] == [PROBED]
 
 
@@ -285,14 +285,14 @@ async def test_where_no_server_is_an_error_says_what_was_tried_there(
 ) -> None:
     options: Any = {} if revision is None else {"revision": revision}
     async with script(refusing(status)) as server:
-        with reachable(server.connect), pytest.raises(OpeningError, match=r"127.0.0.1:3000/mcp; the path") as failed:
+        with reachable(server.connect), pytest.raises(HandshakeError, match=r"127.0.0.1:3000/mcp; the path") as failed:
             async with open_client(f"{URL}?key=Geheim", **options):
                 raise AssertionError("it was opened")
         assert server.heard == ([] if revision else ["server/discover"]) + ["initialize", "GET"]
     tried = failed.value.negotiation.attempts
     assert [each.tried.split()[0] for each in tried] == [*server.heard[:-1], "HTTP+SSE"]
     assert all(f"HTTP {status}" in each.answered for each in tried[:-1])
-    assert isinstance(failed.value.__cause__, NotAnswered)
+    assert isinstance(failed.value.__cause__, NoResponse)
     assert "Geheim" not in str(failed.value)
     assert tried[-1].answered == str(failed.value.__cause__)
 
@@ -306,7 +306,7 @@ async def test_a_server_without_an_endpoint_event_is_none(autojump_clock: MockCl
             await out.end()
 
     async with script(play) as server:
-        with reachable(server.connect), pytest.raises(OpeningError, match="ended before its endpoint event"):
+        with reachable(server.connect), pytest.raises(HandshakeError, match="ended before its endpoint event"):
             async with open_client(URL):
                 raise AssertionError("it was opened")
 
@@ -318,7 +318,7 @@ async def test_nothing_is_said_to_be_sent_that_was_not(autojump_clock: MockClock
 
     async with script(play) as server:
         start = trio.current_time()
-        with reachable(server.connect), pytest.raises(OpeningError, match="no answer in time") as failed:
+        with reachable(server.connect), pytest.raises(HandshakeError, match="no answer in time") as failed:
             async with open_client(URL):
                 raise AssertionError("it was opened")
         assert server.heard == ["server/discover"]
@@ -368,7 +368,7 @@ async def test_what_was_tried_in_vain_by_memory_is_told_too(autojump_clock: Mock
             async with open_client(URL):
                 pass
             here = False
-            with pytest.raises(OpeningError) as failed:
+            with pytest.raises(HandshakeError) as failed:
                 async with open_client(URL):
                     raise AssertionError("it was opened")
     tried = [each.tried for each in failed.value.negotiation.attempts]
@@ -460,6 +460,6 @@ async def visit_often(options: Any) -> None:
     ],
 )
 def test_an_error_about_a_target_repeats_no_arguments(target: Any, said: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f"; got {said}$") as refused:
+    with pytest.raises(UsageError, match=f"; got {said}$") as refused:
         how_to_reach(target)
     assert "Geheim" not in str(refused.value)

@@ -12,7 +12,7 @@ from tests.client.house import Forecast, build
 from tests.server.checkpoints import patiently
 from trio_mcp import RequestError, SessionClosed
 from trio_mcp.client.client import open_client
-from trio_mcp.client.following import Follow, FollowedCall
+from trio_mcp.client.following import ToolCall, _ToolCallBlock
 from trio_mcp.client.tools import ToolFailed
 
 
@@ -23,7 +23,7 @@ async def forever(on_progress: Any) -> str:
 
 
 async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
-    async with Follow(forever, "a call") as call:
+    async with _ToolCallBlock(forever, "a call") as call:
         async for report in call:
             assert report.message == "begun"
             break
@@ -35,12 +35,12 @@ async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
 async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_left() -> None:
     heard: list[str] = []
 
-    async def wait(call: FollowedCall[str]) -> None:
+    async def wait(call: ToolCall[str]) -> None:
         with pytest.raises(SessionClosed) as failed:
             await call.result()
         heard.append(str(failed.value))
 
-    async with trio.open_nursery() as nursery, Follow(forever, "a call") as call:
+    async with trio.open_nursery() as nursery, _ToolCallBlock(forever, "a call") as call:
         nursery.start_soon(wait, call)
         await wait_all_tasks_blocked()
     assert heard == ["the call was left before it had a result"]
@@ -52,11 +52,11 @@ async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it(
         raise RequestError(-32602, "no such tool")
 
     with pytest.raises(RequestError, match="no such tool"):
-        async with Follow(call, "a call") as followed:
+        async with _ToolCallBlock(call, "a call") as followed:
             assert [report.progress async for report in followed] == [1]
     mine = KeyError("mine")
     with pytest.raises(KeyError) as raised:
-        async with Follow(call, "a call"):
+        async with _ToolCallBlock(call, "a call"):
             raise mine
     assert raised.value is mine
 
@@ -66,7 +66,7 @@ async def test_a_result_is_there_as_often_as_it_is_asked_for(value: Any) -> None
     async def call(on_progress: Any) -> Any:
         return value
 
-    async with Follow(call, "a call") as followed:
+    async with _ToolCallBlock(call, "a call") as followed:
         assert await followed.result() == value
     assert await followed.result() == value
 
@@ -75,20 +75,20 @@ async def test_a_call_that_fails_says_so_to_who_asks_and_the_block_goes_on() -> 
     async def call(on_progress: Any) -> Any:
         raise RequestError(7, "not today")
 
-    async with Follow(call, "a call") as followed:
+    async with _ToolCallBlock(call, "a call") as followed:
         with pytest.raises(RequestError, match="not today"):
             await followed.result()
 
 
 async def test_the_result_of_a_followed_tool_comes_as_the_type_that_is_asked_for(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
-        async with client.follow_tool("forecast", {"city": "Oslo"}, returns=Forecast) as call:
+        async with client.stream_tool("forecast", {"city": "Oslo"}, returns=Forecast) as call:
             assert await call.result() == Forecast("Oslo", [1, 2, 3])
-        async with client.follow_tool("count", {"to": 2}, returns=int) as counted:
+        async with client.stream_tool("count", {"to": 2}, returns=int) as counted:
             assert [report.progress async for report in counted] == [0, 1]
             assert await counted.result() == 2
-        async with client.follow_tool("greet", {"name": "you"}) as greeting:
+        async with client.stream_tool("greet", {"name": "you"}) as greeting:
             assert not (await greeting.result()).is_error
-        async with client.follow_tool("fail", {"why": "late"}, returns=int) as failing:
+        async with client.stream_tool("fail", {"why": "late"}, returns=int) as failing:
             with pytest.raises(ToolFailed, match="late"):
                 await failing.result()

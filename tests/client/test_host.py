@@ -26,9 +26,9 @@ from trio_mcp import (
     open_client,
     serve_stream,
 )
-from trio_mcp.client.answering import FormRequest, SamplingRequest
+from trio_mcp.client.answering import FormElicitationRequest, SamplingRequest
 from trio_mcp.core.content import TextContent
-from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError, SessionClosed
+from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, SessionClosed, UsageError
 from trio_mcp.core.models import CreateMessageResult, Tool
 from trio_mcp.testing import open_memory_pair
 
@@ -36,7 +36,7 @@ BOTH = pytest.mark.parametrize("revision", [D, E])
 
 
 @req("core-26")
-@pytest.mark.parametrize("ours", [SessionClosed, RemoteProtocolError, LocalProtocolError, ConnectionFailed])
+@pytest.mark.parametrize("ours", [SessionClosed, RemoteProtocolError, UsageError, ConnectionFailed])
 def test_what_happened_here_is_never_an_error_that_was_received(ours: type[McpError]) -> None:
     assert issubclass(ours, McpError)
     assert not issubclass(ours, RequestError)
@@ -103,7 +103,7 @@ async def test_how_often_a_server_may_ask_is_for_a_callback_to_say(revision: str
             await trio.sleep(10)
         return CreateMessageResult("assistant", TextContent("so"), "a model")
 
-    async def fill(form: FormRequest) -> dict[str, str]:
+    async def fill(form: FormElicitationRequest) -> dict[str, str]:
         async with one_at_a_time:
             times.append(trio.current_time())
             await trio.sleep(10)
@@ -170,9 +170,9 @@ async def test_what_looks_like_a_url_in_a_form_is_text(revision: str, autojump_c
     async def link(ctx: Context) -> None:
         await ctx.elicit(said, asked)
 
-    heard: list[FormRequest] = []
+    heard: list[FormElicitationRequest] = []
 
-    async def decline(form: FormRequest) -> None:
+    async def decline(form: FormElicitationRequest) -> None:
         heard.append(form)
 
     async with open_memory_pair(server, revision=revision, elicitation=decline) as pair:

@@ -30,9 +30,9 @@ from tests.http.stage import OLD, QUESTIONS, TOOLS, A, B, C, D, E, Stage, play
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from tests.server.wire import CAPABILITIES
-from trio_mcp.client.caller import HeadersRefused, OpeningError, SessionLost
-from trio_mcp.client.http_link import NeedsSse, NotAnswered, Unauthorized
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, RequestError, SessionClosed
+from trio_mcp.client.caller import HandshakeError, HeadersRefused, SessionLost
+from trio_mcp.client.http_link import NeedsSse, NoResponse, Unauthorized
+from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed, UsageError
 from trio_mcp.core.http.fields import find_mirrors
 from trio_mcp.core.http.sse import SseEvent, encode_event
 from trio_mcp.core.jsonrpc import Limits
@@ -266,7 +266,7 @@ async def test_a_caller_cannot_replace_the_headers_of_the_protocol(name: str, of
         async with linked(server.connect, [E], headers=lambda: tuple(mine)) as bench:
             given = ((name, "s3cret"),)
             mine.extend(given if of == "all" else ())
-            with pytest.raises(LocalProtocolError, match=name) as failed:
+            with pytest.raises(UsageError, match=name) as failed:
                 await bench.caller.request("tools/list", headers=given if of == "one" else ())
             assert "s3cret" not in str(failed.value)
             mine.clear()
@@ -284,7 +284,7 @@ async def test_what_the_callers_headers_raise_reaches_who_asks() -> None:
         async with linked(server.connect, [E], headers=headers) as bench:
             mine.append(ZeroDivisionError())
             failed = await failing(bench)
-            assert isinstance(failed, LocalProtocolError)
+            assert isinstance(failed, UsageError)
             assert failed.__cause__ is mine.pop()
 
 
@@ -452,10 +452,10 @@ BAD = {
     "another id": (answers(lambda asked: {**asked.answer(), "id": 999}), RemoteProtocolError, "something else"),
     "a notification": (answers(lambda asked: REPORT), RemoteProtocolError, "something else"),
     "no result": (answers(lambda asked: {**asked.answer(), "result": 3}), RemoteProtocolError, "an object"),
-    "400": (reply(400, b"bad", "text/plain"), NotAnswered, "HTTP 400"),
-    "500": (reply(500, b"", ""), NotAnswered, "HTTP 500"),
-    "502": (reply(502, b"<html>", "text/html"), NotAnswered, "HTTP 502"),
-    "413": (reply(413), NotAnswered, "HTTP 413"),
+    "400": (reply(400, b"bad", "text/plain"), NoResponse, "HTTP 400"),
+    "500": (reply(500, b"", ""), NoResponse, "HTTP 500"),
+    "502": (reply(502, b"<html>", "text/html"), NoResponse, "HTTP 502"),
+    "413": (reply(413), NoResponse, "HTTP 413"),
     "401": (reply(401, **{"WWW-Authenticate": "Bearer"}), Unauthorized, "HTTP 401"),
     "403": (reply(403), Unauthorized, "HTTP 403"),
     "error": (answers(lambda asked: asked.error(-32603, "oh"), 500), RequestError, "oh"),
@@ -464,21 +464,21 @@ BAD = {
     "redirect nowhere": (reply(308), RemoteProtocolError, "Location"),
     "redirect for GET": (reply(303, Location="/other"), RemoteProtocolError, "cannot be followed"),
     "redirect in circles": (reply(307, Location="/mcp"), RemoteProtocolError, "more than 5 times"),
-    "too busy": (reply(503, **{"Retry-After": "3600"}), NotAnswered, "3600 seconds"),
-    "always busy": (reply(429, **{"Retry-After": "2"}), NotAnswered, "HTTP 429"),
-    "closed": (says(b""), NotAnswered, "tools/list has no answer"),
-    "no HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), NotAnswered, "tools/list has no answer"),
-    "half a head": (says(b"HTTP/1.1 200 OK\r\nContent-"), NotAnswered, "tools/list has no answer"),
-    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), NotAnswered, "tools/list has no answer"),
+    "too busy": (reply(503, **{"Retry-After": "3600"}), NoResponse, "3600 seconds"),
+    "always busy": (reply(429, **{"Retry-After": "2"}), NoResponse, "HTTP 429"),
+    "closed": (says(b""), NoResponse, "tools/list has no answer"),
+    "no HTTP": (says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), NoResponse, "tools/list has no answer"),
+    "half a head": (says(b"HTTP/1.1 200 OK\r\nContent-"), NoResponse, "tools/list has no answer"),
+    "half a body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"), NoResponse, "tools/list has no answer"),
     "empty stream": (stream(), RemoteProtocolError, "the stream ended before the answer"),
-    "stream cut": (stream(event(REPORT), cut=True), NotAnswered, "the stream ended before the answer"),
+    "stream cut": (stream(event(REPORT), cut=True), NoResponse, "the stream ended before the answer"),
     "stream of junk": (stream(event(b"junk"), b"data\r\r\n\n: \xff"), RemoteProtocolError, "the stream ended"),
     "half an event": (stream(b"data: {}\n"), RemoteProtocolError, "the stream ended before the answer"),
     "no answer on it": (stream(event(REPORT)), RemoteProtocolError, "the stream ended before the answer"),
     "error of no id, on a stream": (
         stream(event({"jsonrpc": "2.0", "error": {"code": -32600, "message": "oh"}}), ends=False), RequestError, "oh",
     ),
-    "packed": (reply(200, b"{}", **{"Content-Encoding": "gzip"}), NotAnswered, "packed"),
+    "packed": (reply(200, b"{}", **{"Content-Encoding": "gzip"}), NoResponse, "packed"),
 }  # fmt: skip
 
 
@@ -516,7 +516,7 @@ async def test_a_call_that_cannot_be_answered_fails_alone_and_says_why(
 async def test_how_a_connection_broke_is_the_cause(revision: str) -> None:
     async with script(playing(revision, says(b""))) as server, linked(server.connect, [revision]) as bench:
         failed = await failing(bench)
-        assert isinstance(failed, NotAnswered)
+        assert isinstance(failed, NoResponse)
         assert failed.request_may_have_run
         assert isinstance(failed.__cause__, ReplyBroken)
         server.refuses = True
@@ -734,7 +734,7 @@ async def test_a_modern_stream_is_not_taken_up(autojump_clock: MockClock) -> Non
     play, gets = breaking(stream(with_id("e1", REPORT), cut=True))
     async with script(modern(play)) as server, linked(server.connect, [E]) as bench:
         failed = await failing(bench)
-        assert isinstance(failed, NotAnswered)
+        assert isinstance(failed, NoResponse)
         assert isinstance(failed.__cause__, ReplyBroken)
         assert gets == []
 
@@ -747,7 +747,7 @@ async def test_a_stream_is_given_up_when_the_server_does_not_come_back(autojump_
 
             async def call() -> None:
                 failed = await failing(bench)
-                assert isinstance(failed, NotAnswered)
+                assert isinstance(failed, NoResponse)
                 assert isinstance(failed.__cause__, ConnectionFailed)
 
             nursery.start_soon(call)
@@ -924,7 +924,7 @@ async def test_a_session_is_over_when_it_is_known_what_became_of_all_that_was_as
             nursery.start_soon(call, "gone")
         assert ends == {
             "gone": (SessionLost, False, 0),
-            "running": (NotAnswered if then == "cut" else SessionLost, True, 0.5),
+            "running": (NoResponse if then == "cut" else SessionLost, True, 0.5),
         }
         await wait_all_tasks_blocked()
         assert bench.talk.failure is not None
@@ -957,7 +957,7 @@ async def test_a_tool_is_not_called_twice_because_a_connection_was_closed(method
         if times == 1:
             server._play = modern(says(b""))
             failed = await failing(bench, method, {"name": "t"})
-            assert isinstance(failed, NotAnswered)
+            assert isinstance(failed, NoResponse)
             assert failed.request_may_have_run
         else:
             assert await bench.caller.request(method) == {}
@@ -1078,8 +1078,8 @@ async def test_a_server_that_pings_before_it_answers_initialize_is_answered(auto
 @pytest.mark.parametrize(
     ("opening", "cause"),
     [
-        (reply(500), NotAnswered), (reply(401), Unauthorized), (says(b""), NotAnswered), (reply(503), NotAnswered),
-        (stream(cut=True), NotAnswered), (reply(302, Location="/x"), RemoteProtocolError),
+        (reply(500), NoResponse), (reply(401), Unauthorized), (says(b""), NoResponse), (reply(503), NoResponse),
+        (stream(cut=True), NoResponse), (reply(302, Location="/x"), RemoteProtocolError),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("revisions", [[D], [E], [D, E]])
@@ -1089,8 +1089,8 @@ async def test_an_opening_that_fails_says_why(opening: Play, cause: type, revisi
             await bench.caller.open()
         # The probe of a server that redirects wrongly is no proof of anything, so it is asked to initialize.
         silent = cause is RemoteProtocolError and revisions == [E]
-        assert type(failed.value) is (OpeningError if silent else cause)
-        if isinstance(failed.value, Unauthorized | NotAnswered):  # the link is lost by it
+        assert type(failed.value) is (HandshakeError if silent else cause)
+        if isinstance(failed.value, Unauthorized | NoResponse):  # the link is lost by it
             later = await failing(bench)
             assert later is not failed.value  # or its traceback would have those of all who raised it
             assert (type(later), str(later)) == (type(failed.value), str(failed.value))
@@ -1108,7 +1108,7 @@ async def test_an_opening_without_a_connection_says_so() -> None:
 @pytest.mark.parametrize("status", [400, 404, 405, 409])
 async def test_a_server_that_refuses_initialize_may_be_one_of_http_sse(revision: str, status: int) -> None:
     async with script(reply(status)) as server, linked(server.connect, [revision], opens=False) as bench:
-        with pytest.raises(NotAnswered if (revision, status) == (D, 409) else NeedsSse):
+        with pytest.raises(NoResponse if (revision, status) == (D, 409) else NeedsSse):
             await bench.caller.open()
 
 
@@ -1199,10 +1199,10 @@ async def test_messages_are_posted_to_where_the_endpoint_event_says(autojump_clo
         (raw(ends=False), RemoteProtocolError, "within 10 seconds"),
         (stream(cut=True), ReplyBroken, "connection"),
         (says(b""), ReplyBroken, "connection"),
-        (reply(404), NotAnswered, "no event stream"),
-        (reply(405), NotAnswered, "no event stream"),
-        (reply(200, b"{}"), NotAnswered, "no event stream"),
-        (reply(500), NotAnswered, "HTTP 500"),
+        (reply(404), NoResponse, "no event stream"),
+        (reply(405), NoResponse, "no event stream"),
+        (reply(200, b"{}"), NoResponse, "no event stream"),
+        (reply(500), NoResponse, "HTTP 500"),
         (reply(401), Unauthorized, "HTTP 401"),
     ],
 )
@@ -1248,7 +1248,7 @@ async def test_with_the_stream_everything_is_lost(how: str, autojump_clock: Mock
 @pytest.mark.parametrize(
     ("takes", "kind"),
     [
-        (reply(404), NotAnswered), (reply(500), NotAnswered), (says(b""), NotAnswered), (reply(401), Unauthorized),
+        (reply(404), NoResponse), (reply(500), NoResponse), (says(b""), NoResponse), (reply(401), Unauthorized),
         (answers(lambda asked: asked.error(-32602, "no"), 400), RequestError),
     ],
 )  # fmt: skip
@@ -1282,7 +1282,7 @@ async def test_an_old_server_that_refuses_initialize_is_not_taken_for_an_older_o
 
     async with script(play) as server, linked(server.connect, [A], sse=True, opens=False) as bench:
         await bench.nursery.start(bench.link.run)
-        with pytest.raises(NotAnswered, match="HTTP 400"):
+        with pytest.raises(NoResponse, match="HTTP 400"):
             await bench.caller.open()
 
 
@@ -1340,7 +1340,7 @@ async def test_a_fault_after_any_byte_is_one_outcome_at_once(
             try:
                 assert await bench.caller.request("tools/call", {"name": "t"}) == RESULT
                 outcomes[at] = "result"
-            except (NotAnswered, RemoteProtocolError):
+            except (NoResponse, RemoteProtocolError):
                 outcomes[at] = "error"
             assert trio.current_time() == start
     assert set(outcomes.values()) == {"result", "error"}

@@ -26,7 +26,7 @@ from tests.server.checkpoints import (
     pipe_pair,
     wide,
 )
-from trio_mcp import Limits, LocalProtocolError, Server
+from trio_mcp import Limits, Server, UsageError
 from trio_mcp.transport.http_pool import KEPT, HttpPool, ReplyBroken, ReplyTooLong
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
@@ -242,7 +242,7 @@ async def test_h11_reads_what_is_sent(fields: tuple[tuple[str, str], ...]) -> No
 )
 async def test_a_field_that_would_be_more_than_a_field_is_not_sent(field: tuple[str, str], why: str) -> None:
     async with far(always(HI)) as there:
-        with pytest.raises(LocalProtocolError, match=why) as caught:
+        with pytest.raises(UsageError, match=why) as caught:
             there.pool.request("GET", URL, (("Ok", "fine"), field))
         assert "secret" not in str(caught.value)
         assert there.lines == []
@@ -251,7 +251,7 @@ async def test_a_field_that_would_be_more_than_a_field_is_not_sent(field: tuple[
 @pytest.mark.parametrize("method", ["", "GE T", "GET / HTTP/1.1\r\nA: b\r\n\r\n", "CONNECT"])
 async def test_a_method_that_is_none_is_not_sent(method: str) -> None:
     async with far(always(HI)) as there:
-        with pytest.raises(LocalProtocolError, match="no method"):
+        with pytest.raises(UsageError, match="no method"):
             there.pool.request(method, URL, ())
 
 
@@ -328,7 +328,7 @@ async def test_a_reply_is_not_read_after_its_block() -> None:
         async with there.pool.request("GET", URL, ()) as reply:
             await reply.read(10)
         async with there.pool.request("GET", URL, ()):
-            with pytest.raises(LocalProtocolError, match="over"):
+            with pytest.raises(UsageError, match="over"):
                 await reply.receive()
 
 
@@ -340,7 +340,7 @@ async def test_a_block_is_entered_once_and_what_it_raises_leaves_it() -> None:
             async with block:
                 raise error
         assert caught.value is error
-        with pytest.raises(LocalProtocolError, match="once"):
+        with pytest.raises(UsageError, match="once"):
             await block.__aenter__()
 
 
@@ -414,7 +414,7 @@ async def test_a_closed_pool_closes_what_idles_and_later_what_was_in_use() -> No
             await there.pool.aclose()
             assert there.open == 1
             assert await reply.read(10) == b"hi"
-            with pytest.raises(LocalProtocolError, match="the pool is closed"):
+            with pytest.raises(UsageError, match="the pool is closed"):
                 there.pool.request("GET", URL, ())
         assert there.open == 0
 

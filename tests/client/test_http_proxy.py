@@ -14,7 +14,7 @@ import trustme
 from trio.testing import MockClock
 
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, wide
-from trio_mcp import Limits, LocalProtocolError, McpError
+from trio_mcp import Limits, McpError, UsageError
 from trio_mcp.transport.dial import CONNECTING, ConnectionFailed, Origin, Proxies, locate
 from trio_mcp.transport.http_pool import HttpPool
 from trio_mcp.transport.nursery import open_nursery
@@ -72,7 +72,7 @@ def test_a_url_says_whom_to_ask_for_what(url: str, origin: str, target: str) -> 
     ],
 )
 def test_what_is_no_url_is_refused_without_being_repeated(url: str, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why) as caught:
+    with pytest.raises(UsageError, match=why) as caught:
         locate(url)
     assert "secret" not in str(caught.value)
 

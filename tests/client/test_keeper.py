@@ -17,8 +17,8 @@ from tests.http.served import MemoryListener
 from tests.http.stage import A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
-from trio_mcp import NothingToHear, RemoteProtocolError, RequestError, SessionClosed, serve_http
-from trio_mcp.client.caller import OpeningError, SessionLost
+from trio_mcp import RemoteProtocolError, RequestError, SessionClosed, SubscriptionUnsupported, serve_http
+from trio_mcp.client.caller import HandshakeError, SessionLost
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.errors import McpError
 from trio_mcp.core.subscriptions import TOOLS_CHANGED, resource_updated
@@ -488,7 +488,7 @@ async def test_who_listens_to_a_server_that_has_no_stream_for_that_is_told(
         with reachable(played.connect):
             async with open_client(URL, revision=D) as client:
                 for _ in range(2):
-                    with pytest.raises(NothingToHear):
+                    with pytest.raises(SubscriptionUnsupported):
                         async with client.listen(tools=True, resources=ONE.item) as changes:
                             await anext(changes)
                 assert await client.call_tool("t")
@@ -625,7 +625,7 @@ async def test_nobody_waits_for_ever_for_a_session_to_open(
     async with nothing_left(), script(play) as played:
         with reachable(played.connect):
             start = trio.current_time()
-            with pytest.raises(OpeningError, match="in time, which was 300 seconds; a cancel scope"):
+            with pytest.raises(HandshakeError, match="in time, which was 300 seconds; a cancel scope"):
                 async with open_client(URL):
                     raise AssertionError("it was opened")
             assert trio.current_time() == start + 300

@@ -14,9 +14,9 @@ from tests.client.linked import Link, Peer, Recorder, connect, linked, scripted,
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
-from trio_mcp import Limits, LocalProtocolError, Resource, Server
+from trio_mcp import Limits, Resource, Server, UsageError
 from trio_mcp.client.caller import Failure, Unauthorized
-from trio_mcp.client.subscriptions import Changes, Listening, NothingToHear
+from trio_mcp.client.subscriptions import Subscription, SubscriptionManager, SubscriptionUnsupported
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
 from trio_mcp.core.outcomes import Outcome
 from trio_mcp.core.session import Notice
@@ -25,8 +25,8 @@ from trio_mcp.core.subscriptions import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     TOOLS_CHANGED,
-    Change,
-    Kind,
+    ChangeEvent,
+    ChangeKind,
     resource_updated,
 )
 
@@ -45,7 +45,7 @@ class Ear(Recorder):
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
-        self.listening = Listening(limits or Limits())
+        self.listening = SubscriptionManager(limits or Limits())
 
     def notice(self, notice: Notice) -> None:
         super().notice(notice)
@@ -55,13 +55,13 @@ class Ear(Recorder):
         super().ended(outcome, failure)
         self.listening.ended(outcome, failure)
 
-    def lost(self, failure: Failure) -> None:
-        super().lost(failure)
-        self.listening.lost()
+    def connection_lost(self, failure: Failure) -> None:
+        super().connection_lost(failure)
+        self.listening.connection_lost()
 
 
 @contextlib.asynccontextmanager
-async def served(revision: str, **options: Any) -> AsyncIterator[tuple[Listening, Server, Ear]]:
+async def served(revision: str, **options: Any) -> AsyncIterator[tuple[SubscriptionManager, Server, Ear]]:
     """A client that listens to a server of ours with everything in it."""
     ear, server = Ear(), everything()
     async with linked(server, revision, talk=ear, **options) as link:
@@ -79,7 +79,7 @@ def everything() -> Server:
 @contextlib.asynccontextmanager
 async def played(
     revision: str, capabilities: Object = EVERYTHING, *, limits: Limits | None = None
-) -> AsyncIterator[tuple[Listening, Link, Peer]]:
+) -> AsyncIterator[tuple[SubscriptionManager, Link, Peer]]:
     """A client that listens to a server that the test plays."""
     ear = Ear(limits)
     async with scripted(revision, capabilities, talk=ear) as (link, peer):
@@ -87,22 +87,22 @@ async def played(
         yield ear.listening, link, peer
 
 
-def heard(changes: Changes) -> list[Change]:
+def heard(changes: Subscription) -> list[ChangeEvent]:
     """What waits to be taken."""
     return list(changes._heard)
 
 
-async def taken(changes: Changes, count: int) -> list[Change]:
+async def taken(changes: Subscription, count: int) -> list[ChangeEvent]:
     return [await patiently(changes.__anext__, "a change") for _ in range(count)]
 
 
 class Block:
     """A block in a task of its own, which takes what there is until it ends, or until `leave` is set."""
 
-    def __init__(self, listening: Listening, *asked: Change) -> None:
+    def __init__(self, listening: SubscriptionManager, *asked: ChangeEvent) -> None:
         self.asked = asked
-        self.changes: Changes | None = None
-        self.heard: list[Change] = []
+        self.changes: Subscription | None = None
+        self.heard: list[ChangeEvent] = []
         self.failure: BaseException | None = None
         self.entered, self.over = trio.Event(), trio.Event()
         self.scope = trio.CancelScope()
@@ -125,14 +125,14 @@ class Block:
         assert isinstance(self.failure, McpError)
         return self.failure
 
-    async def ended(self) -> list[Change]:
+    async def ended(self) -> list[ChangeEvent]:
         await patiently(self.over.wait, "the end of a block")
         assert self.failure is None
         return self.heard
 
 
 @contextlib.asynccontextmanager
-async def blocks(listening: Listening, *asked: tuple[Change, ...]) -> AsyncIterator[list[Block]]:
+async def blocks(listening: SubscriptionManager, *asked: tuple[ChangeEvent, ...]) -> AsyncIterator[list[Block]]:
     """Blocks that run beside the test."""
     made = [Block(listening, *each) for each in asked]
     async with trio.open_nursery() as nursery:
@@ -162,7 +162,7 @@ async def agree(peer: Peer, revision: str, uris: tuple[str, ...] = ()) -> list[O
     return requests
 
 
-async def tell(peer: Peer, change: Change, subscription: Object | None = None) -> None:
+async def tell(peer: Peer, change: ChangeEvent, subscription: Object | None = None) -> None:
     await peer.send(
         {
             "method": change.kind.method,
@@ -212,7 +212,7 @@ async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str,
             server.changed("tools")
             await trio.sleep(1)
         assert heard(changes) == [ONE, TOOLS_CHANGED] or heard(changes) == [TOOLS_CHANGED, ONE]
-        assert sum(note.notification.method == Kind.TOOLS.method for note in ear.notices) == 5
+        assert sum(note.notification.method == ChangeKind.TOOLS.method for note in ear.notices) == 5
 
 
 @everywhere
@@ -278,14 +278,14 @@ def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str,
         ((), {"resources": [["r://one"]]}, "no change"),
         (("tools",), {}, "no change"),
         ((), {"resources": [""]}, "by its URI"),
-        ((Change(Kind.TOOLS, "one"),), {}, "without a URI"),
+        ((ChangeEvent(ChangeKind.TOOLS, "one"),), {}, "without a URI"),
         ((), {"resources": ["r://" + "x" * 20]}, "uri_length"),
         ((), {"resources": [f"r://{n}" for n in range(4)]}, "listener_changes"),
     ],
 )
 def test_what_cannot_be_listened_to_is_said_at_once(asked: Any, how: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
-        Listening(Limits(uri_length=20, listener_changes=3)).listen(*asked, **how)
+    with pytest.raises(UsageError, match=why):
+        SubscriptionManager(Limits(uri_length=20, listener_changes=3)).listen(*asked, **how)
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ async def test_agreeing_to_nothing_is_an_error_that_says_so(
     async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         request = await peer.take(LISTEN)
         await acknowledge(peer, request, filter)
-        error = await block.failed(NothingToHear)
+        error = await block.failed(SubscriptionUnsupported)
         assert "toolsListChanged" in str(error)
-        assert isinstance(error, NothingToHear)
+        assert isinstance(error, SubscriptionUnsupported)
         assert error.missing == (TOOLS_CHANGED,)
         assert (await peer.take(CANCELLED))["params"]["requestId"] == request["id"]
 
@@ -487,7 +487,7 @@ async def test_a_stream_that_has_held_for_a_while_is_asked_for_at_once_when_it_b
 
 @pytest.mark.parametrize(("revision", "entered"), [(OLD, False), (LATEST, False), (LATEST, True)])
 @pytest.mark.parametrize(
-    "cause", [Unauthorized("who asks?", 401, "Bearer"), LocalProtocolError("the headers could not be made")]
+    "cause", [Unauthorized("who asks?", 401, "Bearer"), UsageError("the headers could not be made")]
 )
 async def test_what_asking_again_does_not_mend_is_raised_at_once(
     revision: str, entered: bool, cause: McpError, autojump_clock: MockClock
@@ -517,20 +517,20 @@ async def test_a_gap_of_what_a_legacy_server_tells_unasked_is_told(revision: str
 
 @legacy
 async def test_where_nothing_can_be_heard_nobody_listens(revision: str, autojump_clock: MockClock) -> None:
-    asked: list[tuple[Change, ...]] = [(TOOLS_CHANGED,), (ONE,)]
+    asked: list[tuple[ChangeEvent, ...]] = [(TOOLS_CHANGED,), (ONE,)]
     async with played(revision) as (listening, link, peer), blocks(listening, *asked) as [entered, entering]:
         request = await peer.take(SUBSCRIBE)
         await tell(peer, TOOLS_CHANGED)
         link.caller.missed(for_good=True)
         listening.missed(for_good=True)
         for each in (entered, entering):
-            error = await each.failed(NothingToHear)
-            assert isinstance(error, NothingToHear)
+            error = await each.failed(SubscriptionUnsupported)
+            assert isinstance(error, SubscriptionUnsupported)
             assert error.missing == each.asked
         assert (entered.heard, entering.heard) == ([TOOLS_CHANGED], [])
         await peer.answer(request)
         await peer.take(UNSUBSCRIBE)
-        with pytest.raises(NothingToHear):
+        with pytest.raises(SubscriptionUnsupported):
             async with listening.listen(tools=True):
                 pass
         assert await peer.silent()
@@ -577,8 +577,8 @@ async def test_a_server_that_answers_nonsense_before_agreeing_is_given_up_in_the
 async def test_a_server_without_the_request_tells_of_nothing(revision: str, autojump_clock: MockClock) -> None:
     async with played(revision) as (listening, _, peer), blocks(listening, (TOOLS_CHANGED,)) as [block]:
         await peer.refuse(await peer.take(LISTEN), -32601, "Method not found")
-        error = await block.failed(NothingToHear)
-        assert isinstance(error, NothingToHear)
+        error = await block.failed(SubscriptionUnsupported)
+        assert isinstance(error, SubscriptionUnsupported)
         assert error.missing == (TOOLS_CHANGED,)
         assert isinstance(error.__cause__, RequestError)
         assert await peer.silent()
@@ -735,7 +735,7 @@ async def test_a_subscribe_without_an_answer_is_taken_back_and_sent_again(
     ],
 )
 async def test_what_the_server_has_not_declared_is_missing(
-    revision: str, capabilities: Object, missing: tuple[Change, ...], autojump_clock: MockClock
+    revision: str, capabilities: Object, missing: tuple[ChangeEvent, ...], autojump_clock: MockClock
 ) -> None:
     async with (
         played(revision, capabilities) as (listening, _, peer),
@@ -753,7 +753,7 @@ async def test_listening_to_nothing_that_was_declared_is_an_error_that_says_so(
     revision: str, autojump_clock: MockClock
 ) -> None:
     async with played(revision, {"prompts": {"listChanged": True}}) as (listening, _, peer):
-        with pytest.raises(NothingToHear, match="resourceSubscriptions, toolsListChanged"):
+        with pytest.raises(SubscriptionUnsupported, match="resourceSubscriptions, toolsListChanged"):
             async with listening.listen(tools=True, resources="r://one"):
                 pass
         assert await peer.silent()
@@ -766,7 +766,7 @@ async def test_one_request_too_many_is_raised_on_entering_and_nothing_is_left(
     ear, limits = Ear(), Limits(requests=2)
     async with scripted(revision, EVERYTHING, talk=ear, limits=limits) as (link, peer):
         ear.listening.attach(link.caller)
-        with pytest.raises(LocalProtocolError, match="2 requests are waiting"):
+        with pytest.raises(UsageError, match="2 requests are waiting"):
             async with ear.listening.listen(resources=["r://one", "r://two", "r://three"]):
                 pass
         for _ in range(2):
@@ -783,7 +783,7 @@ async def test_one_listen_too_many_is_raised_on_entering(revision: str, autojump
         ear.listening.attach(link.caller)
         async with blocks(ear.listening, (ONE,)) as [block]:
             await agree(peer, revision)
-            with pytest.raises(LocalProtocolError, match="1 requests are waiting"):
+            with pytest.raises(UsageError, match="1 requests are waiting"):
                 async with ear.listening.listen(tools=True):
                     pass
             assert block.entered.is_set()
@@ -834,7 +834,7 @@ async def test_on_a_new_session_everything_is_asked_for_again_and_told_once(
 
 
 async def _collect_after_gap(
-    listening: Listening, ear: Ear, server: Server, revision: str, nursery: trio.Nursery
+    listening: SubscriptionManager, ear: Ear, server: Server, revision: str, nursery: trio.Nursery
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with serving(server) as stream:
@@ -1004,7 +1004,7 @@ async def test_what_the_next_server_does_not_declare_is_missing_or_an_error(auto
             assert block.heard == [TOOLS_CHANGED]
         async with scripted(OLD, {}, talk=ear) as (link, peer):
             ear.listening.attach(link.caller)
-            await block.failed(NothingToHear)
+            await block.failed(SubscriptionUnsupported)
 
 
 @ERAS
@@ -1017,7 +1017,7 @@ async def test_when_no_other_session_is_to_be_expected_nobody_waits_for_one(
             ear.listening.attach(link.caller)
             await agree(peer, revision)
         assert waiting.changes is not None
-        ear.listening.lost(lambda: SessionClosed("the server is not there any more"))
+        ear.listening.connection_lost(lambda: SessionClosed("the server is not there any more"))
         error = await waiting.failed(SessionClosed)
         assert str(error) == "the server is not there any more"
         with pytest.raises(SessionClosed, match="not there any more"):
@@ -1079,7 +1079,7 @@ async def test_two_tasks_do_not_share_what_is_heard(autojump_clock: MockClock) -
         async with trio.open_nursery() as nursery:
             nursery.start_soon(changes.__anext__)
             await wait_all_tasks_blocked()
-            with pytest.raises(LocalProtocolError, match="another task"):
+            with pytest.raises(UsageError, match="another task"):
                 await anext(changes)
             await tell(peer, TOOLS_CHANGED)
         await tell(peer, TOOLS_CHANGED)
@@ -1103,7 +1103,7 @@ async def test_notices_of_other_things_and_outcomes_of_other_requests_are_for_ot
     autojump_clock: MockClock,
 ) -> None:
     async with scripted(OLD, {**EVERYTHING, "logging": {}}) as (link, peer):
-        listening = Listening(Limits())
+        listening = SubscriptionManager(Limits())
         listening.attach(link.caller)
         await peer.tell("notifications/message", {"level": "info", "data": "hello"})
         link.caller.begin("tools/list")

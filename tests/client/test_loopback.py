@@ -14,22 +14,22 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.oauth.browser import Receiver, open_in_browser, receive_returns
+from trio_mcp.core.errors import UsageError
+from trio_mcp.oauth.browser import RedirectReceiver, open_in_browser, receive_returns
 
 
 @asynccontextmanager
-async def receiving(fixed: str | None = None, *before: str) -> AsyncIterator[Receiver]:
+async def receiving(fixed: str | None = None, *before: str) -> AsyncIterator[RedirectReceiver]:
     async with trio.open_nursery() as nursery:
         yield await nursery.start(receive_returns, fixed, before)
         nursery.cancel_scope.cancel()
 
 
-async def dialled(receiver: Receiver) -> trio.SocketStream:
+async def dialled(receiver: RedirectReceiver) -> trio.SocketStream:
     return await trio.open_tcp_stream("127.0.0.1", urlsplit(receiver.redirect_uri).port or 80)
 
 
-async def asked(receiver: Receiver, target: str, *, method: str = "GET", head: str = "") -> str:
+async def asked(receiver: RedirectReceiver, target: str, *, method: str = "GET", head: str = "") -> str:
     """The whole answer; it ends with the connection."""
     async with await dialled(receiver) as stream:
         await stream.send_all(f"{method} {target} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
@@ -147,7 +147,7 @@ async def test_a_fixed_one_is_taken_or_said_to_be_taken() -> None:
         assert receiver.redirect_uri == uri
         nursery.start_soon(asked, receiver, "/some/where?code=1")
         (await receiver.returns.receive()).good("App")
-        with pytest.raises(LocalProtocolError, match=r"nobody can listen at .*is the port in use"):
+        with pytest.raises(UsageError, match=r"nobody can listen at .*is the port in use"):
             await nursery.start(receive_returns, uri)
 
 

@@ -23,18 +23,18 @@ from trio_mcp import (
     Application,
     AuthorizationFailed,
     Blame,
+    ChangeKind,
     Client,
     ClientCredentials,
     IdentityAssertion,
     JsonObject,
-    Kind,
-    LocalProtocolError,
     MemoryTokenStore,
     OAuth,
     OAuthClient,
     RemoteProtocolError,
     RequestError,
     Server,
+    UsageError,
     WorkloadIdentity,
     open_client,
     open_relay,
@@ -199,7 +199,7 @@ async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_cl
                 await trio.sleep(200)  # the server ends streams with their tokens
                 server.changed("tools")
                 with trio.fail_after(60):
-                    assert (await anext(changes)).kind is Kind.TOOLS
+                    assert (await anext(changes)).kind is ChangeKind.TOOLS
         assert len(at.pages) == 1
 
 
@@ -224,7 +224,7 @@ async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(aut
         await trio.sleep(60)
         server.changed("tools")
         with trio.fail_after(60):
-            assert (await anext(changes)).kind is Kind.TOOLS
+            assert (await anext(changes)).kind is ChangeKind.TOOLS
 
 
 @req("auth-18", "auth-48")
@@ -355,7 +355,7 @@ async def test_a_store_that_fails_is_told_and_costs_nothing_else(
             at.expire()
             await add(client)
             assert "cannot be read" in caplog.text
-        with pytest.raises(LocalProtocolError, match="the store of tokens has failed") as failed:
+        with pytest.raises(UsageError, match="the store of tokens has failed") as failed:
             async with at.client(at.auth(store=store)):
                 raise AssertionError("it was opened")
         assert isinstance(failed.value.__cause__, ValueError)
@@ -371,7 +371,7 @@ async def test_a_store_that_does_not_wait_is_told_to(autojump_clock: MockClock) 
 
     store: Any = Plain()
     async with quiet(), town() as at:
-        with pytest.raises(LocalProtocolError, match="get and set are to be async def"):
+        with pytest.raises(UsageError, match="get and set are to be async def"):
             async with at.client(at.auth(store=store)):
                 raise AssertionError("it was opened")
 
@@ -412,7 +412,7 @@ async def test_a_store_that_gives_nothing_is_waited_for_so_long(autojump_clock: 
     store.seconds = math.inf
     async with quiet(), town() as at:
         start = trio.current_time()
-        with pytest.raises(LocalProtocolError, match="takes longer than 30 seconds"):
+        with pytest.raises(UsageError, match="takes longer than 30 seconds"):
             async with at.client(at.auth(store=store)):
                 raise AssertionError("it was opened")
         assert trio.current_time() - start == 30
@@ -423,7 +423,7 @@ async def test_an_entry_that_is_none_of_ours_is_an_error(entry: JsonObject, auto
     store = Store()
     async with quiet(), town() as at:
         await store.set(at.url, entry)
-        with pytest.raises(LocalProtocolError, match=r"cannot be read|another server"):
+        with pytest.raises(UsageError, match=r"cannot be read|another server"):
             async with at.client(at.auth(store=store)):
                 raise AssertionError("it was opened")
 
@@ -567,26 +567,26 @@ class Stream(trio.abc.Stream):
 
 @pytest.mark.parametrize("target", [["python", "server.py"], Server("x"), Stream()])
 def test_what_is_not_reached_by_http_has_no_use_for_tokens(target: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="auth means nothing to a"):
+    with pytest.raises(UsageError, match="auth means nothing to a"):
         open_client(target, auth=OAuth("Visitor"))
 
 
 @req("auth-24", "auth-53")
 @pytest.mark.parametrize("url", ["http://mcp.example/mcp", "ws://mcp.example/ws", "http://127.0.0.1:3000/mcp"])
 def test_tokens_are_not_sent_in_the_open(url: str) -> None:
-    with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
+    with pytest.raises(UsageError, match=r"tokens are not sent .* is not https"):
         open_client(url, auth=OAuth("Visitor"))
     if "127" in url:
-        with pytest.raises(LocalProtocolError, match="http_on_loopback=True allows it"):
+        with pytest.raises(UsageError, match="http_on_loopback=True allows it"):
             open_client(url, auth=OAuth("Visitor"))
     else:
-        with pytest.raises(LocalProtocolError, match=r"tokens are not sent .* is not https"):
+        with pytest.raises(UsageError, match=r"tokens are not sent .* is not https"):
             open_client(url, auth=OAuth("Visitor", http_on_loopback=True))
 
 
 def test_what_is_no_authorization_is_named_without_its_value() -> None:
     for given in ("Geheim", {"Authorization": "Geheim"}):
-        with pytest.raises(LocalProtocolError, match=r"auth is OAuth\(...\), not (str|dict)") as failed:
+        with pytest.raises(UsageError, match=r"auth is OAuth\(...\), not (str|dict)") as failed:
             open_client("https://mcp.example/mcp", auth=given)  # type: ignore[arg-type]
         assert "Geheim" not in str(failed.value)
 
@@ -610,7 +610,7 @@ def test_what_is_no_authorization_is_named_without_its_value() -> None:
     ],
 )
 def test_an_authorization_that_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         OAuth(**{"application": "Visitor", **options})
 
 
@@ -620,7 +620,7 @@ async def test_a_token_of_ones_own_is_not_sent_beside_it(
     own: Any, transport: str, revision: str, autojump_clock: MockClock
 ) -> None:
     async with quiet(), town(transport) as at:
-        with pytest.raises(LocalProtocolError, match="leave one of them out") as failed:
+        with pytest.raises(UsageError, match="leave one of them out") as failed:
             async with at.client(revision=revision, headers=own):
                 raise AssertionError("it was opened")
         assert "Z2VoZWlt" not in str(failed.value)
@@ -852,7 +852,7 @@ async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock
         async with client.listen(tools=True) as changes:
             assert len(failed) == 3
             server.changed("tools")
-            assert (await anext(changes)).kind is Kind.TOOLS
+            assert (await anext(changes)).kind is ChangeKind.TOOLS
 
 
 async def test_a_client_that_is_closed_while_its_token_comes_does_not_ask_its_user(autojump_clock: MockClock) -> None:

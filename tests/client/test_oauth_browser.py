@@ -17,7 +17,7 @@ from tests.requirements import req
 from trio_mcp import AuthorizationFailed, Blame, OAuth
 from trio_mcp.core.oauth.deeds import SendRequest
 from trio_mcp.core.oauth.records import read_record
-from trio_mcp.oauth.browser import Return
+from trio_mcp.oauth.browser import BrowserReturn
 
 
 class Browser:
@@ -192,15 +192,15 @@ async def test_by_default_it_is_the_browser_of_the_system(monkeypatch: pytest.Mo
 
 async def test_the_page_is_shown_also_if_the_client_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a program does that only signs in.  The user's machine is slow here, and the program is not."""
-    at_once = Return.page
+    at_once = BrowserReturn.page
 
-    async def slow(self: Return) -> tuple[int, str]:
+    async def slow(self: BrowserReturn) -> tuple[int, str]:
         page = await at_once(self)
         await closing.wait()
         await trio.testing.wait_all_tasks_blocked()
         return page
 
-    monkeypatch.setattr(Return, "page", slow)
+    monkeypatch.setattr(BrowserReturn, "page", slow)
     closing = trio.Event()
     async with quiet(), trio.open_nursery() as nursery, town() as at:
         browser = Browser(at, nursery)

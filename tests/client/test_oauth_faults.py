@@ -22,11 +22,11 @@ from trio_mcp import (
     Blame,
     Client,
     Key,
-    LocalProtocolError,
     MemoryTokenStore,
     ReplyBroken,
     Unauthorized,
     UpgradeRefused,
+    UsageError,
 )
 from trio_mcp.core.oauth.deeds import SendRequest
 
@@ -381,7 +381,7 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
     async with quiet(), town(front=lambda at: modern(play), dpop=True) as at:
         async with at.client(at.auth(application), revision=E) as client:
             await client.list_tools()
-            with pytest.raises(LocalProtocolError, match="could not sign") as failed:
+            with pytest.raises(UsageError, match="could not sign") as failed:
                 await client.list_tools()
             assert isinstance(failed.value.__cause__, Gone)
         async with at.client(at.auth(application), revision=E) as client:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
-from trio_mcp import LocalProtocolError, load_key, new_key
+from trio_mcp import UsageError, load_key, new_key
 
 CURVES = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
 
@@ -49,7 +49,7 @@ def test_a_key_may_have_a_password() -> None:
     pem = pem_of(made("ES256"), b"Geheim")
     assert load_key(pem, password="Geheim").algorithm == "ES256"
     for password in (None, "Falsch"):
-        with pytest.raises(LocalProtocolError, match="the key cannot be read") as failed:
+        with pytest.raises(UsageError, match="the key cannot be read") as failed:
             load_key(pem, password=password)
         assert failed.value.__suppress_context__
 
@@ -63,7 +63,7 @@ def test_a_fresh_key_is_for_es256_and_the_only_one() -> None:
 
 @pytest.mark.parametrize("pem", ["", "Geheim", b"-----BEGIN PRIVATE KEY-----\nR2VoZWlt\n-----END PRIVATE KEY-----\n"])
 def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="BEGIN PRIVATE KEY") as failed:
+    with pytest.raises(UsageError, match="BEGIN PRIVATE KEY") as failed:
         load_key(pem)
     assert "Geheim" not in str(failed.value)
     assert "R2Vo" not in str(failed.value)
@@ -79,7 +79,7 @@ def test_what_is_no_key_is_not_repeated(pem: Any) -> None:
     ],
 )
 def test_a_key_is_for_its_own_algorithms(private: Any, algorithm: str | None, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         load_key(pem_of(private), algorithm)
 
 
@@ -93,5 +93,5 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     for make in (new_key, lambda: load_key("")):
-        with pytest.raises(LocalProtocolError, match=r"pip install 'trio_mcp\[oauth\]'"):
+        with pytest.raises(UsageError, match=r"pip install 'trio_mcp\[oauth\]'"):
             make()

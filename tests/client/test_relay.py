@@ -24,7 +24,6 @@ from trio_mcp import (
     Declined,
     Elicit,
     ElicitUrl,
-    LocalProtocolError,
     PromptReference,
     RequestError,
     ResourceReference,
@@ -32,6 +31,7 @@ from trio_mcp import (
     Server,
     SessionClosed,
     Tool,
+    UsageError,
     serve_http,
     serve_stream,
 )
@@ -510,7 +510,10 @@ async def test_a_page_that_is_done_is_told_whom_it_was_shown() -> None:
         await ctx.ask(page=page)
         pages.append(partial(ctx.completed, page))
 
-    options: Any = {"elicitation_url": lambda asked: True, "on_page_done": lambda page: done.append(page.url)}
+    options: Any = {
+        "elicitation_url": lambda asked: True,
+        "on_elicitation_complete": lambda page: done.append(page.url),
+    }
     async with relayed(server, D, D, **options) as client:
         await client.call_tool("pay")
         await pages[0]()
@@ -606,7 +609,10 @@ async def playing(behind: str, before: str, **options: Any) -> AsyncIterator[tup
 
 async def test_pages_whose_end_is_never_told_are_forgotten() -> None:
     done: list[str] = []
-    options: Any = {"elicitation_url": lambda asked: True, "on_page_done": lambda page: done.append(page.url)}
+    options: Any = {
+        "elicitation_url": lambda asked: True,
+        "on_elicitation_complete": lambda page: done.append(page.url),
+    }
     async with playing(D, D, **options) as (peer, client), trio.open_nursery() as nursery:
         nursery.start_soon(client.call_tool, "any")
         asked = await peer.take("tools/call")
@@ -751,7 +757,7 @@ async def test_what_the_block_raises_leaves_it_as_it_is() -> None:
 
 @pytest.mark.parametrize("options", [{"asks": ["money"]}, {"revisions": ["2020-01-01"]}, {"asks": "roots"}])
 def test_what_no_relay_can_do_is_said_before_anything_is_opened(options: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"there (is|are)|asks must be a list"):
+    with pytest.raises(UsageError, match=r"there (is|are)|asks must be a list"):
         open_relay(build(), **options)
 
 
@@ -761,10 +767,10 @@ async def test_a_relay_has_nothing_of_its_own() -> None:
 
     async with open_relay(build()) as shown:
         for add in (shown.tool, shown.prompt, shown.completion, lambda function: shown.mount(Server("other"))):
-            with pytest.raises(LocalProtocolError, match="shows what the server behind it has"):
+            with pytest.raises(UsageError, match="shows what the server behind it has"):
                 add(mine)
         front = Server("front")
-        with pytest.raises(LocalProtocolError, match="cannot be a part"):
+        with pytest.raises(UsageError, match="cannot be a part"):
             front.mount(shown, prefix="of_")
 
 

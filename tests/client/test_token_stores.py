@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.requirements import req
-from trio_mcp import FileTokenStore, LocalProtocolError, MemoryTokenStore, TokenStore
+from trio_mcp import FileTokenStore, MemoryTokenStore, TokenStore, UsageError
 
 URL, OTHER = "https://mcp.example/mcp", "https://other.example/mcp"
 ENTRY = {"form": 1, "secret": "Geheim"}
@@ -99,16 +99,16 @@ async def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_what_cannot_be_read_is_an_error_and_stays_as_it_is(file: Path, text: str) -> None:
     write(file, text)
     store = FileTokenStore(file)
-    with pytest.raises(LocalProtocolError, match=r"tokens\.json is no store of tokens: .*mend it, or delete it"):
+    with pytest.raises(UsageError, match=r"tokens\.json is no store of tokens: .*mend it, or delete it"):
         await store.get(URL)
-    with pytest.raises(LocalProtocolError, match="is no store of tokens"):
+    with pytest.raises(UsageError, match="is no store of tokens"):
         await store.set(URL, ENTRY)
     assert text_of(file) == text
 
 
 async def test_an_entry_that_is_none_is_an_error_without_its_value(file: Path) -> None:
     write(file, json.dumps({"form": 1, "servers": {URL: "Geheim"}}))
-    with pytest.raises(LocalProtocolError, match="an entry is no object") as failed:
+    with pytest.raises(UsageError, match="an entry is no object") as failed:
         await FileTokenStore(file).get(URL)
     assert "Geheim" not in str(failed.value)
 
@@ -117,10 +117,10 @@ async def test_where_nothing_can_be_kept_it_is_said(tmp_path: Path) -> None:
     write(tmp_path / "file", "")
     store = FileTokenStore(tmp_path / "file" / "tokens")
     for attempt in (store.get(URL), store.set(URL, ENTRY)):
-        with pytest.raises(LocalProtocolError, match=r"tokens cannot be kept in .*(Not a directory|File exists)"):
+        with pytest.raises(UsageError, match=r"tokens cannot be kept in .*(Not a directory|File exists)"):
             await attempt
     (tmp_path / "folder").mkdir()
-    with pytest.raises(LocalProtocolError, match="Is a directory"):
+    with pytest.raises(UsageError, match="Is a directory"):
         await FileTokenStore(tmp_path / "folder").get(URL)
 
 
@@ -151,7 +151,7 @@ async def test_a_store_that_is_locked_for_ever_is_given_up(
 
     monkeypatch.setattr("fcntl.flock", busy)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
-    with pytest.raises(LocalProtocolError, match="locked by another process for 10 seconds"):
+    with pytest.raises(UsageError, match="locked by another process for 10 seconds"):
         await FileTokenStore(file).set(URL, ENTRY)
     assert "tokens.json" not in names_in(file.parent)
 

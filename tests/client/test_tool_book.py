@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 import pytest
 
 from tests.requirements import req
-from trio_mcp import LocalProtocolError, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.client.tools import Returned, ToolBook, ToolFailed
+from trio_mcp import RemoteProtocolError, RequestError, SessionClosed, UsageError
+from trio_mcp.client.tools import ReturnType, ToolBook, ToolFailed
 from trio_mcp.core.content import (
     AudioContent,
     BlobResourceContents,
@@ -108,7 +108,7 @@ def boxed(value: Any, *content: Any) -> CallToolResult:
 def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
     hint: Any, said: CallToolResult, value: Any
 ) -> None:
-    assert Returned(hint).value("t", said) == value
+    assert ReturnType(hint).value("t", said) == value
 
 
 @pytest.mark.parametrize(
@@ -135,18 +135,18 @@ def test_a_result_is_a_value_of_the_type_wherever_the_server_has_put_it(
 @req("tool-08")
 def test_what_is_no_such_value_is_an_error_that_says_what_to_do(hint: Any, said: CallToolResult, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
-        Returned(hint).value("t", said)
+        ReturnType(hint).value("t", said)
 
 
 def test_a_tool_that_has_failed_has_no_value() -> None:
     with pytest.raises(ToolFailed, match="out of bread"):
-        Returned(str).value("t", result("out of bread", is_error=True))
+        ReturnType(str).value("t", result("out of bread", is_error=True))
 
 
 @pytest.mark.parametrize("hint", [[int], object(), {int: str}, lambda: None])
 def test_what_is_no_type_is_said_to_be_none(hint: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="returns"):
-        Returned(hint)
+    with pytest.raises(UsageError, match="returns"):
+        ReturnType(hint)
 
 
 async def test_a_tool_is_looked_for_once_until_the_list_may_have_changed() -> None:
@@ -198,7 +198,7 @@ async def test_tools_that_cannot_be_listed_are_called_all_the_same(error: Except
 
 async def test_what_our_own_side_did_wrong_is_raised_where_tools_are_looked_for() -> None:
     async def walk() -> None:
-        raise LocalProtocolError("the headers for a request could not be made")
+        raise UsageError("the headers for a request could not be made")
 
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         await ToolBook(lambda why: None).look_for("t", walk)

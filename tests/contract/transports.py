@@ -1,8 +1,8 @@
 """Every transport, behind the byte stream of `tests.server.wire`.
 
 A test that uses `connected(server, revision)` runs over any transport, unchanged: `connected` serves the server's end
-of its stream by `trio_mcp.server.driver.serve_stream`, and the fixture of `tests.contract.cases` puts one of `TRANSPORTS` in
-its place.
+of its stream by `trio_mcp.server.driver.serve_stream`, and the fixture of `tests.contract.cases` puts one of
+`TRANSPORTS` in its place.
 
 - `memory` is `serve_stream` itself.
 - `stdio` is `serve_stdio`, with two pipes as fds 0 and 1.

@@ -28,23 +28,23 @@ from trio_mcp.core.oauth.clients import Application
 from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
+    BrowserReturned,
     Deed,
-    Failed,
+    FlowFailed,
     Heard,
-    Listen,
-    Listening,
     OpenBrowser,
+    OpenReceiver,
     Persist,
+    ReceiverReady,
     Replied,
-    Returned,
     SendRequest,
 )
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.oauth.flow import Flow
-from trio_mcp.core.oauth.places import Rules
+from trio_mcp.core.oauth.places import UrlRules
 from trio_mcp.core.oauth.proofs import Key
-from trio_mcp.core.oauth.records import Record
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin
+from trio_mcp.core.oauth.records import ServerRecord
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow
 
 CALLBACK = "http://localhost:3000/callback"
 NOW = 1_800_000_000.0
@@ -417,12 +417,12 @@ class Visitor:
 
     world: World
     application: Application = APPLICATION
-    record: Record | None = None
-    rules: Rules | None = None
+    record: ServerRecord | None = None
+    rules: UrlRules | None = None
     now: float = NOW
     assertion: str = "vouched"
     authorizer: Authorizer = attrs.field(init=False)
-    persisted: list[Record] = attrs.field(factory=list)
+    persisted: list[ServerRecord] = attrs.field(factory=list)
     deeds: list[Deed] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -439,7 +439,7 @@ class Visitor:
         errand = self.authorizer.errand("POST", operation=operation)
         verdict = errand.go(self.now)
         while True:
-            if isinstance(verdict, Failed):
+            if isinstance(verdict, FlowFailed):
                 raise verdict.error
             if isinstance(verdict, Authorized):
                 answer = self.world.mcp.call(Headers(verdict.headers), operation)
@@ -448,7 +448,7 @@ class Visitor:
                     return answer.status
                 verdict = errand.refused(answer.status, answer.headers, self.now)
             else:
-                assert isinstance(verdict, Begin), "nobody else is there to wait for"
+                assert isinstance(verdict, StartFlow), "nobody else is there to wait for"
                 self.drive(verdict.flow)
                 verdict = errand.go(self.now)
 
@@ -467,10 +467,10 @@ class Visitor:
         match deeds[-1]:
             case SendRequest() as request:
                 return self.world.send(request)
-            case Listen():
-                return Listening(CALLBACK)
+            case OpenReceiver():
+                return ReceiverReady(CALLBACK)
             case OpenBrowser(url=url):
-                return Returned(self.world.browse(url))
+                return BrowserReturned(self.world.browse(url))
             case AskAssertion():
                 return Asserted(self.assertion)
             case other:

@@ -14,7 +14,7 @@ import attrs
 from hypothesis import strategies as st
 
 from trio_mcp.core import content, forms, models
-from trio_mcp.core.content import Malformed, Model, Unknown
+from trio_mcp.core.content import MalformedContent, Model, UnknownContent
 from trio_mcp.core.jsonrpc import Absent
 from trio_mcp.core.revisions import Revision
 
@@ -131,7 +131,7 @@ def alternatives(annotation: Any, revision: Revision) -> list[Any]:
     return [
         member
         for member in members
-        if member not in (Malformed, Unknown, Absent, type(None))
+        if member not in (MalformedContent, UnknownContent, Absent, type(None))
         and not (isinstance(member, type) and issubclass(member, Model) and not exists(member, revision))
     ]
 

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from trio_mcp.core.jsonrpc import Event, JsonObject, Limits, Message, Request, decode, encode
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION, Revision
-from trio_mcp.core.session import Offer, ServerSession, Session
+from trio_mcp.core.session import Offer, ServerProtocol, SessionProtocol
 
 LIMITS = Limits()
 CLIENT_INFO = {"name": "client", "version": "1", "title": "The Client", "websiteUrl": "https://example.com"}
@@ -38,15 +38,15 @@ def wire(message: Message) -> Message:
     return decode(encode(message), LIMITS)
 
 
-def drain(session: Session) -> list[Message]:
+def drain(session: SessionProtocol) -> list[Message]:
     """What a session has to say, as the other side reads it."""
     return [wire(message) for message, _ in session.outgoing()]
 
 
 @attrs.define
 class Pair:
-    client: ClientSession
-    server: ServerSession
+    client: ClientProtocol
+    server: ServerProtocol
     client_saw: list[Event] = attrs.field(factory=list)
     server_saw: list[Event] = attrs.field(factory=list)
     said: list[Message] = attrs.field(factory=list)  # by both, in the order of the wire
@@ -78,8 +78,8 @@ def pair(
     instructions: str | None = None,
 ) -> Pair:
     return Pair(
-        ClientSession(Offer(CLIENT_INFO, client, client_speaks)),
-        ServerSession(Offer(SERVER_INFO, server, server_speaks, instructions)),
+        ClientProtocol(Offer(CLIENT_INFO, client, client_speaks)),
+        ServerProtocol(Offer(SERVER_INFO, server, server_speaks, instructions)),
     )
 
 

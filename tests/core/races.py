@@ -26,23 +26,23 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from trio_mcp.core.errors import RequestError
-from trio_mcp.core.jsonrpc import Error, Event, Id, Invalid, Message, Notification, Request, Result
+from trio_mcp.core.jsonrpc import Error, Event, Id, InvalidMessage, Message, Notification, Request, Response
 from trio_mcp.core.outcomes import (
     Answered,
-    Garbled,
-    Lost,
+    ConnectionLost,
+    InvalidAnswer,
     ProgressReported,
     Refused,
     RequestCancelled,
+    SubscriptionEnded,
     TimedOut,
-    TornDown,
 )
 from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 
 CLIENT, SERVER = Role.CLIENT, Role.SERVER
-DUPLEX, SESSION, EXCHANGE = Link
+DUPLEX, SESSION, EXCHANGE = LinkKind
 PROGRESS, CANCELLED, MESSAGE = "notifications/progress", "notifications/cancelled", "notifications/message"
 LISTEN = "subscriptions/listen"
 UNCANCELLABLE = ("initialize", "server/discover")
@@ -78,7 +78,7 @@ class Plan:
     """`losses`: of `stream`, `link` and `input` (one direction of a duplex), what may be lost.  `lazy`: what is queued
     leaves by a move of its own."""
 
-    link: Link
+    link: LinkKind
     wishes: tuple[Wish, ...]
     losses: frozenset[str] = attrs.field(default="", converter=_words)
     lazy: bool = False
@@ -250,7 +250,9 @@ class World:
     def _fail(self, index: int) -> None:
         """Its maker learns that there will be no answer; one that comes all the same is late."""
         track, place = self._count(index, "fail"), self._maker(index)
-        self._compare(self.peers[place].fail(track.id, "refused"), [(Lost, index)] if self._waits(index) else [])
+        self._compare(
+            self.peers[place].fail(track.id, "refused"), [(ConnectionLost, index)] if self._waits(index) else []
+        )
         self._drain(place)
 
     def _progress(self, index: int) -> None:
@@ -298,7 +300,7 @@ class World:
         """The client notices that the stream is broken."""
         track = self._count(index, "feel")
         lost = self.plan.link is EXCHANGE and not track.outcome
-        self._lose_stream(0, track, [(Lost, index)] if lost else [])
+        self._lose_stream(0, track, [(ConnectionLost, index)] if lost else [])
 
     def _hear(self, index: int) -> None:
         """The server notices that the stream is broken, or was closed."""
@@ -308,7 +310,7 @@ class World:
 
     def _lose_stream(self, place: int, track: Track, promised: list[tuple[type, int]]) -> None:
         before = pickle.dumps(self.peers[place])
-        self._compare(self.peers[place].lost(about=track.id), promised)
+        self._compare(self.peers[place].connection_lost(about=track.id), promised)
         if not promised:
             expect(pickle.dumps(self.peers[place]) == before, "a lost stream that ends nothing changes nothing")
         self._drain(place)
@@ -320,10 +322,10 @@ class World:
 
     def _lost(self, place: int) -> None:
         by_id = sorted(range(len(self.tracks)), key=lambda at: self.tracks[at].id)
-        promised = [(Lost, at) for at in by_id if self._maker(at) == place and self._waits(at)]
+        promised = [(ConnectionLost, at) for at in by_id if self._maker(at) == place and self._waits(at)]
         promised += [(RequestCancelled, at) for at in by_id if self._servant(at) == place and self.tracks[at].served]
-        events = self.peers[place].lost()  # in whatever order
-        self._compare(sorted(events, key=lambda event: (type(event) is not Lost, event.id)), promised)
+        events = self.peers[place].connection_lost()  # in whatever order
+        self._compare(sorted(events, key=lambda event: (type(event) is not ConnectionLost, event.id)), promised)
         self._drain(place)
 
     def _close(self, place: int) -> None:
@@ -334,7 +336,7 @@ class World:
         self.closed = tuple(sorted((*self.closed, place)))
         lost = [at for at in range(len(self.tracks)) if self._maker(at) == place and self._waits(at)]
         lost.sort(key=lambda at: self.tracks[at].id)
-        self._compare(self.peers[place].input_ended(), [(Lost, at) for at in lost])
+        self._compare(self.peers[place].input_ended(), [(ConnectionLost, at) for at in lost])
         self._drain(place)
 
     def _clock(self, place: int) -> None:
@@ -381,8 +383,8 @@ class World:
             to = self.down.setdefault(0 if about is None or self.plan.link is DUPLEX else about, [])
         if at is not None and self.plan.link is EXCHANGE and "break" in self.tracks[at].used:
             return
-        if at is not None and isinstance(message, Result) and "garble" in self.tracks[at].used:
-            message = Invalid("spoilt", answers=message.id)
+        if at is not None and isinstance(message, Response) and "garble" in self.tracks[at].used:
+            message = InvalidMessage("spoilt", answers=message.id)
         to.append(message)
 
     def _receive(self, place: int, message: Message) -> None:
@@ -434,8 +436,8 @@ class World:
         match message:
             case Request(id):
                 return [(Request, self._served_by(place, id))]
-            case Result(id) | Error(id) | Invalid(answers=id):
-                kind = {Result: Answered, Error: Refused, Invalid: Garbled}[type(message)]
+            case Response(id) | Error(id) | InvalidMessage(answers=id):
+                kind = {Response: Answered, Error: Refused, InvalidMessage: InvalidAnswer}[type(message)]
                 index = self._made_by(place, id)
                 return [(kind, index)] if self._waits(index) else []
             case Notification("notifications/progress", {"progressToken": token}):
@@ -452,7 +454,7 @@ class World:
             return [(RequestCancelled, index)] if stops else []
         index = self._made_by(place, id)
         if index is not None and self._waits(index) and self.plan.wishes[index].method == LISTEN:
-            return [(TornDown, index)]
+            return [(SubscriptionEnded, index)]
         return []
 
     def _is_fixed(self, index: int) -> bool:
@@ -469,7 +471,7 @@ class World:
         track = self.tracks[self._served_by(place, about)]
         expect(not track.stopped, "nothing is sent for a request once its cancellation was seen")
         expect(not track.replied, "nothing is sent for a request after its answer")
-        if isinstance(message, Result | Error):
+        if isinstance(message, Response | Error):
             expect(message.id == track.id, "an answer has the id of its request")
             track.replied = True
         elif message.method == PROGRESS:

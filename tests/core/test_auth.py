@@ -23,26 +23,26 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.oauth.clients import (
     Application,
-    Client,
     ClientCredentials,
     IdentityAssertion,
+    OAuthClient,
 )
 from trio_mcp.core.oauth.deeds import (
-    Done,
-    Failed,
-    Listen,
+    BrowserReturned,
+    FlowDone,
+    FlowFailed,
     OpenBrowser,
+    OpenReceiver,
     Persist,
-    Returned,
     SendRequest,
 )
 from trio_mcp.core.oauth.errors import Blame
-from trio_mcp.core.oauth.places import Rules
-from trio_mcp.core.oauth.records import Record
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Wait
+from trio_mcp.core.oauth.places import UrlRules
+from trio_mcp.core.oauth.records import ServerRecord
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow, WaitForFlow
 
 CHALLENGE = {"WWW-Authenticate": f'Bearer resource_metadata="{MCP}/metadata"'}
 LATER = NOW + 3600
@@ -56,7 +56,7 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
 def test_a_server_that_wants_no_token_is_sent_none() -> None:
     errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
     assert errand.go(NOW) == Authorized(())
-    with pytest.raises(LocalProtocolError, match="was not sent"):
+    with pytest.raises(UsageError, match="was not sent"):
         Authorizer(MCP, Application("V"), entropy=entropy).errand("POST").refused(401, CHALLENGE, NOW)
 
 
@@ -65,12 +65,12 @@ def test_a_server_that_wants_no_token_is_sent_none() -> None:
     "url", ["http://mcp.example/mcp", "http://localhost/mcp", "ftp://x", "https://u:p@mcp.example"]
 )
 def test_tokens_go_to_https_and_to_one_origin_only(url: str) -> None:
-    with pytest.raises(LocalProtocolError, match="tokens are not sent"):
+    with pytest.raises(UsageError, match="tokens are not sent"):
         Authorizer(url, Application("V"), entropy=entropy)
     authorizer = Authorizer(MCP, Application("V"), entropy=entropy)
     for same in ("https://mcp.example/sse", "https://MCP.example:443/mcp"):
         assert authorizer.errand("GET", same).go(NOW) == Authorized()
-    with pytest.raises(LocalProtocolError, match="another origin"):
+    with pytest.raises(UsageError, match="another origin"):
         authorizer.errand("POST", "https://evil.example/mcp")
 
 
@@ -79,7 +79,7 @@ def test_loopback_may_do_without_tls_where_the_application_says_so() -> None:
     server = AuthServer(issuer, iss=issuer)
     url = "http://127.0.0.1:3000/mcp"
     mcp = McpServer(server, url, named="http://127.0.0.1:3000/.well-known/oauth-protected-resource/mcp")
-    assert Visitor(World(mcp, [server]), rules=Rules(loopback=True)).call() == 200
+    assert Visitor(World(mcp, [server]), rules=UrlRules(loopback=True)).call() == 200
 
 
 # How often anything is tried.
@@ -116,7 +116,7 @@ def test_what_no_token_would_mend_is_the_end(status: int, challenge: str, words:
     errand = Authorizer(MCP, Application("V"), entropy=entropy).errand("POST")
     errand.go(NOW)
     verdict = errand.refused(status, {"WWW-Authenticate": challenge}, NOW)
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, FlowFailed)
     assert verdict.error.blame is Blame.SERVER
     assert words in str(verdict.error)
 
@@ -126,7 +126,7 @@ def test_a_server_that_wants_ever_new_nonces_is_obeyed_once() -> None:
     nonce = {"WWW-Authenticate": "DPoP error=use_dpop_nonce", "DPoP-Nonce": "n"}
     errand.go(NOW)
     assert isinstance(errand.refused(401, nonce, NOW), Authorized)
-    assert isinstance(errand.refused(401, nonce, NOW), Failed)
+    assert isinstance(errand.refused(401, nonce, NOW), FlowFailed)
 
 
 def test_a_refusal_that_names_no_challenge_is_one_for_the_well_known_places() -> None:
@@ -134,7 +134,7 @@ def test_a_refusal_that_names_no_challenge_is_one_for_the_well_known_places() ->
     errand = visitor.authorizer.errand("POST")
     errand.go(NOW)
     verdict = errand.refused(401, {}, NOW)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     visitor.drive(verdict.flow)
     assert visitor.world.mcp.asked == [WELL_KNOWN]
 
@@ -171,31 +171,31 @@ def test_one_request_steps_up_twice_at_most() -> None:
     errand.go(NOW)
     for scope in ("a", "b"):
         verdict = errand.refused(403, {"WWW-Authenticate": f"Bearer error=insufficient_scope, scope={scope}"}, NOW)
-        assert isinstance(verdict, Begin)
+        assert isinstance(verdict, StartFlow)
         visitor.drive(verdict.flow)
         errand.go(NOW)
     verdict = errand.refused(403, {"WWW-Authenticate": "Bearer error=insufficient_scope, scope=c"}, NOW)
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, FlowFailed)
     assert [each.get("scope") for each in visitor.world.servers[0].of("authorize")] == [None, "a", "a b"]
 
 
 # Several requests, one flow.
 
 
-def two_errands(visitor: Visitor) -> tuple[Any, Any, Begin]:
+def two_errands(visitor: Visitor) -> tuple[Any, Any, StartFlow]:
     first, second = visitor.authorizer.errand("POST"), visitor.authorizer.errand("POST")
     for each in (first, second):
         each.go(visitor.now)
     begun = first.refused(401, CHALLENGE, visitor.now)
-    assert isinstance(begun, Begin)
-    assert second.refused(401, CHALLENGE, visitor.now) == Wait(begun.flow)
+    assert isinstance(begun, StartFlow)
+    assert second.refused(401, CHALLENGE, visitor.now) == WaitForFlow(begun.flow)
     return first, second, begun
 
 
 def test_of_many_requests_in_need_one_begins_a_flow_and_the_others_wait_for_it() -> None:
     visitor = Visitor(world())
     first, second, begun = two_errands(visitor)
-    assert second.go(NOW) == first.go(NOW) == Wait(begun.flow)
+    assert second.go(NOW) == first.go(NOW) == WaitForFlow(begun.flow)
     assert visitor.authorizer.errand("POST").go(NOW) == Authorized()  # who needs no token does not wait
     visitor.drive(begun.flow)
     assert first.go(NOW) == second.go(NOW)
@@ -208,8 +208,8 @@ def test_of_many_requests_whose_token_has_ended_one_renews_it() -> None:
     visitor.call()
     errands = [visitor.authorizer.errand("POST") for _ in range(10)]
     begun, *waiting = [each.go(LATER) for each in errands]
-    assert isinstance(begun, Begin)
-    assert waiting == [Wait(begun.flow)] * 9
+    assert isinstance(begun, StartFlow)
+    assert waiting == [WaitForFlow(begun.flow)] * 9
     visitor.now = LATER
     visitor.drive(begun.flow)
     assert len({each.go(LATER) for each in errands}) == 1
@@ -221,7 +221,7 @@ def test_who_waits_for_a_flow_that_fails_gets_its_error_and_may_try_anew() -> No
     first, second, begun = two_errands(visitor)
     visitor.drive(begun.flow)
     assert first.go(NOW) == second.go(NOW) == begun.flow.outcome
-    assert isinstance(second.go(NOW), Begin)
+    assert isinstance(second.go(NOW), StartFlow)
 
 
 def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> None:
@@ -233,14 +233,14 @@ def test_when_a_flow_is_abandoned_one_of_those_who_waited_begins_another() -> No
     deeds = visitor.authorizer.start(begun.flow, NOW)
     visitor.authorizer.abandon(begun.flow)
     verdict = second.go(NOW)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     assert verdict.flow is not begun.flow
-    assert third.go(NOW) == Wait(verdict.flow)
+    assert third.go(NOW) == WaitForFlow(verdict.flow)
     # What the abandoned one gets is late, and it cannot be started again.
     assert visitor.authorizer.receive(begun.flow, visitor.act(deeds), NOW) == ()
     visitor.authorizer.abandon(begun.flow)
     assert visitor.authorizer.flow is verdict.flow
-    with pytest.raises(LocalProtocolError, match="once"):
+    with pytest.raises(UsageError, match="once"):
         begun.flow.start(NOW)
     visitor.drive(verdict.flow)
     assert second.go(NOW) == third.go(NOW)
@@ -253,7 +253,7 @@ def test_the_refusal_of_an_old_token_is_no_reason_to_get_a_third() -> None:
     old = slow.go(NOW)
     quick.go(NOW)
     verdict = quick.refused(401, CHALLENGE, NOW)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     visitor.drive(verdict.flow)
     fresh = slow.refused(401, CHALLENGE, NOW)
     assert isinstance(fresh, Authorized)
@@ -271,13 +271,13 @@ def test_a_flow_that_gained_nothing_does_not_end_the_need_of_who_knows_the_deman
     early, late = visitor.authorizer.errand("POST"), visitor.authorizer.errand("POST")
     early.go(NOW)
     renewal = late.go(LATER)
-    assert isinstance(renewal, Begin)
-    assert early.refused(401, CHALLENGE, LATER) == Wait(renewal.flow)
+    assert isinstance(renewal, StartFlow)
+    assert early.refused(401, CHALLENGE, LATER) == WaitForFlow(renewal.flow)
     visitor.drive(renewal.flow)
-    assert renewal.flow.outcome == Done()
+    assert renewal.flow.outcome == FlowDone()
     assert isinstance(late.go(LATER), Authorized)  # with the old token: the server is to say what it demands
     verdict = early.go(LATER)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     visitor.drive(verdict.flow)
     assert isinstance(early.go(LATER), Authorized)
     assert len(visitor.pages) == 2
@@ -324,7 +324,7 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
         visitor.authorizer,
         visitor.application,
     ]
-    shown += [visitor.world.requests, Returned("code=x"), visitor.authorizer.record, visitor.authorizer._setting]
+    shown += [visitor.world.requests, BrowserReturned("code=x"), visitor.authorizer.record, visitor.authorizer._setting]
     for secret in secrets:
         assert secret not in repr(shown)
     visitor.now = LATER
@@ -332,17 +332,17 @@ def test_no_secret_is_in_a_repr_or_an_error() -> None:
     visitor.authorizer.start(flow, LATER)
     echo = reply(503, {"error": "server_error", "error_description": f"{secrets} and {redeemed}"})
     (last,) = visitor.authorizer.receive(flow, echo, LATER)
-    assert isinstance(last, Failed)
+    assert isinstance(last, FlowFailed)
     for secret in (*server.refresh_tokens, "s3cret"):
         assert secret not in str(last.error)
     assert repr(SendRequest("GET", "https://mcp.example/?key=k")) == "<GET https://mcp.example/>"
 
 
 def test_a_record_belongs_to_one_server() -> None:
-    with pytest.raises(LocalProtocolError, match="another server"):
-        Authorizer(MCP, Application("V"), entropy=entropy, record=Record("https://mcp.example/other"))
-    grant = IdentityAssertion("http://idp.example/token", Client("x"))
-    with pytest.raises(LocalProtocolError, match="is not https"):
+    with pytest.raises(UsageError, match="another server"):
+        Authorizer(MCP, Application("V"), entropy=entropy, record=ServerRecord("https://mcp.example/other"))
+    grant = IdentityAssertion("http://idp.example/token", OAuthClient("x"))
+    with pytest.raises(UsageError, match="is not https"):
         Authorizer(MCP, Application("V", grant=grant), entropy=entropy)
 
 
@@ -350,11 +350,21 @@ def test_what_is_stored_comes_before_what_follows_from_it() -> None:
     visitor = Visitor(world())
     visitor.call()
     kinds = [type(each) for each in visitor.deeds]
-    assert kinds == [SendRequest, SendRequest, Listen, SendRequest, Persist, OpenBrowser, SendRequest, Persist, Done]
+    assert kinds == [
+        SendRequest,
+        SendRequest,
+        OpenReceiver,
+        SendRequest,
+        Persist,
+        OpenBrowser,
+        SendRequest,
+        Persist,
+        FlowDone,
+    ]
 
 
 def test_what_an_application_has_several_of_may_come_in_anything() -> None:
-    client, issuers = Client("id"), ("https://one.example", "https://other.example")
+    client, issuers = OAuthClient("id"), ("https://one.example", "https://other.example")
     plain = Application("V", clients=(client,), scopes=("a", "b"), prefers=issuers)
     assert Application("V", clients=[client], scopes="a b", prefers=list(issuers)) == plain
     assert Application("V", clients=iter([client]), scopes=dict.fromkeys("ab"), prefers=iter(issuers)) == plain
@@ -362,19 +372,19 @@ def test_what_an_application_has_several_of_may_come_in_anything() -> None:
 
 
 def test_an_application_says_at_once_what_it_is_not_made_of() -> None:
-    given: Any = Client("id")
-    with pytest.raises(LocalProtocolError, match=r"a list, also where there is one: clients=\[OAuthClient"):
+    given: Any = OAuthClient("id")
+    with pytest.raises(UsageError, match=r"a list, also where there is one: clients=\[OAuthClient"):
         Application("V", clients=given)
     for grant in ("client_credentials", ClientCredentials, None):
         given = grant
-        with pytest.raises(LocalProtocolError, match=r"such as ClientCredentials\(\), not .*"):
+        with pytest.raises(UsageError, match=r"such as ClientCredentials\(\), not .*"):
             Application("V", grant=given)
 
 
 # Several processes of one application.
 
 
-def elsewhere(visitor: Visitor) -> Record:
+def elsewhere(visitor: Visitor) -> ServerRecord:
     """What another process has stored, which had the same record and has renewed it."""
     other = again(visitor, now=LATER + 1)
     assert other.call() == 200
@@ -392,7 +402,7 @@ def test_what_another_process_has_renewed_is_used_instead_of_renewing_it_again(r
     if revoked:
         assert isinstance(verdict, Authorized)
         verdict = errand.refused(401, CHALLENGE, now)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     asked = len(server.asked)
     assert visitor.authorizer.adopt(verdict.flow, stored)
     assert verdict.flow.over
@@ -409,15 +419,15 @@ def test_what_another_process_had_may_be_no_better_and_then_a_new_one_is_got() -
     errand, stored = visitor.authorizer.errand("POST"), elsewhere(visitor)
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     assert visitor.authorizer.adopt(verdict.flow, stored)
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     assert not visitor.authorizer.adopt(verdict.flow, stored)  # it is our own now
     visitor.drive(verdict.flow)
     assert isinstance(errand.go(NOW), Authorized)
-    assert isinstance(errand.refused(401, CHALLENGE, NOW), Failed)
+    assert isinstance(errand.refused(401, CHALLENGE, NOW), FlowFailed)
 
 
 def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
@@ -425,11 +435,11 @@ def test_nothing_is_adopted_that_is_nothing_or_too_late() -> None:
     errand = visitor.authorizer.errand("POST")
     assert isinstance(errand.go(NOW), Authorized)
     verdict = errand.refused(401, CHALLENGE, NOW)
-    assert isinstance(verdict, Begin)
-    assert not visitor.authorizer.adopt(verdict.flow, Record(MCP))
+    assert isinstance(verdict, StartFlow)
+    assert not visitor.authorizer.adopt(verdict.flow, ServerRecord(MCP))
     visitor.authorizer.start(verdict.flow, NOW)
     other = Visitor(visitor.world)
     assert other.call() == 200
-    with pytest.raises(LocalProtocolError, match="ends by itself"):
+    with pytest.raises(UsageError, match="ends by itself"):
         visitor.authorizer.adopt(verdict.flow, other.persisted[-1])
-    assert visitor.authorizer.record == Record(MCP)
+    assert visitor.authorizer.record == ServerRecord(MCP)

@@ -26,10 +26,10 @@ from tests.requirements import req
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.oauth.clients import (
     Application,
-    Client,
+    ClientAuthMethod,
     ClientCredentials,
     IdentityAssertion,
-    Method,
+    OAuthClient,
     WorkloadIdentity,
 )
 from trio_mcp.core.oauth.deeds import Heard, SendRequest
@@ -152,7 +152,7 @@ def test_the_document_of_the_client_is_its_id_where_the_server_reads_such(suppor
     assert len(visitor.persisted[-1].registered) == (not supported)
 
 
-PRE_REGISTERED = Client("pre-registered", ISSUER, "a:secret/%")
+PRE_REGISTERED = OAuthClient("pre-registered", ISSUER, "a:secret/%")
 
 
 @req("auth-69", "auth-78", "auth-98")
@@ -371,7 +371,7 @@ def machine(**settings: Any) -> World:
 
 @req("auth-73")
 def test_client_credentials_by_a_key() -> None:
-    client = Client("robot", method=Method.KEY)
+    client = OAuthClient("robot", method=ClientAuthMethod.KEY)
     visitor = Visitor(
         machine(grants=("client_credentials",), methods=("private_key_jwt",), mcp_scope="mcp:basic"),
         Application("Robot", grant=ClientCredentials(), clients=(client,), key=key(id="k1")),
@@ -393,7 +393,7 @@ def test_client_credentials_by_a_key() -> None:
 def test_client_credentials_by_a_secret() -> None:
     visitor = Visitor(
         machine(grants=("client_credentials",), methods=("client_secret_basic",)),
-        Application("Robot", grant=ClientCredentials(), clients=(Client("robot", secret="beep"),)),
+        Application("Robot", grant=ClientCredentials(), clients=(OAuthClient("robot", secret="beep"),)),
     )
     server = visitor.world.servers[0]
     server.clients["robot"] = {"client_secret": "beep"}
@@ -429,8 +429,8 @@ class Provider:
 
 EMPLOYEE = Application(
     "Employee",
-    grant=IdentityAssertion("https://idp.example/token", Client("at-idp")),
-    clients=(Client("employee", secret="s:c"),),
+    grant=IdentityAssertion("https://idp.example/token", OAuthClient("at-idp")),
+    clients=(OAuthClient("employee", secret="s:c"),),
 )
 
 
@@ -482,7 +482,7 @@ def test_a_provider_that_does_not_vouch_is_to_blame(status: int, said: Any, blam
 
 
 def test_a_workload_presents_what_its_platform_gave_it_once() -> None:
-    application = Application("Pod", grant=WorkloadIdentity(), clients=(Client("pod"),))
+    application = Application("Pod", grant=WorkloadIdentity(), clients=(OAuthClient("pod"),))
     visitor = Visitor(machine(grants=(JWT_BEARER,), methods=("none",)), application)
     server = visitor.world.servers[0]
     server.clients["pod"] = {}
@@ -492,7 +492,7 @@ def test_a_workload_presents_what_its_platform_gave_it_once() -> None:
 
 
 def test_a_workload_that_is_refused_tries_nothing_else() -> None:
-    application = Application("Pod", grant=WorkloadIdentity(), clients=(Client("stranger"),))
+    application = Application("Pod", grant=WorkloadIdentity(), clients=(OAuthClient("stranger"),))
     visitor = Visitor(machine(grants=(JWT_BEARER,), methods=("none",)), application)
     assert "vouched" not in fails(visitor, Blame.APPLICATION)
     assert len(visitor.world.servers[0].of("token")) == 1

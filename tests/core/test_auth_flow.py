@@ -29,39 +29,39 @@ from tests.core.auth_server import (
     world,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
-    Client,
+    ClientAuthMethod,
     ClientCredentials,
     Grant,
     IdentityAssertion,
-    Method,
+    OAuthClient,
     WorkloadIdentity,
 )
 from trio_mcp.core.oauth.deeds import (
     Asserted,
-    Done,
-    Failed,
-    GivenUp,
+    BrowserReturned,
+    FlowAbandoned,
+    FlowDone,
+    FlowFailed,
+    ForbiddenAddress,
     Heard,
-    Ignored,
-    Listen,
-    Listening,
-    Misplaced,
     OpenBrowser,
+    OpenReceiver,
     Persist,
+    ReceiverReady,
     Replied,
-    Returned,
+    RequestFailed,
+    ReturnIgnored,
     SendRequest,
-    Unsent,
 )
 from trio_mcp.core.oauth.errors import Blame
-from trio_mcp.core.oauth.flow import FLOW, Found, Step
+from trio_mcp.core.oauth.flow import FLOW, FlowFinding, FlowStep
 from trio_mcp.core.oauth.records import as_json, read_record
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin
+from trio_mcp.core.oauth.tokens import Authorized, Authorizer, StartFlow
 
 LATER = NOW + 3600
 WELL_KNOWN = "/.well-known/oauth-protected-resource/mcp"
@@ -73,7 +73,7 @@ GRANTS: dict[str, tuple[Grant, dict[str, Any], int]] = {
     "code": (AuthorizationCode(), {}, 6),
     "client credentials": (ClientCredentials(), {"grants": ("client_credentials",)}, 3),
     "enterprise": (
-        IdentityAssertion("https://as.example/idp", Client("at-idp")),
+        IdentityAssertion("https://as.example/idp", OAuthClient("at-idp")),
         {"grants": ("urn:ietf:params:oauth:grant-type:jwt-bearer",)},
         5,
     ),
@@ -85,7 +85,7 @@ ID_JAG = {"access_token": "jag", "issued_token_type": "urn:ietf:params:oauth:tok
 
 def visitor_of(name: str) -> Visitor:
     grant, settings, _ = GRANTS[name]
-    clients = () if name == "code" else (Client("known", ISSUER),)
+    clients = () if name == "code" else (OAuthClient("known", ISSUER),)
     visitor = Visitor(world(**settings), Application("V", grant=grant, clients=clients))
     visitor.world.servers[0].clients["known"] = {}
 
@@ -101,7 +101,7 @@ def upto(visitor: Visitor, number: int) -> tuple[Any, tuple[Any, ...]]:
     errand = visitor.authorizer.errand("POST")
     errand.go(visitor.now)
     verdict = errand.refused(401, {}, visitor.now)
-    assert isinstance(verdict, Begin)
+    assert isinstance(verdict, StartFlow)
     deeds = visitor.authorizer.start(verdict.flow, visitor.now)
     for _ in range(number):
         deeds = visitor.authorizer.receive(verdict.flow, visitor.act(deeds), visitor.now)
@@ -111,7 +111,7 @@ def upto(visitor: Visitor, number: int) -> tuple[Any, tuple[Any, ...]]:
 def test_the_exchanges_are_counted_right() -> None:
     for name, (*_, count) in GRANTS.items():
         flow, deeds = upto(visitor_of(name), count)
-        assert deeds[-1] == Done()
+        assert deeds[-1] == FlowDone()
         assert flow.over
 
 
@@ -125,9 +125,9 @@ def test_a_flow_abandoned_anywhere_leaves_nothing_behind_that_hinders_the_next(n
 
 
 TROUBLES: list[Any] = [
-    Unsent("the name does not resolve"),
-    GivenUp("no time left"),
-    Misplaced("10.0.0.7"),
+    RequestFailed("the name does not resolve"),
+    FlowAbandoned("no time left"),
+    ForbiddenAddress("10.0.0.7"),
     reply(500),
     reply(503, {"error": "temporarily_unavailable"}),
     reply(200, [1]),
@@ -146,14 +146,14 @@ def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(name: st
     visitor = visitor_of(name)
     flow, deeds = upto(visitor, number)
     if not isinstance(deeds[-1], SendRequest):
-        trouble = GivenUp("no time left")
+        trouble = FlowAbandoned("no time left")
     deeds = visitor.authorizer.receive(flow, trouble, NOW)
     while not flow.over:
         deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
     visitor._note(deeds)
     # One place without a document is no failure where there is another one to ask.
-    assert isinstance(deeds[-1], Failed) or number == 0
-    if isinstance(trouble, Unsent) and number > 1:
+    assert isinstance(deeds[-1], FlowFailed) or number == 0
+    if isinstance(trouble, RequestFailed) and number > 1:
         assert "the name does not resolve" in str(deeds[-1])
     visitor.authorizer.abandon(flow)
     assert visitor.call() == 200
@@ -164,14 +164,14 @@ def test_trouble_anywhere_is_blamed_on_somebody_and_the_next_flow_works(name: st
 def test_what_does_not_answer_the_deed_is_the_drivers_mistake_and_changes_nothing(number: int) -> None:
     visitor = visitor_of("code")
     flow, deeds = upto(visitor, number)
-    for heard in (reply(200), Listening(CALLBACK), Returned(""), Asserted("x")):
-        fitting = {SendRequest: Replied, Listen: Listening, OpenBrowser: Returned}[type(deeds[-1])]
+    for heard in (reply(200), ReceiverReady(CALLBACK), BrowserReturned(""), Asserted("x")):
+        fitting = {SendRequest: Replied, OpenReceiver: ReceiverReady, OpenBrowser: BrowserReturned}[type(deeds[-1])]
         if not isinstance(heard, fitting):
-            with pytest.raises(LocalProtocolError, match=flow.step.name):
+            with pytest.raises(UsageError, match=flow.step.name):
                 visitor.authorizer.receive(flow, heard, NOW)
     while not flow.over:
         deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
-    assert deeds[-1] == Done()
+    assert deeds[-1] == FlowDone()
 
 
 @req("auth-26")
@@ -179,8 +179,8 @@ def test_what_does_not_answer_the_deed_is_the_drivers_mistake_and_changes_nothin
 def test_a_redirect_uri_is_on_loopback_or_https(uri: str) -> None:
     visitor = visitor_of("code")
     flow, deeds = upto(visitor, 2)
-    with pytest.raises(LocalProtocolError, match="redirect URI"):
-        visitor.authorizer.receive(flow, Listening(uri), NOW)
+    with pytest.raises(UsageError, match="redirect URI"):
+        visitor.authorizer.receive(flow, ReceiverReady(uri), NOW)
     assert isinstance(visitor.authorizer.receive(flow, visitor.act(deeds), NOW)[-1], SendRequest)
 
 
@@ -200,8 +200,8 @@ def test_an_answer_to_somebody_else_is_discarded_and_the_right_one_waited_for() 
         "&".join(f"a{number}=b" for number in range(100)) + right,
         "state=\ud800",
     ):
-        assert isinstance(visitor.authorizer.receive(flow, Returned(query), NOW)[-1], Ignored)
-    deeds = visitor.authorizer.receive(flow, Returned(f"?{right}"), NOW)
+        assert isinstance(visitor.authorizer.receive(flow, BrowserReturned(query), NOW)[-1], ReturnIgnored)
+    deeds = visitor.authorizer.receive(flow, BrowserReturned(f"?{right}"), NOW)
     assert b"code-" in deeds[-1].body  # type: ignore[union-attr]
     assert b"stolen" not in deeds[-1].body  # type: ignore[union-attr]
 
@@ -227,7 +227,7 @@ def test_whatever_a_server_writes_a_flow_ends_well_or_says_why(
     deeds = visitor.authorizer.receive(flow, heard, NOW)
     while not flow.over:
         deeds = visitor.authorizer.receive(flow, visitor.act(deeds), NOW)
-    assert isinstance(deeds[-1], Done | Failed)
+    assert isinstance(deeds[-1], FlowDone | FlowFailed)
     for each in deeds:
         if isinstance(each, Persist):
             assert read_record(json.loads(json.dumps(as_json(each.record)))) == each.record
@@ -318,7 +318,7 @@ def test_a_refresh_token_that_is_no_longer_good_is_forgotten_and_the_user_asked(
     assert len([each for each in server.of("token") if each["grant_type"] == "refresh_token"]) == 1
 
 
-@pytest.mark.parametrize("trouble", [Unsent("no route"), reply(503), reply(429), reply(200, {})])
+@pytest.mark.parametrize("trouble", [RequestFailed("no route"), reply(503), reply(429), reply(200, {})])
 def test_a_refresh_that_could_not_be_made_is_made_later(trouble: Heard) -> None:
     visitor = Visitor(world())
     visitor.call()
@@ -348,8 +348,8 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     server.tokens.clear()
     flow, deeds = upto(visitor, 3)
     assert isinstance(deeds[-1], OpenBrowser)
-    *_, last = deeds = visitor.authorizer.receive(flow, GivenUp("closed"), NOW)
-    assert isinstance(last, Failed)
+    *_, last = deeds = visitor.authorizer.receive(flow, FlowAbandoned("closed"), NOW)
+    assert isinstance(last, FlowFailed)
     assert last.error.blame is Blame.USER
     visitor._note(deeds)
     assert visitor.call() == 200
@@ -358,8 +358,8 @@ def test_a_page_that_nobody_returned_from_may_be_that_of_a_forgotten_client() ->
     server.tokens.clear()
     flow, deeds = upto(visitor, 3)
     assert isinstance(deeds[-1], OpenBrowser)
-    *_, last = deeds = visitor.authorizer.receive(flow, GivenUp("no screen", at_fault=True), NOW)
-    assert isinstance(last, Failed)
+    *_, last = deeds = visitor.authorizer.receive(flow, FlowAbandoned("no screen", at_fault=True), NOW)
+    assert isinstance(last, FlowFailed)
     assert last.error.blame is Blame.APPLICATION
     assert "no screen" in str(last.error)
     visitor._note(deeds)
@@ -397,13 +397,13 @@ def test_a_renewal_that_lost_its_refresh_token_to_another_request_bothers_nobody
     visitor.call()
     errand = visitor.authorizer.errand("POST")
     first = errand.go(LATER)
-    assert isinstance(first, Begin)
+    assert isinstance(first, StartFlow)
     visitor.authorizer._distrust()
     visitor.authorizer.abandon(first.flow)
     second = errand.go(LATER)
-    assert isinstance(second, Begin)
+    assert isinstance(second, StartFlow)
     visitor.drive(second.flow)
-    assert second.flow.outcome == Done()
+    assert second.flow.outcome == FlowDone()
     assert isinstance(errand.go(LATER), Authorized)
     assert len(visitor.pages) == 1
 
@@ -416,7 +416,7 @@ def test_a_refusal_by_the_user_does_not_cost_the_registration() -> None:
     # Nor does a page that was closed, where the registration is a new one and surely known.
     visitor = Visitor(world())
     flow, _ = upto(visitor, 4)
-    visitor.authorizer.receive(flow, GivenUp("closed"), NOW)
+    visitor.authorizer.receive(flow, FlowAbandoned("closed"), NOW)
     assert visitor.call() == 200
     assert len(visitor.world.servers[0].of("register")) == 1
 
@@ -446,7 +446,7 @@ def test_what_was_granted_to_another_application_is_not_used_to_renew() -> None:
     visitor.call()
     server = visitor.world.servers[0]
     server.clients["other"] = {}
-    application = attrs.evolve(visitor.application, clients=(Client("other"),))
+    application = attrs.evolve(visitor.application, clients=(OAuthClient("other"),))
     later = Visitor(visitor.world, application, visitor.persisted[-1], now=LATER)
     assert later.call() == 200
     assert [each["client_id"] for each in server.of("token")] == ["known", "other"]
@@ -460,7 +460,7 @@ def test_what_was_granted_to_another_application_is_not_used_to_renew() -> None:
 
 @pytest.mark.parametrize("lost", ["key", "dpop", "tls"])
 def test_without_the_keys_of_before_everything_begins_anew(lost: str) -> None:
-    client = Client("known", method=Method.KEY)
+    client = OAuthClient("known", method=ClientAuthMethod.KEY)
     visitor = Visitor(
         world(dpop=True, methods=("private_key_jwt",)), Application("V", clients=(client,), key=key(), dpop=key())
     )
@@ -501,7 +501,7 @@ def test_a_bound_token_whose_key_is_lost_is_sent_without_a_proof_and_refused() -
 @pytest.mark.parametrize("issuer", [None, ISSUER])
 def test_credentials_are_not_taken_along_to_another_issuer(issuer: str | None) -> None:
     other = AuthServer("https://other.example", iss="https://other.example")
-    client = Client("known", issuer, "hush")
+    client = OAuthClient("known", issuer, "hush")
     server = AuthServer(methods=("client_secret_post",), clients={"known": {"client_secret": "hush"}})
     visitor = Visitor(World(McpServer(server), [server, other]), Application("V", clients=(client,)))
     assert visitor.call() == 200
@@ -518,7 +518,7 @@ def test_credentials_are_not_taken_along_to_another_issuer(issuer: str | None) -
 def test_another_server_does_not_get_what_was_given_without_an_issuer() -> None:
     """One that cannot be trusted names an authorization server of its own, which would be shown the secret."""
     thief = AuthServer("https://thief.example", iss="https://thief.example", grants=("client_credentials",))
-    robot = Application("Robot", grant=ClientCredentials(), clients=(Client("robot", secret="hush"),))
+    robot = Application("Robot", grant=ClientCredentials(), clients=(OAuthClient("robot", secret="hush"),))
     server = AuthServer(
         grants=("client_credentials",), methods=("client_secret_post",), clients={"robot": {"client_secret": "hush"}}
     )
@@ -542,8 +542,8 @@ def test_of_several_issuers_the_application_has_the_first_word() -> None:
     servers = [AuthServer(url, iss=url, clients={"known": {}}) for url in urls]
     for expected, application in [
         (0, Application("V")),
-        (1, Application("V", clients=(Client("known", urls[1]),))),
-        (2, Application("V", clients=(Client("known"),), prefers=("https://x.example", urls[2]))),
+        (1, Application("V", clients=(OAuthClient("known", urls[1]),))),
+        (2, Application("V", clients=(OAuthClient("known"),), prefers=("https://x.example", urls[2]))),
     ]:
         visitor = Visitor(World(McpServer(servers[expected], issuers=("http://bad", *urls)), servers), application)
         assert visitor.call() == 200
@@ -644,7 +644,7 @@ def test_a_grant_that_is_no_longer_good_where_it_was_begins_with_discovery_next_
 def test_a_secret_that_was_changed_begins_anew_instead_of_renewing() -> None:
     visitor = visitor_of("client credentials")
     visitor.call()
-    application = attrs.evolve(visitor.application, clients=(Client("known", ISSUER, "new"),))
+    application = attrs.evolve(visitor.application, clients=(OAuthClient("known", ISSUER, "new"),))
     later = Visitor(visitor.world, application, visitor.persisted[-1], now=LATER)
     assert later.call() == 200
     assert later.persisted[-1].authorization.client.secret == "new"  # type: ignore[union-attr]
@@ -751,7 +751,7 @@ def test_a_token_endpoint_that_leads_elsewhere_since_is_not_asked_to_renew() -> 
     visitor = Visitor(world())
     visitor.call()
     visitor.now = LATER
-    visitor.world.broken = lambda request: Misplaced("10.0.0.7") if request.url.endswith("/token") else None
+    visitor.world.broken = lambda request: ForbiddenAddress("10.0.0.7") if request.url.endswith("/token") else None
     assert visitor.call() == 200  # the MCP server is asked, and still takes the token
     visitor.world.servers[0].tokens.clear()
     assert "10.0.0.7" in str(failed(visitor))
@@ -763,6 +763,6 @@ def test_a_token_endpoint_that_leads_elsewhere_since_is_not_asked_to_renew() -> 
 
 
 def test_every_step_has_a_row_and_every_row_leads_somewhere() -> None:
-    assert FLOW.keys() == {*Step} - {Step.OVER}
-    assert {step for row in FLOW.values() for step in row.values()} == {*Step} - {Step.START}
-    assert {found for row in FLOW.values() for found in row} == {*Found}
+    assert FLOW.keys() == {*FlowStep} - {FlowStep.OVER}
+    assert {step for row in FLOW.values() for step in row.values()} == {*FlowStep} - {FlowStep.START}
+    assert {found for row in FLOW.values() for found in row} == {*FlowFinding}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from tests.core.auth_server import CALLBACK, ISSUER, MCP, NOW, Visitor, again, entropy, key, reply, unsigned, world
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Headers
-from trio_mcp.core.oauth.challenge import Challenge, Demand, read_challenges, read_demand, scopes_of, union
+from trio_mcp.core.oauth.challenge import AuthChallenge, Challenge, read_challenges, read_demand, scopes_of, union
 from trio_mcp.core.oauth.clients import (
     Application,
-    Client,
-    Method,
+    ClientAuthMethod,
+    OAuthClient,
     authenticated,
     choose_method,
     client_document,
@@ -31,7 +31,7 @@ from trio_mcp.core.oauth.deeds import Heard, SendRequest
 from trio_mcp.core.oauth.documents import default_server, read_object, read_resource, read_server
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame, censored
 from trio_mcp.core.oauth.grants import (
-    Pending,
+    PendingAuthorization,
     authorization_url,
     check_pkce,
     form,
@@ -42,7 +42,7 @@ from trio_mcp.core.oauth.grants import (
 )
 from trio_mcp.core.oauth.places import (
     Network,
-    Rules,
+    UrlRules,
     client_id_fault,
     covers,
     issuer_fault,
@@ -54,10 +54,10 @@ from trio_mcp.core.oauth.places import (
     url_fault,
 )
 from trio_mcp.core.oauth.proofs import Key, Nonces, dpop_proof
-from trio_mcp.core.oauth.records import Record, as_json, read_record
+from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
 
-STRICT, LOOSE = Rules(), Rules(loopback=True)
-PENDING = Pending(ISSUER, False, CALLBACK, "state", "verifier")
+STRICT, LOOSE = UrlRules(), UrlRules(loopback=True)
+PENDING = PendingAuthorization(ISSUER, False, CALLBACK, "state", "verifier")
 METADATA = {"issuer": ISSUER, "token_endpoint": f"{ISSUER}/token", "code_challenge_methods_supported": ["S256"]}
 SERVER = read_server(METADATA, ISSUER, STRICT)
 
@@ -99,18 +99,18 @@ def test_any_text_is_read_as_some_challenges(value: str) -> None:
 @pytest.mark.parametrize(
     ("value", "demand"),
     [
-        (None, Demand(401)),
-        ("", Demand(401)),
+        (None, AuthChallenge(401)),
+        ("", AuthChallenge(401)),
         ("Basic realm=x", None),
-        ("Basic, Bearer", Demand(401, ("Bearer",))),
+        ("Basic, Bearer", AuthChallenge(401, ("Bearer",))),
         (
             'DPoP error="e", resource_metadata=r, Bearer scope="a b a"',
-            Demand(401, ("DPoP", "Bearer"), "e", ("a", "b"), "r"),
+            AuthChallenge(401, ("DPoP", "Bearer"), "e", ("a", "b"), "r"),
         ),
-        ("Bearer scope=a, DPoP scope=b", Demand(401, ("Bearer", "DPoP"), "", ("a",))),
+        ("Bearer scope=a, DPoP scope=b", AuthChallenge(401, ("Bearer", "DPoP"), "", ("a",))),
     ],
 )
-def test_a_demand_is_what_our_schemes_say(value: str | None, demand: Demand | None) -> None:
+def test_a_demand_is_what_our_schemes_say(value: str | None, demand: AuthChallenge | None) -> None:
     assert read_demand(401, value) == demand
 
 
@@ -179,7 +179,7 @@ def test_what_may_be_asked(url: object, strict: str | None, loose: str | None) -
 def test_a_client_id_that_is_a_url(url: str, fault: str | None) -> None:
     assert client_id_fault(url) == fault
     if fault is not None:
-        with pytest.raises(LocalProtocolError, match=fault):
+        with pytest.raises(UsageError, match=fault):
             Application("V", document_url=url)
 
 
@@ -370,9 +370,9 @@ def test_the_document_of_a_client() -> None:
         "private_key_jwt",
         "https://app.example/jwks.json",
     )
-    with pytest.raises(LocalProtocolError, match="document_url"):
+    with pytest.raises(UsageError, match="document_url"):
         client_document(Application("V"), [CALLBACK])
-    with pytest.raises(LocalProtocolError, match="https, or on loopback"):
+    with pytest.raises(UsageError, match="https, or on loopback"):
         client_document(application, ["app://callback"])
 
 
@@ -397,20 +397,23 @@ def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types:
 @pytest.mark.parametrize(
     ("said", "client"),
     [
-        ({"client_id": "c"}, Client("c", ISSUER, redirect_uris=(CALLBACK,))),
+        ({"client_id": "c"}, OAuthClient("c", ISSUER, redirect_uris=(CALLBACK,))),
         (
             {"client_id": "c", "client_secret": "", "client_secret_expires_at": 0, "token_endpoint_auth_method": "x"},
-            Client("c", ISSUER, redirect_uris=(CALLBACK,)),
+            OAuthClient("c", ISSUER, redirect_uris=(CALLBACK,)),
         ),
         (
             {"client_id": "c", "client_secret": "s", "client_secret_expires_at": 9, "redirect_uris": ["https://x/y"]},
-            Client("c", ISSUER, "s", redirect_uris=(CALLBACK,), secret_expires_at=9.0),
+            OAuthClient("c", ISSUER, "s", redirect_uris=(CALLBACK,), secret_expires_at=9.0),
         ),
         (
             {"client_id": "c", "token_endpoint_auth_method": "client_secret_post"},
-            Client("c", ISSUER, None, Method.POST, (CALLBACK,)),
+            OAuthClient("c", ISSUER, None, ClientAuthMethod.POST, (CALLBACK,)),
         ),
-        ({"client_id": "c", "client_secret_expires_at": 10**400}, Client("c", ISSUER, redirect_uris=(CALLBACK,))),
+        (
+            {"client_id": "c", "client_secret_expires_at": 10**400},
+            OAuthClient("c", ISSUER, redirect_uris=(CALLBACK,)),
+        ),
         ({"client_id": 7}, None),
         ({"client_id": ""}, None),
         ({"client_id": "é"}, None),
@@ -418,7 +421,7 @@ def test_what_a_registration_says(uri: str, grants: Any, kind: str, grant_types:
         (None, None),
     ],
 )
-def test_what_a_registration_gives(said: Any, client: Client | None) -> None:
+def test_what_a_registration_gives(said: Any, client: OAuthClient | None) -> None:
     if client is None:
         with pytest.raises(AuthorizationFailed, match="no client id"):
             read_registration(said, ISSUER, CALLBACK)
@@ -464,19 +467,31 @@ KEY = key()
 @pytest.mark.parametrize(
     ("client", "signs", "taken", "method"),
     [
-        (Client("c"), False, None, Method.NONE),
-        (Client("c", secret="s"), False, None, Method.BASIC),
-        (Client("c", secret="s"), False, ("client_secret_post", "none"), Method.POST),
-        (Client("c", secret="s"), False, ("none",), Method.NONE),
-        (Client("c", secret="s"), True, ("private_key_jwt", "client_secret_basic"), Method.KEY),
-        (Client("c", secret="s", method=Method.POST), False, ("client_secret_basic",), Method.POST),
-        (Client("c", method=Method.BASIC), False, ("client_secret_basic", "none"), Method.NONE),
-        (Client("c", method=Method.KEY), False, None, Method.NONE),
-        (Client("c"), False, ("client_secret_basic",), None),
-        (Client("c", secret="s"), True, ("tls_client_auth",), None),
+        (OAuthClient("c"), False, None, ClientAuthMethod.NONE),
+        (OAuthClient("c", secret="s"), False, None, ClientAuthMethod.BASIC),
+        (OAuthClient("c", secret="s"), False, ("client_secret_post", "none"), ClientAuthMethod.POST),
+        (OAuthClient("c", secret="s"), False, ("none",), ClientAuthMethod.NONE),
+        (OAuthClient("c", secret="s"), True, ("private_key_jwt", "client_secret_basic"), ClientAuthMethod.KEY),
+        (
+            OAuthClient("c", secret="s", method=ClientAuthMethod.POST),
+            False,
+            ("client_secret_basic",),
+            ClientAuthMethod.POST,
+        ),
+        (
+            OAuthClient("c", method=ClientAuthMethod.BASIC),
+            False,
+            ("client_secret_basic", "none"),
+            ClientAuthMethod.NONE,
+        ),
+        (OAuthClient("c", method=ClientAuthMethod.KEY), False, None, ClientAuthMethod.NONE),
+        (OAuthClient("c"), False, ("client_secret_basic",), None),
+        (OAuthClient("c", secret="s"), True, ("tls_client_auth",), None),
     ],
 )
-def test_the_method_is_one_that_both_sides_can(client: Client, signs: bool, taken: Any, method: Method | None) -> None:
+def test_the_method_is_one_that_both_sides_can(
+    client: OAuthClient, signs: bool, taken: Any, method: ClientAuthMethod | None
+) -> None:
     if method is None:
         with pytest.raises(AuthorizationFailed, match="authenticates clients by"):
             choose_method(client, KEY if signs else None, taken)
@@ -485,7 +500,7 @@ def test_the_method_is_one_that_both_sides_can(client: Client, signs: bool, take
 
 
 def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
-    client = Client("a:b", ISSUER, "c:d e/é", Method.BASIC)
+    client = OAuthClient("a:b", ISSUER, "c:d e/é", ClientAuthMethod.BASIC)
     headers, fields = authenticated(client, None, ISSUER, NOW, entropy)
     assert fields == {"client_id": "a:b"}  # without which servers by the official SDK for Python know nobody
     assert headers == (("Authorization", "Basic YSUzQWI6YyUzQWQrZSUyRiVDMyVBOQ=="),)
@@ -493,18 +508,18 @@ def test_the_halves_of_basic_are_encoded_before_they_are_joined() -> None:
 
 def test_a_client_whose_key_is_gone_says_so() -> None:
     with pytest.raises(AuthorizationFailed, match="has none now"):
-        authenticated(Client("c", ISSUER, method=Method.KEY), None, ISSUER, NOW, entropy)
+        authenticated(OAuthClient("c", ISSUER, method=ClientAuthMethod.KEY), None, ISSUER, NOW, entropy)
 
 
 # What is signed.
 
 
 def test_a_key_is_asymmetric_and_shows_its_public_half_only() -> None:
-    with pytest.raises(LocalProtocolError, match="asymmetric"):
+    with pytest.raises(UsageError, match="asymmetric"):
         Key("HS256", KEY.sign)
-    with pytest.raises(LocalProtocolError, match="private"):
+    with pytest.raises(UsageError, match="private"):
         Key("ES256", KEY.sign, {"kty": "EC", "d": "secret"})
-    with pytest.raises(LocalProtocolError, match="public jwk"):
+    with pytest.raises(UsageError, match="public jwk"):
         Application("V", dpop=Key("ES256", KEY.sign))
     assert repr(KEY) == "Key(algorithm='ES256', id=None)"
 
@@ -710,13 +725,13 @@ def test_an_address_is_in_one_network(address: str, network: Network) -> None:
 def test_a_record_survives_being_written() -> None:
     visitor = Visitor(world(methods=("client_secret_basic",)))
     visitor.call()
-    for each in (Record(MCP), Record(MCP, network=Network.LINK_LOCAL), *visitor.persisted):
+    for each in (ServerRecord(MCP), ServerRecord(MCP, network=Network.LINK_LOCAL), *visitor.persisted):
         assert read_record(json.loads(json.dumps(as_json(each)))) == each
-    assert Record(MCP).without_refresh() == Record(MCP)
+    assert ServerRecord(MCP).without_refresh() == ServerRecord(MCP)
     assert again(visitor).call() == 200
-    record = Record(MCP)
+    record = ServerRecord(MCP)
     for number in range(20):
-        record = record.with_client(Client("c", f"https://as{number}.example"))
+        record = record.with_client(OAuthClient("c", f"https://as{number}.example"))
     assert [each.issuer for each in record.registered][::7] == ["https://as19.example", "https://as12.example"]
 
 
@@ -747,8 +762,8 @@ def test_a_damaged_record_is_read_or_refused_without_a_value_in_the_error() -> N
     refused = []
     for said in damaged():
         try:
-            assert isinstance(read_record(said), Record)
-        except LocalProtocolError as error:
+            assert isinstance(read_record(said), ServerRecord)
+        except UsageError as error:
             refused.append(str(error))
     assert len(refused) > 50
     assert {each for each in refused if "cannot be read" not in each or "example" in each} == set()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.cache import COMPLETION_SECONDS, MAX_BYTES, MAX_ENTRIES, CacheHints, ResponseCache
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import (
     LATEST,
@@ -278,7 +278,7 @@ def test_what_is_public_is_served_to_everybody(owner: Any, other: Any) -> None:
 def test_a_principal_without_a_stable_name_is_refused(method: str, principal: Any) -> None:
     asker = Asker(principal=principal)
     for use in (lambda: asker.get(method), lambda: asker.store(method, PUBLIC)):
-        with pytest.raises(LocalProtocolError, match="the principal's stable name, a str or None, not "):
+        with pytest.raises(UsageError, match="the principal's stable name, a str or None, not "):
             use()
     assert len(asker.cache) == 0
 
@@ -534,15 +534,15 @@ def test_nothing_is_public_and_nothing_is_fresh_unless_a_server_says_so() -> Non
 @req("cache-09")
 @pytest.mark.parametrize("ttl_ms", [-1, 1.0, 0.5, True, None, "5", math.inf])
 def test_a_time_that_is_no_whole_number_or_below_zero_is_not_sent(ttl_ms: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="a whole number of milliseconds, 0 or more, not "):
+    with pytest.raises(UsageError, match="a whole number of milliseconds, 0 or more, not "):
         CacheHints(ttl_ms)
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         CacheHints().page(ttl_ms)
 
 
 @pytest.mark.parametrize("scope", ["Public", "", "shared", None, True, ["public"]])
 def test_a_scope_is_one_of_two(scope: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="scope is 'private' or 'public', not "):
+    with pytest.raises(UsageError, match="scope is 'private' or 'public', not "):
         CacheHints(scope=scope)
 
 

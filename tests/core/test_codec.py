@@ -20,12 +20,12 @@ from trio_mcp.core.content import (
     AudioContent,
     BlobResourceContents,
     ImageContent,
-    Malformed,
+    MalformedContent,
     Model,
     TextContent,
-    Unknown,
+    UnknownContent,
 )
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
+from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, CreateMessageResult, ListToolsResult, SamplingMessage, Tool
 from trio_mcp.core.revisions import REVISIONS, Revision, Role
@@ -57,7 +57,7 @@ def test_what_one_side_writes_the_other_reads_as_the_same(revision: Revision) ->
     @given(instances(revision))
     def check(value: Model) -> None:
         written = to_json(value, revision)
-        assert jsonrpc.decode(jsonrpc.encode(jsonrpc.Result(1, written)), jsonrpc.Limits()) == jsonrpc.Result(
+        assert jsonrpc.decode(jsonrpc.encode(jsonrpc.Response(1, written)), jsonrpc.Limits()) == jsonrpc.Response(
             1, written
         )
         for strict in (False, True):
@@ -161,7 +161,7 @@ def test_bad_base64_is_malformed(bad: str) -> None:
     with pytest.raises(RemoteProtocolError, match="ImageContent: data: expected base64"):
         from_json(ImageContent, picture)
     result = from_json(CallToolResult, {"content": [TEXT, picture]})
-    assert result.content == [TextContent("hi"), Malformed(picture, "data: expected base64")]
+    assert result.content == [TextContent("hi"), MalformedContent(picture, "data: expected base64")]
 
 
 def test_the_alphabet_of_base64_for_urls_is_read_too() -> None:
@@ -228,7 +228,7 @@ def test_one_bad_element_does_not_hide_the_others() -> None:
     written = {"tools": [TOOL, *bad, TOOL]}
     result = from_json(ListToolsResult, written)
     assert content.well_formed(result.tools) == [Tool("add", SCHEMA), Tool("add", SCHEMA)]
-    assert [tool.why for tool in result.tools if isinstance(tool, Malformed)] == [
+    assert [tool.why for tool in result.tools if isinstance(tool, MalformedContent)] == [
         "inputSchema: missing",
         "name: expected string, got integer",
         "expected object, got string",
@@ -248,17 +248,17 @@ def test_of_very_many_bad_elements_the_first_are_kept_and_the_others_counted(bad
     kept = read(MAX_MALFORMED)
     assert len(kept) == MAX_MALFORMED + 2
     why = kept[1].why
-    assert kept == [tool, *[Malformed(bad, why)] * MAX_MALFORMED, tool]
+    assert kept == [tool, *[MalformedContent(bad, why)] * MAX_MALFORMED, tool]
     more = f"{why} (and 7 more elements after it, which are not kept)"
-    assert read(MAX_MALFORMED + 7) == [*kept[:-2], Malformed(bad, more), tool]
+    assert read(MAX_MALFORMED + 7) == [*kept[:-2], MalformedContent(bad, more), tool]
     with pytest.raises(RemoteProtocolError, match=r"tools\[1\]"):
         from_json(ListToolsResult, {"tools": [TOOL, *[bad] * 1000, TOOL]}, strict=True)
 
 
 def test_bad_elements_of_a_kind_share_their_text() -> None:
     first, second = from_json(CallToolResult, {"content": [7, 8]}).content
-    assert isinstance(first, Malformed)
-    assert isinstance(second, Malformed)
+    assert isinstance(first, MalformedContent)
+    assert isinstance(second, MalformedContent)
     assert first.why is second.why
 
 
@@ -267,9 +267,9 @@ def test_one_bad_value_of_a_map_does_not_hide_the_others() -> None:
     params = from_json(models.CallToolParams, {"name": "a", "inputResponses": answers})
     assert params.input_responses == {
         "who": forms.ElicitResult("accept"),
-        "what": Malformed(answers["what"], "action: expected one of accept, decline, cancel"),
+        "what": MalformedContent(answers["what"], "action: expected one of accept, decline, cancel"),
         "where": models.ListRootsResult([]),
-        "when": Malformed(answers["when"], "fits none of ElicitResult, CreateMessageResult, ListRootsResult"),
+        "when": MalformedContent(answers["when"], "fits none of ElicitResult, CreateMessageResult, ListRootsResult"),
     }
     with pytest.raises(RemoteProtocolError, match=r"^CallToolParams: inputResponses\.what\.action: expected one of"):
         from_json(models.CallToolParams, {"name": "a", "inputResponses": answers}, strict=True)
@@ -277,13 +277,16 @@ def test_one_bad_value_of_a_map_does_not_hide_the_others() -> None:
 
 def test_a_bad_icon_costs_the_icon_and_a_bad_block_in_a_block_costs_the_block() -> None:
     tool = from_json(Tool, {**TOOL, "icons": [{"src": "https://a/b"}, {"src": 1}]})
-    assert tool.icons == [content.Icon("https://a/b"), Malformed({"src": 1}, "src: expected string, got integer")]
+    assert tool.icons == [
+        content.Icon("https://a/b"),
+        MalformedContent({"src": 1}, "src: expected string, got integer"),
+    ]
     nested = {"type": "tool_result", "toolUseId": "1", "content": [TEXT, {"type": "audio"}]}
     message = from_json(SamplingMessage, {"role": "user", "content": [nested, 7]})
     result, seven = message.blocks
     assert isinstance(result, content.ToolResultContent)
-    assert result.content == [TextContent("hi"), Malformed({"type": "audio"}, "data: missing")]
-    assert seven == Malformed(7, "expected object, got integer")
+    assert result.content == [TextContent("hi"), MalformedContent({"type": "audio"}, "data: missing")]
+    assert seven == MalformedContent(7, "expected object, got integer")
 
 
 @req("type-20", "core-14", "life-21", "meta-01")
@@ -294,7 +297,10 @@ def test_unknown_fields_and_kinds_are_kept_and_sent_on(revision: Revision) -> No
     written = {"content": [hologram, block], "extra": {"a": [None]}, "_meta": {"io.modelcontextprotocol/new": [1]}}
     for strict in (False, True):
         result = from_json(CallToolResult, written, strict=strict)
-        assert result.content == [Unknown(hologram), TextContent("hi", annotations=content.Annotations(priority=1))]
+        assert result.content == [
+            UnknownContent(hologram),
+            TextContent("hi", annotations=content.Annotations(priority=1)),
+        ]
         assert result.raw == written
         assert to_json(result, revision) == {**written, **({"resultType": "complete"} if revision is V2026_07 else {})}
     capabilities = {"tools": {"flavour": "x"}, "telepathy": {"range": 5}, "logging": {}}
@@ -322,16 +328,16 @@ def test_a_kind_of_content_out_of_its_place_is_unknown_there() -> None:
     assert from_json(models.PromptMessage, {"role": "user", "content": link}).content == content.ResourceLink(
         "a", "a:b"
     )
-    assert from_json(SamplingMessage, {"role": "user", "content": link}).content == Unknown(link)
+    assert from_json(SamplingMessage, {"role": "user", "content": link}).content == UnknownContent(link)
     use = {"type": "tool_use", "id": "1", "name": "a", "input": {}}
-    assert from_json(models.PromptMessage, {"role": "user", "content": use}).content == Unknown(use)
-    with pytest.raises(LocalProtocolError, match=r"^ResourceLink cannot stand where TextContent \| ImageContent"):
+    assert from_json(models.PromptMessage, {"role": "user", "content": use}).content == UnknownContent(use)
+    with pytest.raises(UsageError, match=r"^ResourceLink cannot stand where TextContent \| ImageContent"):
         to_json(SamplingMessage("user", content.ResourceLink("a", "a:b")), V2026_07)  # type: ignore[arg-type]
 
 
 def test_what_stands_for_bytes_is_bytes() -> None:
     assert to_json(content.ImageContent(bytearray(b"\xff"), "image/png"), V2026_07)["data"] == "/w=="
-    with pytest.raises(LocalProtocolError, match=r"^str cannot stand where bytes are wanted"):
+    with pytest.raises(UsageError, match=r"^str cannot stand where bytes are wanted"):
         to_json(content.ImageContent("/w==", "image/png"), V2026_07)  # type: ignore[arg-type]
 
 
@@ -357,7 +363,7 @@ def test_what_stands_for_bytes_is_bytes() -> None:
             {"type": "array", "items": {"anyOf": [{"const": "a", "title": "A"}]}},
             forms.MultiSelectSchema(forms.TitledEnumItems([forms.EnumOption("a", "A")])),
         ),
-        ({"type": "object", "properties": {}}, Unknown({"type": "object", "properties": {}})),
+        ({"type": "object", "properties": {}}, UnknownContent({"type": "object", "properties": {}})),
     ],
 )
 def test_every_kind_of_form_field_is_told_apart(written: Any, field: Any) -> None:
@@ -469,8 +475,8 @@ def test_input_requests_are_method_and_params_and_answers_are_bare() -> None:
     strange = {"resultType": "input_required", "inputRequests": {"x": {"method": "dream/create"}, "y": {"id": 1}}}
     read = from_json(models.InputRequiredResult, strange).input_requests
     assert read is not None
-    assert read["x"] == Unknown({"method": "dream/create"})
-    assert isinstance(read["y"], Malformed)
+    assert read["x"] == UnknownContent({"method": "dream/create"})
+    assert isinstance(read["y"], MalformedContent)
 
 
 # Writing: what a revision does not know
@@ -612,7 +618,7 @@ def test_a_result_of_a_newer_peer_is_passed_on_to_an_older_one_with_all_it_says(
     "value", [{1, 2}, float("nan"), [object()], functools.reduce(lambda x, _: [x], range(9999), 0)]
 )
 def test_structured_content_that_is_no_json_is_refused(value: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="structured_content cannot be written as JSON: "):
+    with pytest.raises(UsageError, match="structured_content cannot be written as JSON: "):
         to_json(CallToolResult([], value), V2024_11)
 
 
@@ -710,7 +716,7 @@ def test_the_arguments_of_a_tool_are_an_object_with_any_keyword_and_its_output_i
     assert from_json(Tool, written, strict=True) == Tool("t", WIDE, output)
     without = {key: value for key, value in WIDE.items() if key != "type"}
     for root in ({}, without, {**WIDE, "type": "array"}, {**WIDE, "type": ["object"]}):
-        with pytest.raises(LocalProtocolError, match=r'Tool.input_schema must be a JSON Schema with "type": "object"'):
+        with pytest.raises(UsageError, match=r'Tool.input_schema must be a JSON Schema with "type": "object"'):
             Tool("t", root, output)
 
 
@@ -727,7 +733,7 @@ def test_a_titled_choice_is_said_by_position_to_2025_06_18(options: list[tuple[s
 
 @req("elic-18")
 def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
-    with pytest.raises(LocalProtocolError, match="elicitation_id is required in 2025-11-25"):
+    with pytest.raises(UsageError, match="elicitation_id is required in 2025-11-25"):
         to_json(forms.ElicitUrlParams("?", "https://a"), V2025_11)
 
 
@@ -742,15 +748,15 @@ def test_a_url_elicitation_of_2025_11_25_needs_an_id() -> None:
     ],
 )
 def test_what_has_no_place_is_refused_before_it_is_sent(value: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         to_json(value, V2026_07)
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         to_json(value, V2025_11)
 
 
 @pytest.mark.parametrize("revision", ["2026-07-28", None, REVISIONS])
 def test_writing_for_anything_but_a_revision_is_told_what_to_pass(revision: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"a Revision, such as REVISIONS\[name\], not "):
+    with pytest.raises(UsageError, match=r"a Revision, such as REVISIONS\[name\], not "):
         to_json(models.Result(), revision)
 
 
@@ -841,7 +847,7 @@ def test_a_result_that_is_one_text_is_read_as_any_other(
         except RemoteProtocolError as error:
             return str(error)
         for each in (read, *read.content):
-            assert type(each).__name__ != "Malformed" or not strict
+            assert type(each).__name__ != "MalformedContent" or not strict
             with pytest.raises(attrs.exceptions.FrozenInstanceError):
                 each.raw = None  # type: ignore[misc, union-attr]
         fields = attrs.fields(CallToolResult)

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from trio_mcp.core.errors import INVALID_REQUEST
 from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import Invalid, Notification, decode, encode
+from trio_mcp.core.jsonrpc import InvalidMessage, Notification, decode, encode
 from trio_mcp.core.jsonrpc import Limits as Bounds
 
 
-def frame(*chunks: bytes, limit: int = 8, close: bool = True) -> list[bytes | Invalid]:
+def frame(*chunks: bytes, limit: int = 8, close: bool = True) -> list[bytes | InvalidMessage]:
     framer = LineFramer(limit)
     lines = [line for chunk in chunks for line in framer.feed(chunk)]
     return lines + framer.close() if close else lines
 
 
-def is_too_long(line: bytes | Invalid, limit: int = 8) -> bool:
-    if not isinstance(line, Invalid):
+def is_too_long(line: bytes | InvalidMessage, limit: int = 8) -> bool:
+    if not isinstance(line, InvalidMessage):
         return False
     assert line.reply is not None
     assert (line.reply.code, line.reply.id, line.answers) == (INVALID_REQUEST, None, None)
@@ -82,7 +82,7 @@ def test_a_message_without_its_newline_is_read_and_a_cut_one_is_not() -> None:
         (line,) = frame(whole[:size], limit=1000)
         assert isinstance(line, bytes)
         message = decode(line, Bounds())
-        assert message == Notification("m", {"a": [1]}) if size == len(whole) else isinstance(message, Invalid)
+        assert message == Notification("m", {"a": [1]}) if size == len(whole) else isinstance(message, InvalidMessage)
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
@@ -147,8 +147,8 @@ FOUND: dict[bytes, tuple[object, object]] = {
 }
 
 
-def told(line: bytes | Invalid) -> tuple[object, object]:
-    assert isinstance(line, Invalid)
+def told(line: bytes | InvalidMessage) -> tuple[object, object]:
+    assert isinstance(line, InvalidMessage)
     if not line.response:
         assert line.reply is not None
         assert (line.answers, line.why) == (None, "the message is longer than 9000 bytes (Limits.message_bytes)")
@@ -207,7 +207,7 @@ def test_of_a_line_too_long_only_its_ends_are_kept() -> None:
         assert framer.feed(b"x" * size) == []
         assert len(framer._line) <= 8192
     [end] = framer.feed(b'","id":7}\n')
-    assert isinstance(end, Invalid)
+    assert isinstance(end, InvalidMessage)
     assert end.answers == 7
 
 
@@ -221,8 +221,12 @@ def test_what_the_framer_lets_through_is_what_decode_lets_through() -> None:
     for limit in (len(data) - 1, len(data)):
         (line,) = frame(data + b"\r\n", limit=limit)
         whole = decode(data, Bounds(message_bytes=limit))
-        assert (line == whole) if isinstance(line, Invalid) else (decode(line, Bounds(message_bytes=limit)) == whole)
-        assert isinstance(line, Invalid) == (limit < len(data))
+        assert (
+            (line == whole)
+            if isinstance(line, InvalidMessage)
+            else (decode(line, Bounds(message_bytes=limit)) == whole)
+        )
+        assert isinstance(line, InvalidMessage) == (limit < len(data))
 
 
 streams = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b" ", b"a", b"bcd", b"12345678", b"123456789"]), max_size=12)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import (
     NAMED_BY,
     AllowList,
@@ -165,7 +165,7 @@ def test_nothing_but_what_is_listed_is_allowed(text: str) -> None:
     ],
 )
 def test_a_pattern_that_is_none_is_refused_by_the_name_of_its_setting(patterns: list[str], schemes: bool) -> None:
-    with pytest.raises(LocalProtocolError, match="the_setting"):
+    with pytest.raises(UsageError, match="the_setting"):
         AllowList("the_setting", patterns, schemes=schemes)
 
 
@@ -253,7 +253,7 @@ def test_any_header_decodes_or_does_not(value: str) -> None:
 
 
 def test_half_a_surrogate_pair_is_our_callers_mistake() -> None:
-    with pytest.raises(LocalProtocolError, match="surrogate"):
+    with pytest.raises(UsageError, match="surrogate"):
         encode_value("\ud800")
 
 
@@ -496,7 +496,7 @@ def test_arguments_go_into_headers_and_come_back(arguments: dict[str, Any], fiel
 @req("http-83", "http-88")
 @pytest.mark.parametrize("value", [SAFE + 1, -SAFE - 1, 10**400, 1.5, float("inf"), float("nan"), [], {}])
 def test_arguments_that_no_header_can_hold_are_our_callers_mistake(value: object) -> None:
-    with pytest.raises(LocalProtocolError, match=r"'i' goes into the header Mcp-Param-I"):
+    with pytest.raises(UsageError, match=r"'i' goes into the header Mcp-Param-I"):
         mirrored(RULES, {"i": value})
 
 

@@ -28,7 +28,7 @@ from tests.core.http_rules import (
 )
 from tests.requirements import req
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Headers, find_mirrors, reply_headers
 from trio_mcp.core.http.server_rules import check_session, judge, screen
 from trio_mcp.core.http.verdicts import (
@@ -51,10 +51,10 @@ from trio_mcp.core.http.verdicts import (
     session_id,
     status_for,
 )
-from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Notification, Request, Result, encode
+from trio_mcp.core.jsonrpc import Batch, Error, InvalidMessage, Notification, Request, Response, encode
 from trio_mcp.core.revisions import LATEST, LEGACY, REVISIONS
-from trio_mcp.core.session import Offer, ServerSession
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Offer, ServerProtocol
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
@@ -144,7 +144,7 @@ def test_a_session_that_is_refused_is_refused_before_the_body(rule: Rule) -> Non
 def test_a_malformed_response_is_refused_and_still_ends_what_it_answers(place: dict[str, Any]) -> None:
     verdict = verdict_on(in_session("malformed", 400, body={"jsonrpc": "2.0", "id": 7, "result": 1}, **place))
     assert isinstance(verdict, Deliver)
-    assert isinstance(verdict.message, Invalid)
+    assert isinstance(verdict.message, InvalidMessage)
     assert verdict.message.answers == 7
     assert verdict.session == SESSION
     assert verdict.reply.status == 400
@@ -155,8 +155,8 @@ def test_a_batch_is_answered_by_all_its_responses_in_one_array() -> None:
     verdict = verdict_on(in_session("batch", 200, session=B.name, body=[request("ping", id=n) for n in (1, 2)] + [1]))
     assert isinstance(verdict, Serve)
     assert verdict.answer is Answer.EITHER
-    session = ServerSession(
-        Offer({"name": "s", "version": "1"}), link=Link.SESSION, terms=Terms(verdict.revision or LATEST)
+    session = ServerProtocol(
+        Offer({"name": "s", "version": "1"}), link=LinkKind.SESSION, terms=Terms(verdict.revision or LATEST)
     )
     session.receive(verdict.message, 0.0)
     ((answers, _),) = session.outgoing()
@@ -221,13 +221,13 @@ def test_what_is_accepted_comes_with_its_terms() -> None:
         Notification("notifications/cancelled", {"requestId": 1}), E, None, ()
     )
     result = {"jsonrpc": "2.0", "id": "a", "result": {}}
-    assert verdict_on(in_session("legacy", 202, body=result)) == Deliver(Result("a", {}), D, SESSION, ())
+    assert verdict_on(in_session("legacy", 202, body=result)) == Deliver(Response("a", {}), D, SESSION, ())
     mixed = in_session("mixed", 400, session=B.name, body=[1, result])
     assert verdict_on(mixed) == Deliver(
-        Batch((Result("a", {}),)), B, SESSION, (), Error(None, -32600, "a message is an object, not an integer")
+        Batch((Response("a", {}),)), B, SESSION, (), Error(None, -32600, "a message is an object, not an integer")
     )
     streamed = Rule("old", 202, path="/messages?session={session}", session=A.name, body=result, policy=SSE)
-    assert verdict_on(streamed) == Deliver(Result("a", {}), A, SESSION, ())
+    assert verdict_on(streamed) == Deliver(Response("a", {}), A, SESSION, ())
 
 
 @req("http-64")
@@ -388,7 +388,7 @@ def test_a_session_id_is_visible_ascii_and_keeps_all_randomness(random: bytes) -
 
 
 def test_too_little_randomness_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="16"):
+    with pytest.raises(UsageError, match="16"):
         session_id(b"x" * 15)
 
 
@@ -427,7 +427,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, obj
     if word is None:
         HttpPolicy(**settings)  # type: ignore[arg-type]
     else:
-        with pytest.raises(LocalProtocolError, match=word):
+        with pytest.raises(UsageError, match=word):
             HttpPolicy(**settings)  # type: ignore[arg-type]
 
 

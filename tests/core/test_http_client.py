@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.client_rules import (
-    Accepted,
+    AnswerReceived,
     Challenged,
     Exchange,
-    Failed,
     KeepAlives,
     NoStream,
-    Received,
     Reconnect,
     Redirected,
     RefreshTools,
+    ReplyAccepted,
+    ReplyLost,
     ReplyVerdict,
     RetryAfter,
     SessionGone,
@@ -45,7 +45,18 @@ from trio_mcp.core.http.server_rules import judge
 from trio_mcp.core.http.sse import EventReader, Oversized, SseEvent, encode_message, encode_messages, priming_event
 from trio_mcp.core.http.verdicts import Deliver, EndSession, HttpPolicy, HttpRequest, OpenStream, Serve, SessionFacts
 from trio_mcp.core.http.verdicts import Reply as Answered
-from trio_mcp.core.jsonrpc import Batch, Error, Invalid, Limits, Message, Notification, Request, Result, decode, encode
+from trio_mcp.core.jsonrpc import (
+    Batch,
+    Error,
+    InvalidMessage,
+    Limits,
+    Message,
+    Notification,
+    Request,
+    Response,
+    decode,
+    encode,
+)
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
 
 A, B, C, D, E = REVISIONS.values()
@@ -94,7 +105,7 @@ def reply(asked: Exchange, status: int, body: bytes | Message = b"", **headers: 
         (exchange(LIST, B, session=SESSION), {"Mcp-Session-Id": SESSION}),
         (exchange(LIST, C, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": C.name}),
         (exchange(NOTE, D, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}),
-        (exchange(Result(1, {}), D, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}),
+        (exchange(Response(1, {}), D, session=SESSION), {"Mcp-Session-Id": SESSION, "MCP-Protocol-Version": D.name}),
         (exchange(LIST, D), {"MCP-Protocol-Version": D.name}),
         (exchange(Batch((LIST, NOTE)), B, session=SESSION), {"Mcp-Session-Id": SESSION}),
     ],
@@ -146,30 +157,30 @@ def test_streams_are_opened_and_sessions_ended_with_their_id() -> None:
     ("message", "revision"),
     [
         *((Batch((LIST,)), each) for each in (A, C, D, E)),
-        (Result(1, {}), E),
+        (Response(1, {}), E),
         (fault(-1), E),
     ],
 )
 def test_what_may_not_be_posted_is_our_callers_mistake(message: Message, revision: Revision) -> None:
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         request_headers(exchange(message, revision))
 
 
 def test_an_argument_that_no_header_can_hold_is_our_callers_mistake() -> None:
     message = Request(1, "tools/call", {"name": "t", "arguments": {"region": []}})
-    with pytest.raises(LocalProtocolError, match="region"):
+    with pytest.raises(UsageError, match="region"):
         request_headers(exchange(message, E), mirrors=MIRRORS)
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 @pytest.mark.parametrize(
-    "message", [CALL, DISCOVER, LIST, NOTE, INITIALIZE, Result(1, {})], ids=lambda each: type(each).__name__
+    "message", [CALL, DISCOVER, LIST, NOTE, INITIALIZE, Response(1, {})], ids=lambda each: type(each).__name__
 )
 def test_the_server_takes_what_the_client_sends(message: Message, revision: Revision) -> None:
     if isinstance(message, Request) and message is not INITIALIZE:
         without = {name: value for name, value in message.params.items() if name != "_meta"}
         message = attrs.evolve(message, params=without if revision.handshake else {**without, **META})
-    if not revision.handshake and (message is INITIALIZE or isinstance(message, Result)):
+    if not revision.handshake and (message is INITIALIZE or isinstance(message, Response)):
         return
     asked = exchange(message, revision, session=SESSION)
     headers = Headers([("Host", "localhost"), *request_headers(asked, mirrors=MIRRORS)])
@@ -200,83 +211,85 @@ def test_the_server_takes_the_clients_get_and_delete(revision: Revision) -> None
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 def test_an_answer_comes_as_json_or_as_a_stream(revision: Revision) -> None:
     asked = exchange(revision=revision)
-    assert reply(asked, 200, Result(1, {"a": 1})) == Received(Result(1, {"a": 1}))
+    assert reply(asked, 200, Response(1, {"a": 1})) == AnswerReceived(Response(1, {"a": 1}))
     assert reply(asked, 200, b"unread", **STREAM) == Streaming()
-    assert reply(asked, 200, fault(-32602)) == Received(fault(-32602))
+    assert reply(asked, 200, fault(-32602)) == AnswerReceived(fault(-32602))
 
 
 @req("http-21")
 def test_an_answer_to_a_batch_may_be_one() -> None:
     asked = exchange(Batch((LIST, NOTE)), B)
-    assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == Received(Batch((Result(1, {}),)))
-    assert reply(exchange(Batch((NOTE,)), B), 202) == Accepted()
+    assert reply(asked, 200, b'[{"jsonrpc":"2.0","id":1,"result":{}}]', **JSON) == AnswerReceived(
+        Batch((Response(1, {}),))
+    )
+    assert reply(exchange(Batch((NOTE,)), B), 202) == ReplyAccepted()
     refused = reply(asked, 200, fault(-32600, id=None))
-    assert isinstance(refused, Failed)
+    assert isinstance(refused, ReplyLost)
     assert "'no' (-32600)" in refused.why
 
 
 @req("http-126")
 def test_an_answer_to_a_batch_answers_all_of_it() -> None:
     asked = exchange(Batch((LIST, attrs.evolve(LIST, id=2), NOTE)), B)
-    whole = Batch((Result(2, {}), fault(-1)))
-    assert reply(asked, 200, whole) == Received(whole)
-    part = Batch((Result(2, {}), NOTE))
-    assert isinstance(reply(asked, 200, part), Failed)
-    assert isinstance(reply(asked, 200, Result(2, {})), Failed)
+    whole = Batch((Response(2, {}), fault(-1)))
+    assert reply(asked, 200, whole) == AnswerReceived(whole)
+    part = Batch((Response(2, {}), NOTE))
+    assert isinstance(reply(asked, 200, part), ReplyLost)
+    assert isinstance(reply(asked, 200, Response(2, {})), ReplyLost)
     # A stream may bring one after the other.
-    assert read_answer(asked, Result(2, {})) == Received(Result(2, {}))
-    assert read_answer(asked, part) == Received(part)
+    assert read_answer(asked, Response(2, {})) == AnswerReceived(Response(2, {}))
+    assert read_answer(asked, part) == AnswerReceived(part)
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 @pytest.mark.parametrize(
     "body",
-    [Result(2, {}), Result("x", {}), fault(-1, id=2), NOTE, LIST, Batch((NOTE,)), Batch((Result(2, {}),))],
+    [Response(2, {}), Response("x", {}), fault(-1, id=2), NOTE, LIST, Batch((NOTE,)), Batch((Response(2, {}),))],
     ids=repr,
 )
 def test_a_body_that_answers_something_else_is_no_answer(revision: Revision, body: Any) -> None:
     for status in (200, 201):
         verdict = reply(exchange(revision=revision), status, body)
-        assert isinstance(verdict, Failed)
+        assert isinstance(verdict, ReplyLost)
         assert verdict.why
         assert read_answer(exchange(revision=revision), body) == verdict
 
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 def test_a_batch_is_an_answer_where_there_are_batches(revision: Revision) -> None:
-    answer = Batch((NOTE, Result(1, {})))
+    answer = Batch((NOTE, Response(1, {})))
     verdict = reply(exchange(revision=revision), 200, answer)
-    assert verdict == Received(answer) if revision.batches else isinstance(verdict, Failed)
+    assert verdict == AnswerReceived(answer) if revision.batches else isinstance(verdict, ReplyLost)
 
 
 def test_an_id_that_is_echoed_as_a_string_is_ours_and_no_other_spelling_is() -> None:
-    assert reply(exchange(), 200, Result("1", {})) == Received(Result("1", {}))
-    assert reply(exchange(), 200, fault(-1, id="1")) == Received(fault(-1, id="1"))
+    assert reply(exchange(), 200, Response("1", {})) == AnswerReceived(Response("1", {}))
+    assert reply(exchange(), 200, fault(-1, id="1")) == AnswerReceived(fault(-1, id="1"))
     for other in ("01", " 1", "1.0"):
-        assert isinstance(reply(exchange(), 200, Result(other, {})), Failed)
-    assert isinstance(reply(exchange(Request("1", "tools/list")), 200, Result(1, {})), Failed)
+        assert isinstance(reply(exchange(), 200, Response(other, {})), ReplyLost)
+    assert isinstance(reply(exchange(Request("1", "tools/list")), 200, Response(1, {})), ReplyLost)
 
 
 def test_an_exchange_knows_what_answers_it() -> None:
     asked = exchange(Batch((LIST, attrs.evolve(LIST, id="b"), NOTE)), B)
     assert asked.asked == {1, "b"}
-    assert asked.answered_by(Batch((Result("b", {}), Invalid("why", answers=1)))) == {1, "b"}
-    assert asked.answered_by(Invalid("why", answers=1)) == {1}
-    for other in (Invalid("why"), NOTE, LIST, Result(2, {}), fault(-1, id=None)):
+    assert asked.answered_by(Batch((Response("b", {}), InvalidMessage("why", answers=1)))) == {1, "b"}
+    assert asked.answered_by(InvalidMessage("why", answers=1)) == {1}
+    for other in (InvalidMessage("why"), NOTE, LIST, Response(2, {}), fault(-1, id=None)):
         assert asked.answered_by(other) == set()
-    assert get().answered_by(Result(1, {})) == set()
+    assert get().answered_by(Response(1, {})) == set()
 
 
 def test_an_error_without_an_id_is_the_answer_to_the_one_request() -> None:
     body = encode(fault(-32603, id=None), null_id=False)
-    assert reply(exchange(), 200, body, **JSON) == Received(fault(-32603))
-    assert read_answer(exchange(), fault(-32603, id=None)) == Received(fault(-32603))
+    assert reply(exchange(), 200, body, **JSON) == AnswerReceived(fault(-32603))
+    assert read_answer(exchange(), fault(-32603, id=None)) == AnswerReceived(fault(-32603))
 
 
 def test_an_error_that_comes_with_a_refusal_is_about_the_request_whatever_its_id() -> None:
     for id in (None, 7, "server-error"):
         body = encode(fault(-32600, id=id), null_id=False)
-        assert reply(exchange(), 400, body, **JSON) == Received(fault(-32600))
+        assert reply(exchange(), 400, body, **JSON) == AnswerReceived(fault(-32600))
 
 
 @req("ver-14")
@@ -305,7 +318,7 @@ def test_what_a_server_says_is_cut_in_messages(status: int) -> None:
         verdict = reply(
             asked, status, fault(-1, "x" * 5000, id=None), Content_Type="y" * 5000 if asked == get() else ""
         )
-        if isinstance(verdict, Failed | Challenged):
+        if isinstance(verdict, ReplyLost | Challenged):
             assert len(verdict.why) < 300
     assert len(getattr(reply(exchange(), 200, b"", Content_Type="y" * 5000), "why", "")) < 300
 
@@ -313,12 +326,12 @@ def test_what_a_server_says_is_cut_in_messages(status: int) -> None:
 def test_initialize_brings_the_session_id() -> None:
     headers = {"Mcp-Session-Id": SESSION}
     asked = exchange(INITIALIZE)
-    assert reply(asked, 200, Result(1, {}), **headers) == Received(Result(1, {}), SESSION)
+    assert reply(asked, 200, Response(1, {}), **headers) == AnswerReceived(Response(1, {}), SESSION)
     assert reply(asked, 200, **STREAM, **headers) == Streaming(SESSION)
-    assert reply(asked, 200, Result(1, {})) == Received(Result(1, {}))
-    assert reply(exchange(), 200, Result(1, {}), **headers) == Received(Result(1, {}))
-    assert reply(exchange(DISCOVER, E), 200, Result(1, {}), **headers) == Received(Result(1, {}))
-    assert isinstance(reply(asked, 200, Result(1, {}), Mcp_Session_Id="a b"), Failed)
+    assert reply(asked, 200, Response(1, {})) == AnswerReceived(Response(1, {}))
+    assert reply(exchange(), 200, Response(1, {}), **headers) == AnswerReceived(Response(1, {}))
+    assert reply(exchange(DISCOVER, E), 200, Response(1, {}), **headers) == AnswerReceived(Response(1, {}))
+    assert isinstance(reply(asked, 200, Response(1, {}), Mcp_Session_Id="a b"), ReplyLost)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +352,7 @@ def test_a_reply_that_is_no_answer_fails_and_says_why(
     status: int, headers: dict[str, str], body: bytes, why: str
 ) -> None:
     verdict = reply(exchange(), status, body, **headers)
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, ReplyLost)
     assert why in verdict.why
 
 
@@ -348,17 +361,17 @@ def test_a_reply_that_is_no_answer_fails_and_says_why(
 def test_an_error_is_read_from_any_body_and_belongs_to_the_request(kind: str) -> None:
     for id in (1, None):
         body = encode(fault(-32600, id=id), null_id=False)
-        assert reply(exchange(), 400, body, Content_Type=kind) == Received(fault(-32600))
+        assert reply(exchange(), 400, body, Content_Type=kind) == AnswerReceived(fault(-32600))
 
 
 def test_a_notification_is_done_with_any_success() -> None:
-    for message in (NOTE, Result(1, {}), fault(1)):
+    for message in (NOTE, Response(1, {}), fault(1)):
         for status in (200, 202, 204):
-            assert reply(exchange(message, session=SESSION), status) == Accepted()
+            assert reply(exchange(message, session=SESSION), status) == ReplyAccepted()
         refused = reply(exchange(message), 400, fault(-32600, "bad", id=None))
-        assert refused == Failed("HTTP 400: 'bad' (-32600)", 400)
-    assert reply(exchange(LIST, A, sse=True), 202) == Accepted()
-    assert isinstance(reply(exchange(LIST, A, sse=True), 500), Failed)
+        assert refused == ReplyLost("HTTP 400: 'bad' (-32600)", 400)
+    assert reply(exchange(LIST, A, sse=True), 202) == ReplyAccepted()
+    assert isinstance(reply(exchange(LIST, A, sse=True), 500), ReplyLost)
 
 
 @req("http-58")
@@ -372,15 +385,15 @@ def test_a_session_that_is_gone_is_opened_anew_once(revision: Revision) -> None:
     ):
         assert reply(asked, 404, body) == SessionGone()
         assert reply(asked, 404, b"") == SessionGone()
-        assert isinstance(reply(attrs.evolve(asked, again=True), 404, body), Failed)
-    assert isinstance(reply(exchange(revision=revision), 404), Failed)
+        assert isinstance(reply(attrs.evolve(asked, again=True), 404, body), ReplyLost)
+    assert isinstance(reply(exchange(revision=revision), 404), ReplyLost)
 
 
 @pytest.mark.parametrize("revision", [B, C, D], ids=str)
 def test_404_that_answers_the_request_itself_is_no_end_of_the_session(revision: Revision) -> None:
     asked = exchange(revision=revision, session=SESSION)
     lacking = fault(errors.METHOD_NOT_FOUND)
-    assert reply(asked, 404, lacking) == Received(lacking)
+    assert reply(asked, 404, lacking) == AnswerReceived(lacking)
     for other in (fault(errors.METHOD_NOT_FOUND, id=None), fault(errors.METHOD_NOT_FOUND, id=7), fault(-32001)):
         assert reply(asked, 404, other) == SessionGone()
     assert reply(exchange(NOTE, revision, session=SESSION), 404, lacking) == SessionGone()
@@ -389,7 +402,7 @@ def test_404_that_answers_the_request_itself_is_no_end_of_the_session(revision: 
 
 def test_404_says_nothing_about_sessions_where_there_are_none() -> None:
     unknown = fault(errors.METHOD_NOT_FOUND)
-    assert reply(exchange(LIST, E, session=SESSION), 404, unknown) == Received(unknown)
+    assert reply(exchange(LIST, E, session=SESSION), 404, unknown) == AnswerReceived(unknown)
 
 
 @req("http-60")
@@ -397,12 +410,12 @@ def test_a_server_may_do_without_streams_and_deletes() -> None:
     assert reply(get(), 405) == NoStream()
     assert reply(get(), 404) == NoStream()
     assert reply(get(), 200, **STREAM) == Streaming()
-    assert isinstance(reply(get(), 200, **JSON), Failed)
-    assert reply(get(), 500) == Failed("GET failed: HTTP 500, without a JSON-RPC error", 500)
+    assert isinstance(reply(get(), 200, **JSON), ReplyLost)
+    assert reply(get(), 500) == ReplyLost("GET failed: HTTP 500, without a JSON-RPC error", 500)
     ending = exchange(None, method="DELETE", session=SESSION)
     for status in (200, 202, 204, 404, 405):
-        assert reply(ending, status) == Accepted()
-    assert isinstance(reply(ending, 500), Failed)
+        assert reply(ending, status) == ReplyAccepted()
+    assert isinstance(reply(ending, 500), ReplyLost)
 
 
 @req("ver-02", "ver-14")
@@ -419,7 +432,7 @@ def test_another_version_is_tried_once(supported: list[Any], speaks: Any, chosen
     for probing in (True, False):
         asked = exchange(DISCOVER, E, speaks=tuple(speaks), probing=probing)
         assert reply(asked, 400, error) == TryVersion(chosen, error)
-        assert reply(attrs.evolve(asked, again=True), 400, error) == Received(error)
+        assert reply(attrs.evolve(asked, again=True), 400, error) == AnswerReceived(error)
     assert reply(exchange(INITIALIZE, speaks=tuple(speaks), probing=True), 400, error) == TryVersion(chosen, error)
 
 
@@ -429,7 +442,7 @@ def test_another_version_is_tried_once(supported: list[Any], speaks: Any, chosen
 )
 def test_without_a_common_version_the_error_is_the_answer(data: Any) -> None:
     error = fault(errors.UNSUPPORTED_VERSION, data=data)
-    assert reply(exchange(DISCOVER, E, probing=True), 400, error) == Received(error)
+    assert reply(exchange(DISCOVER, E, probing=True), 400, error) == AnswerReceived(error)
 
 
 @req("http-93", "draft-01")
@@ -437,10 +450,10 @@ def test_wrong_headers_of_a_call_are_corrected_once() -> None:
     for code, status in [(errors.HEADER_MISMATCH, 400), (errors.HEADER_MISMATCH, 200), (-32001, 400)]:
         error = fault(code)
         assert reply(exchange(CALL, E), status, error) == RefreshTools(error)
-        assert reply(exchange(CALL, E, again=True), status, error) == Received(error)
-        assert reply(exchange(DISCOVER, E), status, error) == Received(error)
-        assert reply(exchange(CALL, D), status, error) == Received(error)
-    assert reply(exchange(CALL, E), 200, fault(-32001)) == Received(fault(-32001))
+        assert reply(exchange(CALL, E, again=True), status, error) == AnswerReceived(error)
+        assert reply(exchange(DISCOVER, E), status, error) == AnswerReceived(error)
+        assert reply(exchange(CALL, D), status, error) == AnswerReceived(error)
+    assert reply(exchange(CALL, E), 200, fault(-32001)) == AnswerReceived(fault(-32001))
 
 
 @req("http-109", "ver-14")
@@ -450,7 +463,7 @@ def test_a_modern_error_never_leads_to_initialize_or_further(code: int, message:
     revision = D if message is INITIALIZE else E
     for status in (400, 404, 405, 200):
         verdict = reply(exchange(message, revision, probing=True), status, fault(code))
-        assert verdict == Received(fault(code))
+        assert verdict == AnswerReceived(fault(code))
 
 
 @req("http-108", "http-109")
@@ -459,7 +472,7 @@ def test_a_modern_error_never_leads_to_initialize_or_further(code: int, message:
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"jsonrpc":"2.0","id":1,"result":{}}'])
 def test_a_probe_refused_without_a_modern_error_leads_to_initialize(message: Request, status: int, body: bytes) -> None:
     assert reply(exchange(message, E, probing=True), status, body) == TryInitialize(f"HTTP {status}")
-    assert isinstance(reply(exchange(message, E), status, body), Failed)
+    assert isinstance(reply(exchange(message, E), status, body), ReplyLost)
 
 
 @req("http-109")
@@ -469,21 +482,21 @@ def test_no_single_code_makes_a_server_legacy(code: int) -> None:
     for status in (200, 400, 404):
         why = f"HTTP {status}: 'no' ({code})"
         assert reply(exchange(DISCOVER, E, probing=True), status, error) == TryInitialize(why, error)
-    assert reply(exchange(CALL, E, probing=True), 200, error) == Received(error)
+    assert reply(exchange(CALL, E, probing=True), 200, error) == AnswerReceived(error)
     assert reply(exchange(CALL, E, probing=True), 400, error) == TryInitialize(f"HTTP 400: 'no' ({code})", error)
 
 
 def test_a_modern_server_that_lacks_a_method_is_modern() -> None:
     unknown = fault(errors.METHOD_NOT_FOUND)
-    assert reply(exchange(CALL, E, probing=True), 404, unknown) == Received(unknown)
+    assert reply(exchange(CALL, E, probing=True), 404, unknown) == AnswerReceived(unknown)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
 def test_trouble_of_the_moment_says_nothing_about_the_era(status: int) -> None:
     for message, revision in [(DISCOVER, E), (INITIALIZE, D)]:
         asked = exchange(message, revision, probing=True)
-        assert isinstance(reply(asked, status), Failed)
-        assert reply(asked, status, fault(-32603)) == Received(fault(-32603))
+        assert isinstance(reply(asked, status), ReplyLost)
+        assert reply(asked, status, fault(-32603)) == AnswerReceived(fault(-32603))
 
 
 @req("sse-10", "sse-11", "sse-12")
@@ -494,35 +507,35 @@ def test_a_refused_handshake_leads_to_http_sse_as_its_revision_says(revision: Re
     error = fault(-32600)
     asked = exchange(INITIALIZE, revision, probing=True)
     assert reply(asked, status) == (
-        TrySse(f"HTTP {status}") if falls else Failed(f"HTTP {status}, without a JSON-RPC error", status)
+        TrySse(f"HTTP {status}") if falls else ReplyLost(f"HTTP {status}, without a JSON-RPC error", status)
     )
     said = f"HTTP {status}: {error.message!r} (-32600)"
-    assert reply(asked, status, error) == (TrySse(said, error) if falls else Received(error))
-    assert isinstance(reply(attrs.evolve(asked, probing=False), status), Failed)
+    assert reply(asked, status, error) == (TrySse(said, error) if falls else AnswerReceived(error))
+    assert isinstance(reply(attrs.evolve(asked, probing=False), status), ReplyLost)
 
 
 def test_the_oldest_handshake_falls_back_on_any_refusal() -> None:
     assert reply(exchange(INITIALIZE, A, probing=True), 418) == TrySse("HTTP 418")
-    assert isinstance(reply(exchange(INITIALIZE, A, probing=True), 500), Failed)
-    assert isinstance(reply(exchange(LIST, D, probing=True), 404), Failed)
+    assert isinstance(reply(exchange(INITIALIZE, A, probing=True), 500), ReplyLost)
+    assert isinstance(reply(exchange(LIST, D, probing=True), 404), ReplyLost)
 
 
 def test_a_busy_server_is_asked_again_once_when_it_said() -> None:
     for status in (429, 503):
         assert reply(exchange(), status, Retry_After="7") == RetryAfter(7)
-        assert isinstance(reply(exchange(again=True), status, Retry_After="7"), Failed)
-    assert isinstance(reply(exchange(), 500, Retry_After="7"), Failed)
+        assert isinstance(reply(exchange(again=True), status, Retry_After="7"), ReplyLost)
+    assert isinstance(reply(exchange(), 500, Retry_After="7"), ReplyLost)
 
 
 @pytest.mark.parametrize("after", ["", "-1", "soon", "9" * 10, "1.5", "\u0661", "Fri, 31 Dec 1999 23:59:59 GMT"])
 def test_a_time_that_is_no_number_of_seconds_is_none(after: str) -> None:
-    assert isinstance(reply(exchange(), 503, Retry_After=after), Failed)
+    assert isinstance(reply(exchange(), 503, Retry_After=after), ReplyLost)
 
 
 def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None:
     said = b"Internal Server Error:\n database is down " + b"x" * 10_000
     verdict = reply(exchange(), 500, said)
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, ReplyLost)
     assert verdict.why.startswith("HTTP 500, which says 'Internal Server Error:\\n database is down xx")
     assert len(verdict.why) < 250
 
@@ -540,8 +553,8 @@ def test_what_a_server_says_in_its_own_words_is_told_and_not_at_length() -> None
     ],
 )
 def test_of_a_page_the_words_are_told(page: str, words: str) -> None:
-    assert reply(exchange(), 501, page.encode()) == Failed(f"HTTP 501, which says {words}", 501)
-    assert reply(exchange(), 501, b"<html></html>") == Failed("HTTP 501, without a JSON-RPC error", 501)
+    assert reply(exchange(), 501, page.encode()) == ReplyLost(f"HTTP 501, which says {words}", 501)
+    assert reply(exchange(), 501, b"<html></html>") == ReplyLost("HTTP 501, without a JSON-RPC error", 501)
 
 
 def test_a_sentence_of_an_error_is_told_to_its_end() -> None:
@@ -559,9 +572,9 @@ def test_where_a_url_leads_is_told_without_who_asks_and_what_for() -> None:
 def test_a_400_that_names_the_session_is_the_end_of_it() -> None:
     said = b"Bad Request: No valid session ID provided"
     assert reply(exchange(session="s"), 400, said) == SessionGone()
-    assert isinstance(reply(exchange(), 400, said), Failed)
-    assert isinstance(reply(exchange(session="s"), 400, b"Bad Request"), Failed)
-    assert reply(exchange(session="s"), 400, fault(-32602, "no such session")) == Received(
+    assert isinstance(reply(exchange(), 400, said), ReplyLost)
+    assert isinstance(reply(exchange(session="s"), 400, b"Bad Request"), ReplyLost)
+    assert reply(exchange(session="s"), 400, fault(-32602, "no such session")) == AnswerReceived(
         fault(-32602, "no such session")
     )
 
@@ -607,7 +620,7 @@ def test_only_redirects_to_the_same_origin_are_followed(
     asked = exchange(LIST if method == "POST" else None, method=method, session=SESSION)
     verdict = reply(asked, status, **({} if location is None else {"Location": location}))
     if url is None:
-        assert isinstance(verdict, Failed)
+        assert isinstance(verdict, ReplyLost)
         assert SESSION not in repr(verdict)
     else:
         assert verdict == Redirected(url)
@@ -618,7 +631,7 @@ def test_the_session_id_is_not_shown() -> None:
     headers = {"Mcp-Session-Id": SESSION}
     values = [
         exchange(session=SESSION),
-        reply(exchange(INITIALIZE), 200, Result(1, {}), **headers),
+        reply(exchange(INITIALIZE), 200, Response(1, {}), **headers),
         reply(exchange(INITIALIZE), 200, **STREAM, **headers),
         reply(exchange(session=SESSION), 404),
         reply(exchange(session=SESSION, again=True), 404),
@@ -633,8 +646,8 @@ def test_an_answer_on_a_stream_is_judged_like_one_in_a_body() -> None:
         f"HTTP 200: {error.message!r} (-32601)", error
     )
     assert read_answer(exchange(CALL, E), fault(errors.HEADER_MISMATCH)) == RefreshTools(fault(errors.HEADER_MISMATCH))
-    assert read_answer(exchange(), Result(1, {})) == Received(Result(1, {}))
-    assert isinstance(read_answer(exchange(), Invalid("why not")), Failed)
+    assert read_answer(exchange(), Response(1, {})) == AnswerReceived(Response(1, {}))
+    assert isinstance(read_answer(exchange(), InvalidMessage("why not")), ReplyLost)
 
 
 @given(
@@ -694,7 +707,7 @@ def test_no_reply_raises(
 )
 def test_the_first_event_says_where_to_post(event: SseEvent | Oversized, url: str | None) -> None:
     found = read_endpoint("https://example.com/sse", event)
-    assert found == url or (url is None and isinstance(found, Failed))
+    assert found == url or (url is None and isinstance(found, ReplyLost))
 
 
 # Streams that break.
@@ -724,11 +737,11 @@ def test_a_stream_with_an_id_is_resumed_after_it(revision: Revision) -> None:
 def test_a_modern_stream_is_lost_with_its_connection() -> None:
     resumption = StreamResumption(E, standalone=True)
     feed(resumption, encode_message(b"1", "7-1"))
-    assert isinstance(resumption.ended(), Failed)
+    assert isinstance(resumption.ended(), ReplyLost)
 
 
 def test_a_stream_without_ids_cannot_be_resumed_but_a_standalone_one_opened_again() -> None:
-    assert isinstance(StreamResumption(D).ended(), Failed)
+    assert isinstance(StreamResumption(D).ended(), ReplyLost)
     assert StreamResumption(D, standalone=True).ended() == Reconnect(1.0, "")
 
 
@@ -770,7 +783,7 @@ def test_attempts_count_from_the_last_sign_of_life_and_wait_longer_each_time() -
     for _ in range(2):
         waits = [resumption.ended() for _ in range(5)]
         assert waits[:4] == [Reconnect(wait, "7-0") for wait in (1, 2, 3, 3)]
-        assert isinstance(waits[4], Failed)
+        assert isinstance(waits[4], ReplyLost)
         feed(resumption, encode_message(b"1"))
 
 
@@ -790,7 +803,7 @@ def test_a_server_that_only_comments_is_given_up() -> None:
     for _ in range(3):
         outcomes.append(resumption.ended())
         feed(resumption, b": ping\n\n")
-    assert [type(each) for each in outcomes] == [Reconnect, Reconnect, Failed]
+    assert [type(each) for each in outcomes] == [Reconnect, Reconnect, ReplyLost]
 
 
 @pytest.mark.parametrize("standalone", [False, True])
@@ -818,7 +831,7 @@ def test_a_standalone_stream_that_was_of_use_is_tried_again_after_the_longest_pa
     assert set(waits[3:]) == {20}
     unproven = StreamResumption(D, standalone=True, attempts=3)
     feed(unproven, b": ping\n\n")
-    assert [type(unproven.ended(1)) for _ in range(4)] == [Reconnect] * 3 + [Failed]
+    assert [type(unproven.ended(1)) for _ in range(4)] == [Reconnect] * 3 + [ReplyLost]
 
 
 @pytest.mark.parametrize(
@@ -855,10 +868,10 @@ def test_a_refused_reconnection_is_final_unless_it_is_about_the_moment() -> None
     assert resumption.refused(reply(get(), 502)) == Reconnect(2.0, "7-0")
     assert StreamResumption(D, standalone=True).refused(reply(get(), 409)) == Reconnect(1.0, "")
     for status in (400, 404, 405, 401):
-        assert isinstance(resumption.refused(reply(get(), status)), Failed)
+        assert isinstance(resumption.refused(reply(get(), status)), ReplyLost)
     resumption.ended()
-    assert isinstance(resumption.refused(RetryAfter(9)), Failed)
-    assert isinstance(resumption.refused(reply(get(), 502)), Failed)
+    assert isinstance(resumption.refused(RetryAfter(9)), ReplyLost)
+    assert isinstance(resumption.refused(reply(get(), 502)), ReplyLost)
 
 
 @req("http-41", "http-42", "http-43", "http-44")
@@ -899,7 +912,7 @@ def test_whatever_byte_a_connection_breaks_at_each_message_comes_once_or_is_lost
 
 
 def test_a_body_over_the_limit_is_not_read() -> None:
-    body = encode(Result(1, {"a": "x" * 100}))
+    body = encode(Response(1, {"a": "x" * 100}))
     verdict = read_reply(exchange(), 200, Headers(JSON.items()), body, Limits(message_bytes=50))
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, ReplyLost)
     assert json.loads(body)["id"] == 1

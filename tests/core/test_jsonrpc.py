@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core import json_text
-from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError
 from trio_mcp.core.glimpse import holds_more_values
 from trio_mcp.core.jsonrpc import (
     ABSENT,
     Batch,
+    CachedResult,
     Error,
-    Invalid,
-    Kept,
+    InvalidMessage,
     Limits,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     decode,
     encode,
     is_prepared,
@@ -60,7 +60,7 @@ def codec(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("value", [-1, "1 MB", None, True, float("nan")])
 def test_a_limit_is_a_number_that_can_be_reached(value: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"^Limits\.message_bytes is a number, 0 or more; not "):
+    with pytest.raises(UsageError, match=r"^Limits\.message_bytes is a number, 0 or more; not "):
         Limits(message_bytes=value)
     for good in (0, 1.5, float("inf")):
         assert Limits(parked_seconds=good).parked_seconds == good
@@ -70,9 +70,9 @@ def read(data: bytes | str, limits: Limits = LIMITS) -> Message:
     return decode(data.encode() if isinstance(data, str) else data, limits)
 
 
-def refused(data: bytes | str, limits: Limits = LIMITS) -> Invalid:
+def refused(data: bytes | str, limits: Limits = LIMITS) -> InvalidMessage:
     message = read(data, limits)
-    assert isinstance(message, Invalid)
+    assert isinstance(message, InvalidMessage)
     return message
 
 
@@ -103,8 +103,8 @@ def nested(levels: int) -> str:
         ('{"params":{"b":2},"method":"m","id":1,"jsonrpc":"2.0"}', Request(1, "m", {"b": 2})),
         ('{"jsonrpc":"2.0","method":"m"}', Notification("m", {})),
         ('{"jsonrpc":"2.0","method":"m","params":{"a":1e308}}', Notification("m", {"a": 1e308})),
-        ('{"jsonrpc":"2.0","id":1,"result":{}}', Result(1, {})),
-        ('{"jsonrpc":"2.0","id":"x","result":{"a":{"b":[]}}}', Result("x", {"a": {"b": []}})),
+        ('{"jsonrpc":"2.0","id":1,"result":{}}', Response(1, {})),
+        ('{"jsonrpc":"2.0","id":"x","result":{"a":{"b":[]}}}', Response("x", {"a": {"b": []}})),
         ('{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}', Error(1, -32601, "no")),
         ('{"jsonrpc":"2.0","id":"x","error":{"code":0,"message":"","data":1}}', Error("x", 0, "", 1)),
         # Whitespace, a byte order mark, escapes.
@@ -126,14 +126,14 @@ def test_well_formed_messages_of_every_kind_are_read(data: str, message: Message
 def test_an_id_comes_through_with_its_value_and_its_type(id: int | str) -> None:
     request = read(json.dumps({"jsonrpc": "2.0", "id": id, "method": "m"}))
     assert isinstance(request, Request)
-    answer = json.loads(encode(Result(request.id, {})))
+    answer = json.loads(encode(Response(request.id, {})))
     assert answer["id"] == id
     assert type(answer["id"]) is type(id)
 
 
 @req("core-14")
 def test_members_nobody_knows_are_ignored_in_the_envelope_and_kept_inside() -> None:
-    assert read('{"jsonrpc":"2.0","id":1,"result":{"new":[1,{"x":null}]},"trace":"t"}') == Result(
+    assert read('{"jsonrpc":"2.0","id":1,"result":{"new":[1,{"x":null}]},"trace":"t"}') == Response(
         1, {"new": [1, {"x": None}]}
     )
     assert read('{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{"a/b":1},"new":2},"x":{}}') == Request(
@@ -166,7 +166,7 @@ def test_an_error_without_an_id_is_accepted(id: str) -> None:
 def test_a_missing_jsonrpc_is_not_called_a_wrong_one() -> None:
     for data, why in (('"jsonrpc":"1.0",', 'jsonrpc must be "2.0"'), ("", 'the member "jsonrpc": "2.0" is missing')):
         message = read(f'{{{data}"id":1,"method":"m"}}')
-        assert isinstance(message, Invalid)
+        assert isinstance(message, InvalidMessage)
         assert message.why == why
 
 
@@ -422,7 +422,7 @@ def test_numbers_that_can_be_held_beside_one_that_cannot_do_not_suffer() -> None
     batch = read(f'[{{{V},"id":1,"method":"m","params":{{"a":1e999}}}},{{{V},"id":2,"method":"m","params":{{"a":5}}}}]')
     assert isinstance(batch, Batch)
     first, second = batch.items
-    assert isinstance(first, Invalid)
+    assert isinstance(first, InvalidMessage)
     assert first.reply is not None
     assert first.reply.id == 1
     assert second == Request(2, "m", {"a": 5})
@@ -604,7 +604,7 @@ def test_a_number_too_large_to_hold_is_refused_with_the_id_beside_much_else() ->
 
 
 def test_a_result_of_eight_mebibytes_is_read() -> None:
-    result = Result(1, {"blob": "A" * (8 * 1024 * 1024)})
+    result = Response(1, {"blob": "A" * (8 * 1024 * 1024)})
     assert read(encode(result)) == result
 
 
@@ -647,7 +647,7 @@ def test_nesting_that_the_parser_cannot_follow_is_refused(opening: str, levels: 
     message = read(opening * levels + "1" + ("]" if opening == "[" else "}") * levels)
     if isinstance(message, Batch):  # newer parsers follow further; what they find is no batch of messages either
         (message,) = message.items
-    assert isinstance(message, Invalid)
+    assert isinstance(message, InvalidMessage)
     assert message.reply is not None
     assert (message.reply.code, message.reply.id) == (INVALID_REQUEST, None)
 
@@ -659,13 +659,13 @@ def test_nesting_near_the_end_of_the_stack_never_raises() -> None:
         return read(nested(levels).replace("[]", '["\\ud83d\\ude00"]'), limits)
 
     def look_round_the_end() -> None:
-        end = bisect(range(200_000), False, lo=10, key=lambda levels: isinstance(nest(levels), Invalid))
+        end = bisect(range(200_000), False, lo=10, key=lambda levels: isinstance(nest(levels), InvalidMessage))
         seen = set()
         for levels in range(end - 50, end + 50):
             message = nest(levels)
             seen.add(type(message))
-            assert isinstance(message, Request) or (isinstance(message, Invalid) and message.reply)
-        assert seen == {Request, Invalid}
+            assert isinstance(message, Request) or (isinstance(message, InvalidMessage) and message.reply)
+        assert seen == {Request, InvalidMessage}
 
     # In a thread: the stack is then the same whoever runs the test, and a tracer lost at its end is lost there only.
     with ThreadPoolExecutor(1) as threads:
@@ -682,8 +682,8 @@ def test_an_array_is_a_batch_of_its_messages_in_order_each_judged_alone() -> Non
         f'{{{V},"id":3,"error":{{"code":1,"message":"m"}}}},1,[],[{{{V},"method":"c"}}],{{"id":4,"method":"d"}}]'
     )
     assert isinstance(batch, Batch)
-    assert batch.items[:4] == (Request(1, "a"), Notification("b"), Result(2, {}), Error(3, 1, "m"))
-    replies = [item.reply for item in batch.items[4:] if isinstance(item, Invalid)]
+    assert batch.items[:4] == (Request(1, "a"), Notification("b"), Response(2, {}), Error(3, 1, "m"))
+    replies = [item.reply for item in batch.items[4:] if isinstance(item, InvalidMessage)]
     assert [(reply.code, reply.id) for reply in replies if reply] == [
         (INVALID_REQUEST, None),
         (INVALID_REQUEST, None),
@@ -697,9 +697,9 @@ def test_in_a_batch_requests_are_owed_answers_and_notifications_none() -> None:
     assert isinstance(batch, Batch)
     ok, bad_note, bad_request = batch.items
     assert ok == Notification("a")
-    assert isinstance(bad_note, Invalid)
+    assert isinstance(bad_note, InvalidMessage)
     assert bad_note.reply is None
-    assert isinstance(bad_request, Invalid)
+    assert isinstance(bad_request, InvalidMessage)
     assert bad_request.reply is not None
     assert (bad_request.reply.code, bad_request.reply.id) == (INVALID_PARAMS, 1)
 
@@ -721,7 +721,7 @@ def test_depth_in_a_batch_counts_from_each_message() -> None:
     batch = read(f"[{nested(LIMITS.depth)},{nested(LIMITS.depth + 1)}]")
     assert isinstance(batch, Batch)
     assert isinstance(batch.items[0], Request)
-    assert isinstance(batch.items[1], Invalid)
+    assert isinstance(batch.items[1], InvalidMessage)
 
 
 # To bytes.
@@ -735,13 +735,13 @@ def test_depth_in_a_batch_counts_from_each_message() -> None:
         (Request("a", "m", {"b": 1.5}), b'{"jsonrpc":"2.0","id":"a","method":"m","params":{"b":1.5}}'),
         (Notification("m"), b'{"jsonrpc":"2.0","method":"m"}'),
         (Notification("m", {"b": None}), b'{"jsonrpc":"2.0","method":"m","params":{"b":null}}'),
-        (Result(1, {}), b'{"jsonrpc":"2.0","id":1,"result":{}}'),
+        (Response(1, {}), b'{"jsonrpc":"2.0","id":1,"result":{}}'),
         (Error(1, -1, "no"), b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}'),
         (Error(1, -1, "no", None), b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no","data":null}}'),
     ],
 )
 def test_every_kind_of_message_is_written_compactly(
-    message: Request | Notification | Result | Error, data: bytes
+    message: Request | Notification | Response | Error, data: bytes
 ) -> None:
     assert encode(message) == data
     assert encode(message, null_id=False) == data
@@ -780,23 +780,23 @@ CIRCULAR["secret"] = CIRCULAR
 @pytest.mark.parametrize(
     ("message", "names"),
     [
-        (Result(1, {"secret": float("nan")}), "JSON"),
-        (Result(1, {"secret": [float("-inf")]}), "JSON"),
-        (Result(1, {"secret": "secret\ud800"}), "surrogate"),
-        (Result(1, {"secret\udfff": 1}), "surrogate"),
-        (Result(1, {"content": [{"type": "text", "text": "secret\ud800"}]}), "surrogate"),
+        (Response(1, {"secret": float("nan")}), "JSON"),
+        (Response(1, {"secret": [float("-inf")]}), "JSON"),
+        (Response(1, {"secret": "secret\ud800"}), "surrogate"),
+        (Response(1, {"secret\udfff": 1}), "surrogate"),
+        (Response(1, {"content": [{"type": "text", "text": "secret\ud800"}]}), "surrogate"),
         (Request("secret\ud800", "m"), "surrogate"),
-        (Result(1, {"secret": {1, 2}}), "set"),
-        (Result(1, {"secret": b"secret"}), "bytes"),
-        (Result(1, {"secret": {("secret",): 1}}), "tuple"),
+        (Response(1, {"secret": {1, 2}}), "set"),
+        (Response(1, {"secret": b"secret"}), "bytes"),
+        (Response(1, {"secret": {("secret",): 1}}), "tuple"),
         (Error(1, 1, "m", object()), "object"),
         (Notification("m", {"secret": ABSENT}), "Absent"),
-        (Result(1, CIRCULAR), "contains itself"),
-        (Result(1, {"secret": 10 ** (sys.get_int_max_str_digits() + 1)}), "digits"),
+        (Response(1, CIRCULAR), "contains itself"),
+        (Response(1, {"secret": 10 ** (sys.get_int_max_str_digits() + 1)}), "digits"),
     ],
 )
 def test_what_cannot_be_written_is_our_mistake_and_is_named_but_not_shown(message: Any, names: str) -> None:
-    with pytest.raises(LocalProtocolError, match=names) as caught:
+    with pytest.raises(UsageError, match=names) as caught:
         encode(message)
     assert type(message).__name__ in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -817,21 +817,21 @@ BAD: Any = None
         (Request(1, "m", [1]), "Request.params must be an object, not list"),  # type: ignore[arg-type]
         (Notification(1), "Notification.method must be a string, not int"),  # type: ignore[arg-type]
         (Notification("m", BAD), "Notification.params must be an object, not NoneType"),
-        (Result(BAD, {}), "Result.id must be an integer or a string, not NoneType"),
-        (Result(1, "text"), "Result.result must be an object, not str"),  # type: ignore[arg-type]
+        (Response(BAD, {}), "Response.id must be an integer or a string, not NoneType"),
+        (Response(1, "text"), "Response.result must be an object, not str"),  # type: ignore[arg-type]
         (Error(1.5, 1, "m"), "Error.id must be an integer or a string or null, not float"),  # type: ignore[arg-type]
         (Error(1, True, "m"), "Error.code must be an integer, not bool"),
         (Error(1, 1.0, "m"), "Error.code must be an integer, not float"),  # type: ignore[arg-type]
         (Error(1, 1, BAD), "Error.message must be a string, not NoneType"),
-        (Invalid("why"), "Invalid is not a message that can be sent"),
+        (InvalidMessage("why"), "InvalidMessage is not a message that can be sent"),
         (Batch(()), "a batch needs at least one message"),
-        (Batch((Invalid("why"),)), "Invalid is not a message that can be sent"),
+        (Batch((InvalidMessage("why"),)), "InvalidMessage is not a message that can be sent"),
         (Batch((Batch((Notification("m"),)),)), "Batch is not a message that can be sent"),  # type: ignore[arg-type]
         ({"jsonrpc": "2.0", "method": "m"}, "dict is not a message that can be sent"),
     ],
 )
 def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         encode(message)
     assert str(caught.value) == says
 
@@ -842,10 +842,10 @@ def test_a_message_of_ours_with_a_wrong_member_is_not_written(message: Any, says
     [
         Request(1, "m", {"a": 1}),
         Notification("m", {"a": 1}),
-        Result("x", {"a": 1}),
+        Response("x", {"a": 1}),
         Error(1, 2, "m", {"a": 1}),
         Error(None, 2, 'null, {"jsonrpc":"2.0","id":null,'),
-        Result(1, {"quoted": {"jsonrpc": "2.0", "id": None, "error": {}}}),
+        Response(1, {"quoted": {"jsonrpc": "2.0", "id": None, "error": {}}}),
     ],
 )
 def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any, null_id: bool) -> None:
@@ -861,11 +861,11 @@ def test_a_prepared_message_is_the_same_and_gives_the_same_bytes(message: Any, n
 
 def test_a_prepared_message_is_not_written_again() -> None:
     result: dict[str, Any] = {"a": [1]}
-    message = prepare(Result(1, result))
+    message = prepare(Response(1, result))
     result["a"].append(float("nan"))
     assert encode(message) == b'{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}'
     assert encode(Batch((message,))) == b'[{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}]'
-    with pytest.raises(LocalProtocolError, match="JSON"):
+    with pytest.raises(UsageError, match="JSON"):
         prepare(message)
 
 
@@ -900,8 +900,8 @@ _LONE_TEXT = {"type": "text", "text": "t"}
     ],
 )
 def test_a_result_that_is_a_text_is_written_as_any_other(result: dict[str, Any]) -> None:
-    more = Kept({"_meta": {"m": 1}})
-    assert json.loads(encode(Result(1, result)))["result"] == json.loads(json.dumps(result))
+    more = CachedResult({"_meta": {"m": 1}})
+    assert json.loads(encode(Response(1, result)))["result"] == json.loads(json.dumps(result))
     if type(result) is dict:
         assert json.loads(encode(prepared_result(1, result, more)))["result"] == json.loads(
             json.dumps({**result, **more})
@@ -933,15 +933,15 @@ def test_progress_that_cannot_be_written_is_left_to_who_says_why(
 ) -> None:
     note = prepared_progress(token, reached, None, text)
     assert not is_prepared(note)
-    with pytest.raises(LocalProtocolError, match="this Notification cannot be written as JSON"):
+    with pytest.raises(UsageError, match="this Notification cannot be written as JSON"):
         prepare(note)
 
 
-@pytest.mark.parametrize("more", [None, Kept({"_meta": {"é": 1}})])
+@pytest.mark.parametrize("more", [None, CachedResult({"_meta": {"é": 1}})])
 @pytest.mark.parametrize("params", [{}, {"a": "é", "b": [1]}])
 @pytest.mark.parametrize("method", ["m", "é", 'a"b\n'])
 def test_a_request_that_is_written_in_parts_is_written_as_any_other(
-    method: str, params: dict[str, Any], more: Kept | None
+    method: str, params: dict[str, Any], more: CachedResult | None
 ) -> None:
     whole = Request(7, method, {**params, **(more or {})})
     made = prepared_request(7, method, params, more)
@@ -952,7 +952,7 @@ def test_a_request_that_is_written_in_parts_is_written_as_any_other(
 
 @pytest.mark.parametrize("method", [5, None, ["m"], "\ud800"])
 def test_a_method_that_is_no_text_is_not_written_in_parts_either(method: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"Request\.method must be a string|surrogate"):
+    with pytest.raises(UsageError, match=r"Request\.method must be a string|surrogate"):
         prepared_request(7, method, {"a": 1}, None)
 
 
@@ -969,7 +969,7 @@ objects = st.dictionaries(texts, values, max_size=3)
 singles = st.one_of(
     st.builds(Request, ids, texts, objects),
     st.builds(Notification, texts, objects),
-    st.builds(Result, ids, objects),
+    st.builds(Response, ids, objects),
     st.builds(Error, ids | st.none(), st.integers(), texts, values | st.just(ABSENT)),
 )
 messages = singles | st.builds(Batch, st.lists(singles, min_size=1, max_size=3).map(tuple))
@@ -1039,7 +1039,7 @@ def test_a_damaged_message_is_a_value_and_its_reply_can_be_sent(data: st.DataObj
     inserted = data.draw(st.sampled_from([b"", *PIECES]) | st.binary(max_size=3))
     got = decode(text[:at] + inserted + text[at + removed :], LIMITS)
     for item in got.items if isinstance(got, Batch) else (got,):
-        if isinstance(item, Invalid):
+        if isinstance(item, InvalidMessage):
             assert item.why
             if item.reply is not None:
                 assert decode(encode(item.reply), LIMITS) == item.reply
@@ -1059,7 +1059,7 @@ envelopes: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 @settings(max_examples=300)
 def test_every_envelope_is_a_message_or_gets_one_answer_or_is_one_that_must_get_none(value: dict[str, Any]) -> None:
     message = read(json.dumps(value))
-    if not isinstance(message, Invalid):
+    if not isinstance(message, InvalidMessage):
         assert json.loads(encode(message, null_id="id" in value)).items() <= {"params": {}, **value}.items()
         return
     response = "method" not in value and ("result" in value or "error" in value)
@@ -1081,7 +1081,7 @@ class Raises(dict[str, Any]):
 
 
 def test_what_an_object_raises_while_it_is_written_ends_nothing_else() -> None:
-    with pytest.raises(LocalProtocolError, match="an object in it has raised GeneratorExit"):
+    with pytest.raises(UsageError, match="an object in it has raised GeneratorExit"):
         prepare(Error(1, 1, "", Raises(GeneratorExit())))
     for error in (KeyError("a"), KeyboardInterrupt()):
         with pytest.raises(type(error)):

@@ -19,14 +19,14 @@ from tests.core.pairs import (
     opened,
 )
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, SessionClosed
+from trio_mcp.core.errors import NotInThisRevision, RequestError, SessionClosed, UsageError
 from trio_mcp.core.framing import LineFramer
 from trio_mcp.core.http.client_rules import Exchange, request_headers
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.http.server_rules import judge
 from trio_mcp.core.http.verdicts import HttpPolicy, HttpRequest, Serve
-from trio_mcp.core.jsonrpc import Batch, Event, Invalid, Notification, Request, Result, decode, encode
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.jsonrpc import Batch, Event, InvalidMessage, Notification, Request, Response, decode, encode
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.outcomes import Answered, RequestCancelled
 from trio_mcp.core.revisions import (
     LATEST,
@@ -37,8 +37,8 @@ from trio_mcp.core.revisions import (
     REVISIONS,
     Revision,
 )
-from trio_mcp.core.session import Agreed, Call, Offer, ServerSession, Session
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Call, Offer, ServerProtocol, SessionAgreed, SessionProtocol
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import (
     ACKNOWLEDGED,
     PROMPTS_CHANGED,
@@ -58,7 +58,7 @@ EVERY_REVISION = pytest.mark.parametrize("revision", REVISIONS.values(), ids=str
 class Pipe:
     """A transport that the package does not know: bytes in chunks of a stated size, one way."""
 
-    def __init__(self, sender: Session, receiver: Session, chunk: int) -> None:
+    def __init__(self, sender: SessionProtocol, receiver: SessionProtocol, chunk: int) -> None:
         self.sender, self.receiver, self.chunk = sender, receiver, chunk
         self.framer = LineFramer(LIMITS.message_bytes)
 
@@ -68,7 +68,7 @@ class Pipe:
         for at in range(0, len(data), self.chunk):
             for line in self.framer.feed(data[at : at + self.chunk]):
                 message = decode(line, LIMITS) if isinstance(line, bytes) else line
-                assert not isinstance(message, Invalid)
+                assert not isinstance(message, InvalidMessage)
                 events += self.receiver.receive(message, 0.0)
         return events
 
@@ -77,8 +77,8 @@ class Pipe:
 @EVERY_REVISION
 @pytest.mark.parametrize("chunk", [1, 7, 100_000])
 def test_any_bytes_that_arrive_in_order_carry_the_whole_protocol(revision: Revision, chunk: int) -> None:
-    client = ClientSession(Offer(CLIENT_INFO, revisions=(revision,)))
-    server = ServerSession(Offer(SERVER_INFO, {"tools": {}}))
+    client = ClientProtocol(Offer(CLIENT_INFO, revisions=(revision,)))
+    server = ServerProtocol(Offer(SERVER_INFO, {"tools": {}}))
     there, back = Pipe(client, server, chunk), Pipe(server, client, chunk)
     client.open()
     while not client.opened:
@@ -110,7 +110,7 @@ def test_a_client_says_one_thing_at_a_time(revision: Revision) -> None:
 def test_every_modern_request_carries_its_terms(method: str) -> None:
     client = opened(LATEST).client
     if method == "server/discover":
-        client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
+        client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
         client.open()
     else:
         client.request(method)
@@ -124,7 +124,7 @@ def test_every_modern_request_carries_its_terms(method: str) -> None:
 
 @req("http-24", "http-39", "http-121")
 def test_what_belongs_to_a_modern_request_says_so_and_goes_nowhere_else() -> None:
-    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
+    server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
     for id in ("a", "b"):
         server.receive(modern(id, "tools/call", {"name": "x"}, logLevel="debug"), 0.0)
     server.notify("notifications/message", {"level": "info", "data": 1}, about="a")
@@ -138,11 +138,11 @@ def test_what_belongs_to_a_modern_request_says_so_and_goes_nowhere_else() -> Non
 @req("http-25", "mrtr-01", "trans-05")
 @pytest.mark.parametrize("method", LATEST.input_requests)
 def test_a_modern_server_sends_no_request_on_any_stream(method: str) -> None:
-    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=Link.EXCHANGE)
+    server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=LinkKind.EXCHANGE)
     server.receive(modern(1, "tools/call", {"name": "x"}, clientCapabilities=EVERYTHING_OF_A_CLIENT), 0.0)
     with pytest.raises(NotInThisRevision, match="input-required"):
         server.request(method, about=1)
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         server.request(method)
     assert server.outgoing() == []
 
@@ -150,18 +150,18 @@ def test_a_modern_server_sends_no_request_on_any_stream(method: str) -> None:
 @req("http-36", "http-39", "http-23", "http-35")
 def test_answers_belong_to_their_request_and_the_rest_of_a_session_to_none() -> None:
     terms = Terms(LATEST_LEGACY, EVERYTHING_OF_A_CLIENT)
-    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=Link.SESSION, terms=terms)
+    server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), link=LinkKind.SESSION, terms=terms)
     server.receive(Request(1, "tools/call", {"name": "x"}), 0.0)
     server.notify("notifications/tools/list_changed")
     server.request("roots/list")
     server.request("sampling/createMessage", {"messages": [], "maxTokens": 1}, about=1)
     server.answer(1, {"content": []})
     sent = [(type(message), about) for message, about in server.outgoing()]
-    assert sent == [(Notification, None), (Request, None), (Request, 1), (Result, 1)]
+    assert sent == [(Notification, None), (Request, None), (Request, 1), (Response, 1)]
 
 
 def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> None:
-    server, listeners = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int]()
+    server, listeners = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int]()
 
     def publish() -> list[bool]:
         return [server.notify(note.method, note.params) for _, note in listeners.publish(TOOLS_CHANGED)]
@@ -169,15 +169,15 @@ def test_changes_published_while_a_handshake_is_under_way_are_no_mistake() -> No
     for message in (initialize(), Notification("notifications/initialized")):
         assert not any(publish())
         for event in server.receive(message, 0.0):
-            if isinstance(event, Agreed):
+            if isinstance(event, SessionAgreed):
                 listeners.add_session(0, server.declared(event.terms.revision))
     assert publish() == [True]
-    assert [type(message) for message, _ in server.outgoing()] == [Result, Notification]
+    assert [type(message) for message, _ in server.outgoing()] == [Response, Notification]
 
 
 @req("batch-03", "state-01")
 def test_a_modern_request_cannot_be_part_of_a_batch_and_costs_the_others_nothing() -> None:
-    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), terms=Terms(REVISIONS["2025-03-26"]))
+    server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER), terms=Terms(REVISIONS["2025-03-26"]))
     modern_ones = (modern(2, "subscriptions/listen", {"notifications": {}}), modern("3", "tools/call", {"name": "x"}))
     events = server.receive(Batch((Request(1, "tools/list"), *modern_ones)), 0.0)
     assert [event.request.id for event in events if isinstance(event, Call)] == [1]
@@ -189,15 +189,15 @@ def test_a_modern_request_cannot_be_part_of_a_batch_and_costs_the_others_nothing
 
 
 def test_what_a_handler_gets_wrong_is_refused_at_the_call_and_can_still_be_put_right() -> None:
-    server = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
+    server = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER))
     wanting = modern(1, "tools/call", {"name": "x"})
     wanting.params["_meta"]["progressToken"] = "t"
     server.receive(wanting, 0.0)
     server.receive(modern(2, "tools/call", {"name": "x"}), 0.0)
     wrong: Any = [1]
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         server.refuse(1, RequestError(wrong, "a code that is none"))
-    with pytest.raises(LocalProtocolError, match="is a string, not list"):
+    with pytest.raises(UsageError, match="is a string, not list"):
         server.progress(1, 1, message=wrong)
     assert server.refuse(1, RequestError(-32603, "put right"))
     assert server.serves(2)
@@ -209,9 +209,9 @@ def test_the_end_of_a_link_is_no_message(revision: Revision) -> None:
     link = opened(revision)
     waiting = link.client.request("tools/list")
     link.pump()
-    (lost,) = link.client.lost()
+    (lost,) = link.client.connection_lost()
     assert getattr(lost, "id", None) == waiting
-    assert [type(event) for event in link.server.lost()] == [RequestCancelled]
+    assert [type(event) for event in link.server.connection_lost()] == [RequestCancelled]
     assert (link.client.outgoing(), link.server.outgoing()) == ([], [])
     with pytest.raises(SessionClosed):
         link.client.request("tools/list")
@@ -220,7 +220,7 @@ def test_the_end_of_a_link_is_no_message(revision: Revision) -> None:
 @req("arch-03")
 def test_a_client_session_is_for_one_server() -> None:
     link = opened(LATEST)
-    with pytest.raises(LocalProtocolError, match="once"):
+    with pytest.raises(UsageError, match="once"):
         link.client.open()
 
 
@@ -230,21 +230,21 @@ def test_a_client_session_is_for_one_server() -> None:
     [({"extensions": {"tasks": {}}}, "prefix"), ({"tools": True}, "tools is declared by an object")],
 )
 def test_what_cannot_be_declared_is_not_offered(capabilities: dict[str, Any], why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Offer(SERVER_INFO, capabilities)
 
 
 @req("ver-15")
 def test_a_handshake_holds_for_its_own_link_only() -> None:
     offer = Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)
-    legacy = Pair(ClientSession(Offer(CLIENT_INFO, revisions=(LATEST_LEGACY,))), ServerSession(offer))
+    legacy = Pair(ClientProtocol(Offer(CLIENT_INFO, revisions=(LATEST_LEGACY,))), ServerProtocol(offer))
     legacy.client.open()
     legacy.pump()
     assert legacy.server.opened
-    other = ServerSession(offer)
+    other = ServerProtocol(offer)
     other.receive(Request(1, "tools/list"), 0.0)
     ((message, _),) = other.outgoing()
-    assert not isinstance(message, Result | Batch)
+    assert not isinstance(message, Response | Batch)
 
 
 # Subscriptions over links
@@ -265,7 +265,7 @@ def _listening() -> tuple[Pair, Listeners[int], Subscriptions, int]:
 
 @req("sub-01", "sub-02", "sub-03", "sub-05", "sub-13")
 def test_a_subscription_begins_with_its_acknowledgement_and_carries_what_was_asked_for_under_its_own_id() -> None:
-    server, listeners = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int | str]()
+    server, listeners = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER)), Listeners[int | str]()
     asked = {1: [TOOLS_CHANGED], "1": [PROMPTS_CHANGED, TOOLS_CHANGED], 2: [resource_updated("a:b")], 3: []}
     changes = [TOOLS_CHANGED, PROMPTS_CHANGED, RESOURCES_CHANGED, resource_updated("a:b"), resource_updated("a:c")]
 
@@ -294,7 +294,7 @@ def test_a_subscription_begins_with_its_acknowledgement_and_carries_what_was_ask
         assert {change_of(note) for note in notes[1:]} == set(asked[id])
     for change in changes:  # and on no request that is no subscription, nor on none
         for about in ("call", None):
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 server.notify(change.notification("call").method, change.notification("call").params, about=about)
 
 
@@ -327,10 +327,10 @@ def test_a_subscription_is_cancelled_by_notice_on_a_shared_channel() -> None:
 @req("sub-10", "state-06")
 def test_a_new_link_has_to_subscribe_again() -> None:
     link, listeners, subscriptions, _ = _listening()
-    link.server.lost()
-    link.client.lost()
+    link.server.connection_lost()
+    link.client.connection_lost()
     listeners.forget(0)
-    (broken,) = subscriptions.lost()
+    (broken,) = subscriptions.connection_lost()
     assert listeners.publish(TOOLS_CHANGED) == []  # nothing is kept for who may come back
     again = opened(LATEST)
     again.client.request("subscriptions/listen", listen_params(broken.asked))
@@ -349,7 +349,7 @@ def test_a_new_link_has_to_subscribe_again() -> None:
         lambda client: client.request("resources/read", {"uri": "file:///a b"}),
     ],
 )
-def test_what_a_client_session_says_passes_the_servers_door(ask: Callable[[ClientSession], int]) -> None:
+def test_what_a_client_session_says_passes_the_servers_door(ask: Callable[[ClientProtocol], int]) -> None:
     client = opened(LATEST).client
     ask(client)
     ((message, _),) = client.outgoing()

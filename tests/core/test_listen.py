@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError, RequestError
-from trio_mcp.core.jsonrpc import Error, Id, Json, JsonObject, Limits, Notification, Request, Result
-from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.errors import RequestError, UsageError
+from trio_mcp.core.jsonrpc import Error, Id, Json, JsonObject, Limits, Notification, Request, Response
+from trio_mcp.core.outcomes import (
+    Answered,
+    ConnectionLost,
+    InvalidAnswer,
+    Outcome,
+    Refused,
+    SubscriptionEnded,
+    TimedOut,
+)
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, REVISIONS, Revision, Role
 from trio_mcp.core.shares import ByteBudget
 from trio_mcp.core.subscriptions import (
@@ -19,11 +27,11 @@ from trio_mcp.core.subscriptions import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     TOOLS_CHANGED,
-    Change,
-    ChangeHeard,
-    Kind,
+    ChangeEvent,
+    ChangeKind,
+    ChangeReceived,
     Listeners,
-    Subscription,
+    OpenSubscription,
     SubscriptionAcknowledged,
     Subscriptions,
     SubscriptionState,
@@ -41,7 +49,7 @@ EVERYTHING = {
 }
 
 
-def request(id: Id, *changes: Change) -> Request:
+def request(id: Id, *changes: ChangeEvent) -> Request:
     return Request(id, "subscriptions/listen", listen_params(changes))
 
 
@@ -49,7 +57,7 @@ def asking(filter: Json) -> Request:
     return Request(1, "subscriptions/listen", {"notifications": filter})
 
 
-def hearers(listeners: Listeners[Any], change: Change) -> list[Any]:
+def hearers(listeners: Listeners[Any], change: ChangeEvent) -> list[Any]:
     return [key for key, _ in listeners.publish(change)]
 
 
@@ -65,7 +73,9 @@ def hearers(listeners: Listeners[Any], change: Change) -> list[Any]:
         (A, "notifications/resources/updated", {"uri": "notes://a"}),
     ],
 )
-def test_a_change_is_told_by_its_notification_and_known_by_it(change: Change, method: str, params: JsonObject) -> None:
+def test_a_change_is_told_by_its_notification_and_known_by_it(
+    change: ChangeEvent, method: str, params: JsonObject
+) -> None:
     assert change.notification() == Notification(method, params)
     tagged = change.notification(7)
     assert tagged == Notification(method, {"_meta": {META_SUBSCRIPTION_ID: 7}, **params})
@@ -83,7 +93,7 @@ def test_other_notifications_are_no_changes() -> None:
 
 @pytest.mark.parametrize("revision", REVISIONS.values(), ids=str)
 def test_every_revision_has_each_change_on_the_capability_that_is_asked_here(revision: Revision) -> None:
-    for kind in Kind:
+    for kind in ChangeKind:
         row = revision.notification(Role.SERVER, kind.method)
         assert row is not None
         name, option = row.needs
@@ -139,7 +149,7 @@ def test_the_messages_are_those_of_the_official_examples() -> None:
     assert listeners.publish(TOOLS_CHANGED)[0][1].params == {
         "_meta": {"io.modelcontextprotocol/subscriptionId": "listen-1"}
     }
-    assert listeners.close(0) == Result(
+    assert listeners.close(0) == Response(
         "listen-1", {"resultType": "complete", "_meta": {"io.modelcontextprotocol/subscriptionId": "listen-1"}}
     )
 
@@ -158,7 +168,7 @@ CAPABILITIES = [
 @given(st.lists(st.sampled_from(CHANGES), unique=True), st.sampled_from(CAPABILITIES))
 @settings(max_examples=100)
 def test_what_was_asked_for_and_is_declared_is_agreed_to_and_heard_and_nothing_else(
-    asked: list[Change], declared: dict[str, Any]
+    asked: list[ChangeEvent], declared: dict[str, Any]
 ) -> None:
     listeners: Listeners[int] = Listeners()
     acknowledgement = listeners.listen(0, request(1, *asked), declared)
@@ -243,7 +253,7 @@ def test_one_key_is_one_listener() -> None:
         lambda: listeners.listen(0, request(2, A), EVERYTHING),
         lambda: listeners.add_session(0, EVERYTHING),
     ):
-        with pytest.raises(LocalProtocolError, match="listens already"):
+        with pytest.raises(UsageError, match="listens already"):
             again()
     assert hearers(listeners, A) == []
     assert listeners.publish(TOOLS_CHANGED) == [(0, TOOLS_CHANGED.notification(1))]
@@ -254,7 +264,7 @@ def test_a_subscription_that_the_server_ends_gets_its_result_once_and_then_nothi
     listeners: Listeners[int] = Listeners()
     listeners.listen(0, request("x", TOOLS_CHANGED, A), EVERYTHING)
     listeners.listen(1, request("y", TOOLS_CHANGED), EVERYTHING)
-    assert listeners.close(0) == Result("x", {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: "x"}})
+    assert listeners.close(0) == Response("x", {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: "x"}})
     assert listeners.close(0) is None
     assert not listeners.forget(0)
     assert hearers(listeners, TOOLS_CHANGED) == [1]
@@ -333,7 +343,7 @@ def test_a_modern_subscription_cannot_be_changed_by_subscribe_requests() -> None
     listeners.listen(0, request(1), EVERYTHING)
     for key in (0, 1):
         for serve in (listeners.subscribe, listeners.unsubscribe):
-            with pytest.raises(LocalProtocolError, match="no legacy session"):
+            with pytest.raises(UsageError, match="no legacy session"):
                 serve(key, {"uri": "notes://a"})
     assert hearers(listeners, A) == []
     assert LATEST.request(Role.CLIENT, "resources/subscribe") is None
@@ -476,7 +486,9 @@ steps = st.lists(
 )
 
 
-def play(listeners: Listeners[int], heard: dict[int, set[Change]], name: str, key: int, changes: list[Change]) -> None:
+def play(
+    listeners: Listeners[int], heard: dict[int, set[ChangeEvent]], name: str, key: int, changes: list[ChangeEvent]
+) -> None:
     if name == "listen" and key not in heard:
         listeners.listen(key, request(key, *changes), EVERYTHING)
         heard[key] = set(changes)
@@ -499,9 +511,9 @@ def play(listeners: Listeners[int], heard: dict[int, set[Change]], name: str, ke
 
 @given(steps)
 @settings(max_examples=150)
-def test_in_any_order_exactly_those_hear_who_have_asked(plan: list[tuple[str, int, list[Change]]]) -> None:
+def test_in_any_order_exactly_those_hear_who_have_asked(plan: list[tuple[str, int, list[ChangeEvent]]]) -> None:
     listeners: Listeners[int] = Listeners()
-    heard: dict[int, set[Change]] = {}
+    heard: dict[int, set[ChangeEvent]] = {}
     for step in plan:
         play(listeners, heard, *step)
         assert len(listeners) == len(heard)
@@ -533,21 +545,21 @@ def acknowledged(id: Json, filter: Json) -> Notification:
     ],
 )
 def test_the_client_knows_what_it_asked_for_and_did_not_get(
-    filter: Json, agreed: tuple[Change, ...], missing: tuple[Change, ...]
+    filter: Json, agreed: tuple[ChangeEvent, ...], missing: tuple[ChangeEvent, ...]
 ) -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED, A, B, A])
     assert (subscription.state, subscription.asked) == (SubscriptionState.ASKED, (TOOLS_CHANGED, A, B))
     assert (subscription.agreed, subscription.missing) == (None, ())
-    assert subscriptions.hear(acknowledged(1, filter)) == [SubscriptionAcknowledged(subscription)]
+    assert subscriptions.receive(acknowledged(1, filter)) == [SubscriptionAcknowledged(subscription)]
     assert (subscription.state, subscription.agreed, subscription.missing) == (SubscriptionState.OPEN, agreed, missing)
 
 
 def test_only_the_first_acknowledgement_counts() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
-    subscriptions.hear(acknowledged(1, {"toolsListChanged": True}))
-    assert subscriptions.hear(acknowledged(1, {})) == []
+    subscriptions.receive(acknowledged(1, {"toolsListChanged": True}))
+    assert subscriptions.receive(acknowledged(1, {})) == []
     assert subscription.agreed == (TOOLS_CHANGED,)
 
 
@@ -555,10 +567,10 @@ def test_only_the_first_acknowledgement_counts() -> None:
 def test_notifications_go_to_the_subscription_they_name() -> None:
     subscriptions = Subscriptions()
     one, text, two = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, "1", 2))
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [ChangeHeard(one, TOOLS_CHANGED)]
-    assert subscriptions.hear(TOOLS_CHANGED.notification("1")) == [ChangeHeard(text, TOOLS_CHANGED)]
-    assert subscriptions.hear(acknowledged("1", {})) == [SubscriptionAcknowledged(text)]
-    assert subscriptions.hear(A.notification(2)) == [ChangeHeard(two, A)]
+    assert subscriptions.receive(TOOLS_CHANGED.notification(1)) == [ChangeReceived(one, TOOLS_CHANGED)]
+    assert subscriptions.receive(TOOLS_CHANGED.notification("1")) == [ChangeReceived(text, TOOLS_CHANGED)]
+    assert subscriptions.receive(acknowledged("1", {})) == [SubscriptionAcknowledged(text)]
+    assert subscriptions.receive(A.notification(2)) == [ChangeReceived(two, A)]
     assert (one.state, text.state, two.state) == (
         SubscriptionState.ASKED,
         SubscriptionState.OPEN,
@@ -589,7 +601,7 @@ def test_notifications_go_to_the_subscription_they_name() -> None:
 def test_what_is_for_none_of_ours_is_heard_by_none(notification: Notification) -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED, A])
-    assert subscriptions.hear(notification) == []
+    assert subscriptions.receive(notification) == []
     assert subscription.state is SubscriptionState.ASKED
 
 
@@ -597,16 +609,16 @@ def test_an_update_of_what_lies_below_a_resource_is_heard() -> None:
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [A])
     below = resource_updated("notes://a/line/1")
-    assert subscriptions.hear(below.notification(1)) == [ChangeHeard(subscription, below)]
+    assert subscriptions.receive(below.notification(1)) == [ChangeReceived(subscription, below)]
 
 
 OUTCOMES: list[tuple[Outcome, SubscriptionState]] = [
     (Answered(1, "subscriptions/listen", {"resultType": "complete"}), SubscriptionState.ENDED),
-    (TornDown(1, "subscriptions/listen", ""), SubscriptionState.ENDED),
+    (SubscriptionEnded(1, "subscriptions/listen", ""), SubscriptionState.ENDED),
     (Refused(1, "subscriptions/listen", Error(1, -32601, "no")), SubscriptionState.REFUSED),
-    (Garbled(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
+    (InvalidAnswer(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
     (TimedOut(1, "subscriptions/listen"), SubscriptionState.BROKEN),
-    (Lost(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
+    (ConnectionLost(1, "subscriptions/listen", "why"), SubscriptionState.BROKEN),
 ]
 
 
@@ -619,14 +631,14 @@ def test_how_a_subscription_ended_is_told_by_the_outcome_of_its_request(
     subscriptions = Subscriptions()
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     if open:
-        subscriptions.hear(acknowledged(1, {"toolsListChanged": True}))
+        subscriptions.receive(acknowledged(1, {"toolsListChanged": True}))
     assert subscriptions.over(outcome) is subscription
     assert subscription.state is state
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == []
+    assert subscriptions.receive(TOOLS_CHANGED.notification(1)) == []
     for late, _ in OUTCOMES:  # sub-08 and cancel-12 may come in either order
         assert subscriptions.over(late) is None
     assert subscriptions.close(1) is None
-    assert subscriptions.lost() == []
+    assert subscriptions.connection_lost() == []
     assert subscription.state is state
 
 
@@ -642,7 +654,7 @@ def test_a_subscription_that_we_end_hears_nothing_more() -> None:
     subscription = subscriptions.ask(1, [TOOLS_CHANGED])
     assert subscriptions.close(1) is subscription
     assert subscription.state is SubscriptionState.ENDED
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == []
+    assert subscriptions.receive(TOOLS_CHANGED.notification(1)) == []
     assert subscriptions.close(1) is None
 
 
@@ -650,7 +662,7 @@ def test_what_was_open_when_the_link_was_lost_can_be_asked_for_again() -> None:
     subscriptions = Subscriptions()
     first, second, third = (subscriptions.ask(id, [TOOLS_CHANGED, A]) for id in (1, 2, 3))
     subscriptions.close(2)
-    assert subscriptions.lost() == [first, third]
+    assert subscriptions.connection_lost() == [first, third]
     assert [each.state for each in (first, second, third)] == [
         SubscriptionState.BROKEN,
         SubscriptionState.ENDED,
@@ -663,11 +675,11 @@ def test_what_was_open_when_the_link_was_lost_can_be_asked_for_again() -> None:
 def test_two_subscriptions_cannot_have_one_id() -> None:
     subscriptions = Subscriptions()
     first = subscriptions.ask(1, [TOOLS_CHANGED])
-    with pytest.raises(LocalProtocolError, match="already"):
+    with pytest.raises(UsageError, match="already"):
         subscriptions.ask(1, [PROMPTS_CHANGED])
-    with pytest.raises(LocalProtocolError, match="already"):
+    with pytest.raises(UsageError, match="already"):
         subscriptions.attach(1, [PROMPTS_CHANGED], EVERYTHING)
-    assert subscriptions.hear(TOOLS_CHANGED.notification(1)) == [ChangeHeard(first, TOOLS_CHANGED)]
+    assert subscriptions.receive(TOOLS_CHANGED.notification(1)) == [ChangeReceived(first, TOOLS_CHANGED)]
 
 
 # The client's side, legacy.
@@ -681,9 +693,9 @@ def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
     assert [each.state for each in (tools, both, notes)] == [SubscriptionState.OPEN] * 3
     assert both.asked == both.agreed == (TOOLS_CHANGED, A)
 
-    def heard(change: Change) -> list[Subscription]:
-        events = subscriptions.hear(change.notification())
-        assert events == [ChangeHeard(each.subscription, change) for each in events]
+    def heard(change: ChangeEvent) -> list[OpenSubscription]:
+        events = subscriptions.receive(change.notification())
+        assert events == [ChangeReceived(each.subscription, change) for each in events]
         return [each.subscription for each in events]
 
     assert heard(TOOLS_CHANGED) == [tools, both]
@@ -691,7 +703,7 @@ def test_legacy_subscriptions_share_what_comes_without_an_id() -> None:
     assert heard(A) == [both]
     assert heard(B) == [notes]
     assert heard(resource_updated("notes://elsewhere")) == [both, notes]  # below one of them, and who knows which
-    assert subscriptions.hear(Notification("notifications/message", {})) == []
+    assert subscriptions.receive(Notification("notifications/message", {})) == []
     subscriptions.close("both")
     assert heard(TOOLS_CHANGED) == [tools]
 
@@ -705,7 +717,7 @@ def test_the_uris_to_subscribe_are_those_that_some_legacy_subscription_wants() -
     assert subscriptions.uris == {"notes://a", "notes://b"}
     subscriptions.close("x")
     assert subscriptions.uris == {"notes://a"}
-    subscriptions.lost()
+    subscriptions.connection_lost()
     assert subscriptions.uris == frozenset()
 
 
@@ -733,17 +745,18 @@ def test_a_subscription_may_expect_more_than_the_server_has_agreed_to() -> None:
 @req("sub-02", "sub-06")
 @given(st.lists(st.lists(st.sampled_from(CHANGES), max_size=4), min_size=1, max_size=4), st.sampled_from(CAPABILITIES))
 @settings(max_examples=60)
-def test_what_one_side_sends_the_other_hears(wishes: list[list[Change]], declared: dict[str, Any]) -> None:
+def test_what_one_side_sends_the_other_hears(wishes: list[list[ChangeEvent]], declared: dict[str, Any]) -> None:
     listeners: Listeners[int] = Listeners()
     subscriptions = Subscriptions()
     ours = [subscriptions.ask(id, asked) for id, asked in enumerate(wishes)]
     for each in ours:
         acknowledgement = listeners.listen(hash(each.id), request(each.id, *each.asked), declared)
-        assert subscriptions.hear(acknowledgement) == [SubscriptionAcknowledged(each)]
+        assert subscriptions.receive(acknowledgement) == [SubscriptionAcknowledged(each)]
         assert set(each.agreed or ()) | set(each.missing) == set(each.asked)
     for change in CHANGES:
-        heard = [event for _, notification in listeners.publish(change) for event in subscriptions.hear(notification)]
-        assert heard == [ChangeHeard(each, change) for each in ours if change in (each.agreed or ())]
+        published = [notification for _, notification in listeners.publish(change)]
+        heard = [event for notification in published for event in subscriptions.receive(notification)]
+        assert heard == [ChangeReceived(each, change) for each in ours if change in (each.agreed or ())]
     for _, result in listeners.close_all():
         ended = subscriptions.over(Answered(result.id, "subscriptions/listen", result.result))
         assert ended is not None

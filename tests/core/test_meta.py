@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core import revisions
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Limits, Request, decode, encode
 from trio_mcp.core.meta import check_extension, check_key, check_meta
 from trio_mcp.core.revisions import REVISIONS, Revision
@@ -25,7 +25,7 @@ WITHOUT_RULES = {"2024-11-05", "2025-03-26"}
 def refuses(key: str, revision: Revision, value: Any = 1) -> bool:
     try:
         check_meta({"fine": 1, key: value}, revision)
-    except LocalProtocolError as error:
+    except UsageError as error:
         return key in str(error)  # it names what is wrong
     return False
 
@@ -66,7 +66,7 @@ def test_a_key_is_an_optional_prefix_of_labels_and_a_name(prefix: str, name: str
 @req("meta-02", "meta-03")
 @pytest.mark.parametrize("prefix", BAD_PREFIXES)
 def test_a_prefix_that_is_no_series_of_labels_is_refused(prefix: str) -> None:
-    with pytest.raises(LocalProtocolError, match="prefix"):
+    with pytest.raises(UsageError, match="prefix"):
         check_key(prefix + "name")
 
 
@@ -74,7 +74,7 @@ def test_a_prefix_that_is_no_series_of_labels_is_refused(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", GOOD_PREFIXES)
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_name_that_neither_is_empty_nor_fits_is_refused(prefix: str, name: str) -> None:
-    with pytest.raises(LocalProtocolError, match=re.escape(repr(prefix + name))):
+    with pytest.raises(UsageError, match=re.escape(repr(prefix + name))):
         check_key(prefix + name)
 
 
@@ -82,7 +82,7 @@ def test_a_name_that_neither_is_empty_nor_fits_is_refused(prefix: str, name: str
 @EVERY
 def test_malformed_keys_are_refused_in_the_revisions_that_have_rules(revision: Revision) -> None:
     for key in ("/a", "1a/b", "a/b/c", "a/-", "a b"):
-        with nullcontext() if revision.name in WITHOUT_RULES else pytest.raises(LocalProtocolError):
+        with nullcontext() if revision.name in WITHOUT_RULES else pytest.raises(UsageError):
             check_meta({key: 1}, revision)
 
 
@@ -105,7 +105,7 @@ def test_any_text_passes_or_is_a_local_protocol_error(key: str) -> None:
     if re.fullmatch(whole, key):
         check_key(key)
     else:
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             check_key(key)
 
 
@@ -154,13 +154,13 @@ def test_the_protocols_own_keys_are_not_for_users(key: str) -> None:
 def test_a_prefix_in_reverse_dns_order_passes_and_is_what_a_refusal_advises(revision: Revision) -> None:
     check_meta({"com.example/key": 1, "org.example.tools/": None}, revision)
     if revision.name not in WITHOUT_RULES:
-        with pytest.raises(LocalProtocolError, match=rf"com\.mcp\.dev.*{revision}.*com\.example/"):
+        with pytest.raises(UsageError, match=rf"com\.mcp\.dev.*{revision}.*com\.example/"):
             check_meta({"com.mcp.dev/key": 1}, revision)
 
 
 @EVERY
 def test_the_progress_token_is_not_for_users(revision: Revision) -> None:
-    with pytest.raises(LocalProtocolError, match="progressToken"):
+    with pytest.raises(UsageError, match="progressToken"):
         check_meta({"progressToken": 1}, revision)
 
 
@@ -294,7 +294,7 @@ def test_trace_context_in_any_other_format_is_not_set(key: str, value: Any, revi
 
 
 def test_a_refused_value_is_not_shown() -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         check_meta({"baggage": "password=open sesame"}, revisions.LATEST)
     assert "sesame" not in str(caught.value)
 
@@ -311,5 +311,5 @@ def test_an_extension_is_named_by_a_key_with_a_prefix(identifier: str) -> None:
 @req("ver-05")
 @pytest.mark.parametrize("identifier", ["", "tasks", "traceparent", "/tasks", "1a/tasks", "com.example/-x", "a/b/c"])
 def test_an_extension_without_a_prefix_or_with_a_malformed_one_is_refused(identifier: str) -> None:
-    with pytest.raises(LocalProtocolError, match=re.escape(repr(identifier))):
+    with pytest.raises(UsageError, match=re.escape(repr(identifier))):
         check_extension(identifier)

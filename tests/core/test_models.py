@@ -17,14 +17,14 @@ from trio_mcp.core import content, forms, models
 from trio_mcp.core.content import (
     Icon,
     ImageContent,
-    Malformed,
+    MalformedContent,
     Resource,
     TextContent,
     ToolResultContent,
-    Unknown,
+    UnknownContent,
     well_formed,
 )
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.models import CacheableResult, CallToolResult, Result, Tool, ToolAnnotations
 from trio_mcp.core.revisions import LATEST, REVISIONS
 
@@ -94,13 +94,13 @@ def test_tool_annotations_have_the_documented_defaults() -> None:
 
 @req("tool-39")
 @pytest.mark.parametrize("make", [CallToolResult, partial(ToolResultContent, "id")])
-def test_a_result_without_is_error_is_a_success(make: Callable[..., content.Outcome]) -> None:
+def test_a_result_without_is_error_is_a_success(make: Callable[..., content.ToolOutcome]) -> None:
     assert make([]).is_error is make([], is_error=False).is_error is False
     assert make([], is_error=True).is_error is True
 
 
 @pytest.mark.parametrize("make", [CallToolResult, partial(ToolResultContent, "id")])
-def test_structured_content_that_is_not_there_is_none(make: Callable[..., content.Outcome]) -> None:
+def test_structured_content_that_is_not_there_is_none(make: Callable[..., content.ToolOutcome]) -> None:
     without, null = make([]), make([], structured_content=None)
     assert (without.structured_content, without.has_structured_content) == (None, False)
     assert (null.structured_content, null.has_structured_content) == (None, True)
@@ -114,7 +114,7 @@ def test_an_icon_of_ours_may_be_at_a_safe_place(src: str) -> None:
 
 @pytest.mark.parametrize("src", ["http://a/b.png", "javascript:alert(1)", "file:///a", "ftp://a", "ws://a", "/a", ""])
 def test_an_icon_of_ours_is_refused_elsewhere_and_a_peers_is_left_to_be_judged(src: str) -> None:
-    with pytest.raises(LocalProtocolError, match=r"^Icon\.src must be an https: or data: URI"):
+    with pytest.raises(UsageError, match=r"^Icon\.src must be an https: or data: URI"):
         Icon(src)
     assert Icon(src, raw={"src": src}).src == src
 
@@ -134,7 +134,7 @@ def test_an_icon_of_ours_is_refused_elsewhere_and_a_peers_is_left_to_be_judged(s
 )
 @req("type-01", "mrtr-12")
 def test_what_no_revision_allows_is_refused_where_it_is_built(make: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         make()
 
 
@@ -155,8 +155,11 @@ def test_a_time_to_live_is_never_negative_and_a_scope_private_unless_said() -> N
 
 def test_well_formed_leaves_out_what_could_not_be_read() -> None:
     tool = Tool("n", SCHEMA)
-    assert well_formed([tool, Malformed({"name": 1}, "name: expected string, got integer"), tool]) == [tool, tool]
-    assert well_formed([Unknown({"type": "hologram"})]) == [Unknown({"type": "hologram"})]
+    assert well_formed([tool, MalformedContent({"name": 1}, "name: expected string, got integer"), tool]) == [
+        tool,
+        tool,
+    ]
+    assert well_formed([UnknownContent({"type": "hologram"})]) == [UnknownContent({"type": "hologram"})]
 
 
 def test_sampled_content_is_a_sequence_for_whoever_wants_one() -> None:

@@ -10,22 +10,22 @@ import pytest
 
 from tests.core.pairs import CLIENT_INFO, EVERYTHING_OF_A_CLIENT, LIMITS, SERVER_INFO, drain, modern, opened, pair
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError, SessionClosed
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Invalid, Notification, Request, Result, decode, encode
+from trio_mcp.core.errors import SessionClosed, UsageError
+from trio_mcp.core.jsonrpc import ABSENT, Error, Event, InvalidMessage, Notification, Request, Response, decode, encode
 from trio_mcp.core.opening import (
     OPENING,
     Attempt,
-    ClientSession,
+    ClientProtocol,
     Negotiation,
-    OpeningDeed,
+    OpeningAction,
+    OpeningEvent,
     OpeningFailed,
-    OpeningHeard,
     Phase,
 )
-from trio_mcp.core.outcomes import Lost, PeerMistake, TimedOut
+from trio_mcp.core.outcomes import ConnectionLost, PeerMistake, TimedOut
 from trio_mcp.core.revisions import LATEST, LEGACY, META_VERSION, REVISIONS, Revision
-from trio_mcp.core.session import Call, Offer, Opened, ServerSession
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Call, Offer, Opened, ServerProtocol
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
 
 A, B, C, D, E = REVISIONS.values()
@@ -60,7 +60,7 @@ Reply = Any  # a result, an Error, or one of the five above
 class Play:
     """A client and the replies of a server, in order; what came of it."""
 
-    client: ClientSession
+    client: ClientProtocol
     sent: list[str] = attrs.field(factory=list)
     seen: list[Event] = attrs.field(factory=list)
 
@@ -77,7 +77,7 @@ class Play:
             assert not self.client.tick(deadline - 0.1)
             self.seen += self.client.tick(deadline)
         elif reply is LinkLost:
-            self.seen += self.client.lost(why="it broke")
+            self.seen += self.client.connection_lost(why="it broke")
         elif reply is InputEnded:
             self.seen += self.client.input_ended("it sends no more")
         elif reply is Unsendable:
@@ -86,10 +86,10 @@ class Play:
             self.seen += self.client.fall_back("HTTP 404")
         elif isinstance(reply, Error):
             self.seen += self.client.receive(attrs.evolve(reply, id=message.id), 0.0)
-        elif isinstance(reply, Invalid):
+        elif isinstance(reply, InvalidMessage):
             self.seen += self.client.receive(attrs.evolve(reply, answers=message.id), 0.0)
         else:
-            self.seen += self.client.receive(Result(message.id, reply), 0.0)
+            self.seen += self.client.receive(Response(message.id, reply), 0.0)
 
 
 def test_a_server_that_can_only_be_modern_has_all_the_time_there_is() -> None:
@@ -98,7 +98,7 @@ def test_a_server_that_can_only_be_modern_has_all_the_time_there_is() -> None:
 
 
 def play(offer: tuple[Revision, ...], *replies: Reply) -> Play:
-    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer))
+    client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer))
     client.open(probe_until=5.0, deadline=60.0)
     played = Play(client)
     for reply in replies:
@@ -108,7 +108,7 @@ def play(offer: tuple[Revision, ...], *replies: Reply) -> Play:
 
 BOTH = (D, B, E)
 PROBE, INITIALIZE = "server/discover 2026-07-28", "initialize 2025-11-25"
-GARBAGE = Invalid("this is no answer")
+GARBAGE = InvalidMessage("this is no answer")
 
 
 @attrs.frozen
@@ -373,7 +373,7 @@ def test_every_answer_of_a_server_leads_where_it_should(case: Case) -> None:
     check(case)
 
 
-def cells() -> Iterator[tuple[Phase, OpeningHeard]]:
+def cells() -> Iterator[tuple[Phase, OpeningEvent]]:
     for phase, row in OPENING.items():
         for heard in row:
             yield phase, heard
@@ -381,15 +381,15 @@ def cells() -> Iterator[tuple[Phase, OpeningHeard]]:
 
 def test_the_table_has_a_row_for_each_phase_in_which_an_answer_is_awaited() -> None:
     assert OPENING.keys() == {Phase.PROBING, Phase.INITIALIZING}
-    assert {heard for _, heard in cells()} == set(OpeningHeard)
-    assert {deed for row in OPENING.values() for _, deed in row.values()} == set(OpeningDeed)
+    assert {heard for _, heard in cells()} == set(OpeningEvent)
+    assert {deed for row in OPENING.values() for _, deed in row.values()} == set(OpeningAction)
 
 
 @pytest.mark.parametrize(("phase", "heard"), [*cells()], ids=lambda each: each.name)
-def test_every_cell_of_the_table_counts(phase: Phase, heard: OpeningHeard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_of_the_table_counts(phase: Phase, heard: OpeningEvent, monkeypatch: pytest.MonkeyPatch) -> None:
     new, deed = OPENING[phase][heard]
     for other in [(each, deed) for each in Phase if each is not new] + [
-        (new, each) for each in OpeningDeed if each is not deed
+        (new, each) for each in OpeningAction if each is not deed
     ]:
         with monkeypatch.context() as patched:
             patched.setitem(OPENING[phase], heard, other)
@@ -399,7 +399,7 @@ def test_every_cell_of_the_table_counts(phase: Phase, heard: OpeningHeard, monke
 def _fails(case: Case) -> bool:
     try:
         check(case)
-    except (AssertionError, KeyError, LocalProtocolError, SessionClosed):
+    except (AssertionError, KeyError, UsageError, SessionClosed):
         return True
     return False
 
@@ -435,27 +435,27 @@ def test_the_versions_in_an_error_to_initialize_are_surfaced() -> None:
 
 
 def test_late_answers_to_the_probe_are_dropped() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0)
     (probe,) = drain(client)
     assert isinstance(probe, Request)
     assert not client.tick(5.0)
     (initialize,) = drain(client)
     assert isinstance(initialize, Request)
-    for late in (Result(probe.id, discovered(E.name)), Error(probe.id, -32022, "no", {"supported": [E.name]})):
+    for late in (Response(probe.id, discovered(E.name)), Error(probe.id, -32022, "no", {"supported": [E.name]})):
         assert not client.receive(late, 6.0)
-    assert isinstance(client.receive(Result(initialize.id, chosen(D.name)), 7.0)[0], Opened)
-    assert not client.receive(Result(probe.id, discovered(E.name)), 8.0)
+    assert isinstance(client.receive(Response(initialize.id, chosen(D.name)), 7.0)[0], Opened)
+    assert not client.receive(Response(probe.id, discovered(E.name)), 8.0)
 
 
 def test_an_answer_that_comes_with_the_deadline_is_too_late() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0)
-    assert not client.receive(Result(1, discovered(E.name)), 5.0)
+    assert not client.receive(Response(1, discovered(E.name)), 5.0)
     assert client.phase is Phase.INITIALIZING
-    only = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
+    only = ClientProtocol(Offer(CLIENT_INFO, revisions=(E,)))
     only.open(deadline=5.0)
-    (failed,) = only.receive(Result(1, discovered(E.name)), 5.0)
+    (failed,) = only.receive(Response(1, discovered(E.name)), 5.0)
     assert isinstance(failed, OpeningFailed)
 
 
@@ -474,7 +474,7 @@ def test_an_answer_that_comes_with_the_deadline_is_too_late() -> None:
     ids=str,
 )
 def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: Any, deadline: Any, first: Any) -> None:
-    client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
+    client = ClientProtocol(Offer(CLIENT_INFO, revisions=offer))
     client.open(probe_until=probe_until, deadline=deadline)
     assert client.next_deadline() == first
     for _ in range(3):
@@ -483,7 +483,7 @@ def test_no_step_of_the_opening_outlasts_the_deadline(offer: Any, probe_until: A
 
 
 def test_a_probe_that_nobody_has_read_yet_is_waited_for_anew() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0, deadline=60.0)
     (probe,) = drain(client)
     assert isinstance(probe, Request)
@@ -492,13 +492,13 @@ def test_a_probe_that_nobody_has_read_yet_is_waited_for_anew() -> None:
         assert client.next_deadline() == now + 5.0
         assert not client.tick(now + 4.0)
         assert client.phase is Phase.PROBING
-    assert isinstance(client.receive(Result(probe.id, discovered(E.name)), 12.5)[0], Opened)
+    assert isinstance(client.receive(Response(probe.id, discovered(E.name)), 12.5)[0], Opened)
     client.put_off(99.0)  # it has ended
     assert client.next_deadline() is None
 
 
 def test_a_server_that_reads_the_probe_and_says_nothing_is_a_legacy_one_after_all() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(probe_until=5.0)
     client.put_off(9.0)
     assert not client.tick(9.0)
@@ -511,7 +511,7 @@ def test_a_server_that_reads_the_probe_and_says_nothing_is_a_legacy_one_after_al
 
 @pytest.mark.parametrize("offer", [ALL, (E,)], ids=str)
 def test_nobody_is_waited_for_beyond_the_deadline(offer: Any) -> None:
-    client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
+    client = ClientProtocol(Offer(CLIENT_INFO, revisions=offer))
     client.open(probe_until=5.0, deadline=10.0)
     for until in (99.0, 5.0):
         client.put_off(until)
@@ -522,7 +522,7 @@ def test_nobody_is_waited_for_beyond_the_deadline(offer: Any) -> None:
 
 
 def test_nothing_is_said_to_be_tried_that_was_not() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open(deadline=60.0)
     assert len(drain(client)) == 1
     (failed,) = client.tick(60.0)
@@ -533,16 +533,16 @@ def test_nothing_is_said_to_be_tried_that_was_not() -> None:
 
 @req("life-17")
 def test_whoever_waits_for_a_ping_is_told_when_the_opening_fails() -> None:
-    client = ClientSession(Offer(CLIENT_INFO, revisions=(D,)))
+    client = ClientProtocol(Offer(CLIENT_INFO, revisions=(D,)))
     client.open()
     id = client.request("ping")
     lost, failed = client.receive(refusal_to(1), 0.0)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.id == id
     assert isinstance(failed, OpeningFailed)
     with pytest.raises(SessionClosed):
         client.request("ping")
-    assert not client.lost()
+    assert not client.connection_lost()
 
 
 def refusal_to(id: int) -> Error:
@@ -553,32 +553,32 @@ def test_an_opened_link_is_lost_without_another_word_about_its_opening() -> None
     for revision in (D, E):
         made = opened(revision)
         id = made.client.request("tools/list")
-        assert made.client.lost(why="gone") == [Lost(id, "tools/list", "gone")]
+        assert made.client.connection_lost(why="gone") == [ConnectionLost(id, "tools/list", "gone")]
 
 
 def test_what_happens_once_happens_once() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
-    with pytest.raises(LocalProtocolError, match="being probed"):
+    client = ClientProtocol(Offer(CLIENT_INFO))
+    with pytest.raises(UsageError, match="being probed"):
         client.fall_back("x")
     client.open()
-    with pytest.raises(LocalProtocolError, match="opened once"):
+    with pytest.raises(UsageError, match="opened once"):
         client.open()
     client.fall_back("x")
-    with pytest.raises(LocalProtocolError, match="being probed"):
+    with pytest.raises(UsageError, match="being probed"):
         client.fall_back("x")
-    client.receive(Result(2, chosen(D.name)), 0.0)
+    client.receive(Response(2, chosen(D.name)), 0.0)
     for act in (client.open, lambda: client.fall_back("x")):
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             act()
     assert len(client.outgoing()) == 3
-    with pytest.raises(LocalProtocolError, match="opened once"):
-        ClientSession(Offer(CLIENT_INFO), terms=Terms(E)).open()
+    with pytest.raises(UsageError, match="opened once"):
+        ClientProtocol(Offer(CLIENT_INFO), terms=Terms(E)).open()
 
 
 def test_a_link_that_is_lost_before_it_is_opened_cannot_be_opened() -> None:
     for offer in (ALL, LEGACY):
-        client = ClientSession(Offer(CLIENT_INFO, revisions=offer))
-        client.lost()
+        client = ClientProtocol(Offer(CLIENT_INFO, revisions=offer))
+        client.connection_lost()
         with pytest.raises(SessionClosed):
             client.open()
         assert client.phase is Phase.NEW
@@ -589,7 +589,7 @@ def test_a_link_that_is_lost_before_it_is_opened_cannot_be_opened() -> None:
 def test_the_opening_is_not_sent_by_hand(revision: Revision) -> None:
     client = opened(revision).client
     for act in (lambda: client.request("initialize"), lambda: client.notify("notifications/initialized")):
-        with pytest.raises(LocalProtocolError, match="by hand"):
+        with pytest.raises(UsageError, match="by hand"):
             act()
     assert not client.outgoing()
 
@@ -661,8 +661,8 @@ def test_a_legacy_client_can_show_which_versions_a_modern_server_speaks() -> Non
 
 @req("ver-14", "ver-02")
 def test_a_slow_modern_server_is_found_in_the_end() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
-    server = ServerSession(Offer(SERVER_INFO, revisions=(E,)))
+    client = ClientProtocol(Offer(CLIENT_INFO))
+    server = ServerProtocol(Offer(SERVER_INFO, revisions=(E,)))
     client.open(probe_until=5.0, deadline=60.0)
     late = drain(client)
     client.tick(5.0)
@@ -682,7 +682,7 @@ def test_a_slow_modern_server_is_found_in_the_end() -> None:
 @req("trans-05", "mrtr-01")
 @pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "elicitation/create", "ping", "no/such"])
 def test_in_the_modern_era_the_client_answers_no_requests(method: str) -> None:
-    probing = ClientSession(Offer(CLIENT_INFO, revisions=(E,)))
+    probing = ClientProtocol(Offer(CLIENT_INFO, revisions=(E,)))
     probing.open()
     probing.outgoing()
     for client in (opened(E).client, probing):
@@ -706,7 +706,7 @@ def test_a_stray_line_is_answered_in_the_legacy_era_only(line: bytes) -> None:
 
 
 def test_a_server_that_prints_what_it_reads_is_not_answered_for_ever() -> None:
-    client = ClientSession(Offer(CLIENT_INFO))
+    client = ClientProtocol(Offer(CLIENT_INFO))
     client.open()
     lines = [encode(message) for message in drain(client)]
     heard = 0
@@ -724,15 +724,15 @@ def test_a_server_that_prints_what_it_reads_is_not_answered_for_ever() -> None:
     assert len(drain(client)) == 1, "what has an id is always answered"
 
 
-@pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)
-def test_no_kind_of_link_cancels_the_probe_or_initialize(link: Link) -> None:
-    acts: list[Callable[[ClientSession], object]] = [
+@pytest.mark.parametrize("link", list(LinkKind), ids=lambda link: link.name)
+def test_no_kind_of_link_cancels_the_probe_or_initialize(link: LinkKind) -> None:
+    acts: list[Callable[[ClientProtocol], object]] = [
         lambda client: client.tick(5.0),
         lambda client: client.fall_back("x"),
         lambda client: client.receive(Error(1, -32601, "no"), 0.0),
     ]
     for act in acts:
-        client = ClientSession(Offer(CLIENT_INFO), link=link)
+        client = ClientProtocol(Offer(CLIENT_INFO), link=link)
         client.open(probe_until=5.0, deadline=6.0)
         act(client)
         client.tick(6.0)
@@ -742,24 +742,26 @@ def test_no_kind_of_link_cancels_the_probe_or_initialize(link: Link) -> None:
 
 # On HTTP: the revision says what a cancellation and a lost stream mean, and the session learns it on the way.
 
-HTTP = [Link.SESSION, Link.EXCHANGE]
+HTTP = [LinkKind.SESSION, LinkKind.EXCHANGE]
 each_http = pytest.mark.parametrize("link", HTTP, ids=lambda link: link.name)
-each_link = pytest.mark.parametrize("link", list(Link), ids=lambda link: link.name)
+each_link = pytest.mark.parametrize("link", list(LinkKind), ids=lambda link: link.name)
 ROADS = [
-    pytest.param((E,), (discovered(E.name),), Link.EXCHANGE, id="modern"),
-    pytest.param(BOTH, (discovered(E.name),), Link.EXCHANGE, id="modern, of both"),
-    pytest.param(BOTH, (refusal(-32601), chosen(D.name)), Link.SESSION, id="legacy, after the probe"),
-    pytest.param(BOTH, (FallBack, chosen(D.name)), Link.SESSION, id="legacy, as the transport saw"),
-    pytest.param(BOTH, (Silence, chosen(B.name)), Link.SESSION, id="older, after silence"),
-    pytest.param(BOTH, (discovered(B.name), chosen(B.name)), Link.SESSION, id="legacy, by discovery"),
-    pytest.param((D,), (chosen(D.name),), Link.SESSION, id="legacy alone"),
-    pytest.param((D, A), (chosen(A.name),), Link.SESSION, id="2024-11-05"),
-    pytest.param(BOTH, (Silence, refusal(-32022, [E.name]), discovered(E.name)), Link.EXCHANGE, id="modern, after all"),
+    pytest.param((E,), (discovered(E.name),), LinkKind.EXCHANGE, id="modern"),
+    pytest.param(BOTH, (discovered(E.name),), LinkKind.EXCHANGE, id="modern, of both"),
+    pytest.param(BOTH, (refusal(-32601), chosen(D.name)), LinkKind.SESSION, id="legacy, after the probe"),
+    pytest.param(BOTH, (FallBack, chosen(D.name)), LinkKind.SESSION, id="legacy, as the transport saw"),
+    pytest.param(BOTH, (Silence, chosen(B.name)), LinkKind.SESSION, id="older, after silence"),
+    pytest.param(BOTH, (discovered(B.name), chosen(B.name)), LinkKind.SESSION, id="legacy, by discovery"),
+    pytest.param((D,), (chosen(D.name),), LinkKind.SESSION, id="legacy alone"),
+    pytest.param((D, A), (chosen(A.name),), LinkKind.SESSION, id="2024-11-05"),
+    pytest.param(
+        BOTH, (Silence, refusal(-32022, [E.name]), discovered(E.name)), LinkKind.EXCHANGE, id="modern, after all"
+    ),
 ]
 
 
-def started(link: Link, offer: tuple[Revision, ...] = BOTH) -> ClientSession:
-    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer), link=link)
+def started(link: LinkKind, offer: tuple[Revision, ...] = BOTH) -> ClientProtocol:
+    client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, offer), link=link)
     client.open(probe_until=5.0, deadline=60.0)
     return client
 
@@ -768,17 +770,17 @@ def started(link: Link, offer: tuple[Revision, ...] = BOTH) -> ClientSession:
 @each_link
 @pytest.mark.parametrize(("offer", "replies", "on_http"), ROADS)
 def test_whatever_led_to_a_revision_its_own_rules_hold(
-    link: Link, offer: tuple[Revision, ...], replies: tuple[Reply, ...], on_http: Link
+    link: LinkKind, offer: tuple[Revision, ...], replies: tuple[Reply, ...], on_http: LinkKind
 ) -> None:
     played = Play(started(link, offer))
     for reply in replies:
         played.hear(reply)
     client = played.client
     assert isinstance(played.seen[-1], Opened)
-    means = link if link is Link.DUPLEX else on_http
+    means = link if link is LinkKind.DUPLEX else on_http
     assert client.link is means
     client.outgoing()
-    told = [] if means is Link.EXCHANGE else ["notifications/cancelled"]
+    told = [] if means is LinkKind.EXCHANGE else ["notifications/cancelled"]
 
     def notes() -> list[str]:
         return [message.method for message in drain(client) if isinstance(message, Notification)]
@@ -789,49 +791,51 @@ def test_whatever_led_to_a_revision_its_own_rules_hold(
     assert client.tick(99.0) == [TimedOut(id, "tools/list")]
     assert notes() == told
     id = client.request("tools/list")
-    if means is Link.DUPLEX:
-        with pytest.raises(LocalProtocolError, match="one stream for everything"):
-            client.lost(id)
+    if means is LinkKind.DUPLEX:
+        with pytest.raises(UsageError, match="one stream for everything"):
+            client.connection_lost(id)
     else:
-        assert client.lost(id, "reset") == ([Lost(id, "tools/list", "reset")] if means is Link.EXCHANGE else [])
-    assert client.waiting == (0 if means is Link.EXCHANGE else 1)
-    assert len(client.lost()) == client.waiting + (means is not Link.EXCHANGE)
+        assert client.connection_lost(id, "reset") == (
+            [ConnectionLost(id, "tools/list", "reset")] if means is LinkKind.EXCHANGE else []
+        )
+    assert client.waiting == (0 if means is LinkKind.EXCHANGE else 1)
+    assert len(client.connection_lost()) == client.waiting + (means is not LinkKind.EXCHANGE)
 
 
 @each_http
 @pytest.mark.parametrize("offer", [BOTH, (E,)], ids=["both eras", "modern only"])
-def test_a_stream_that_breaks_under_the_probe_ends_the_opening(link: Link, offer: tuple[Revision, ...]) -> None:
+def test_a_stream_that_breaks_under_the_probe_ends_the_opening(link: LinkKind, offer: tuple[Revision, ...]) -> None:
     client = started(link, offer)
-    (failed,) = client.lost(about=1, why="reset")
+    (failed,) = client.connection_lost(about=1, why="reset")
     assert isinstance(failed, OpeningFailed)
     assert failed.negotiation == Negotiation((Attempt("server/discover in 2026-07-28", "reset"),), None, "reset")
 
 
 @each_http
 @pytest.mark.parametrize("act", [lambda c: c.tick(5.0), lambda c: c.fall_back("x")], ids=["silence", "fall back"])
-def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: Link, act: Any) -> None:
+def test_a_stream_that_breaks_under_initialize_leaves_it_to_resumption(link: LinkKind, act: Any) -> None:
     client = started(link)
     assert not act(client)
     (_, initialize) = drain(client)
     assert isinstance(initialize, Request)
     ping = client.request("ping")
     for about in (1, initialize.id, ping):  # the late end of the probe's own stream means nothing either
-        assert not client.lost(about=about)
+        assert not client.connection_lost(about=about)
     assert client.cancel(ping)
     assert [type(message) for message in drain(client)] == [Request, Notification]
-    assert client.fail(client.request("ping"), "HTTP 500") == [Lost(4, "ping", "HTTP 500")]
-    assert isinstance(client.receive(Result(initialize.id, chosen(D.name)), 6.0)[0], Opened)
+    assert client.fail(client.request("ping"), "HTTP 500") == [ConnectionLost(4, "ping", "HTTP 500")]
+    assert isinstance(client.receive(Response(initialize.id, chosen(D.name)), 6.0)[0], Opened)
 
 
 @each_http
-def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: Link) -> None:
+def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: LinkKind) -> None:
     client = started(link)
     client.tick(5.0)
     ping = client.request("ping")
     assert not client.receive(attrs.evolve(refusal(-32022, [E.name]), id=2), 6.0)
     client.outgoing()
-    assert client.lost(ping) == [Lost(ping, "ping", "the link was lost")]
-    (failed,) = client.lost(about=4)
+    assert client.connection_lost(ping) == [ConnectionLost(ping, "ping", "the link was lost")]
+    (failed,) = client.connection_lost(about=4)
     assert isinstance(failed, OpeningFailed)
     assert not client.outgoing()
 
@@ -839,27 +843,27 @@ def test_a_stream_that_breaks_under_a_second_probe_ends_the_opening_too(link: Li
 @each_http
 @pytest.mark.parametrize("by_stream", [True, False])
 def test_the_rules_are_those_of_the_revision_that_is_adopted_and_not_of_the_one_that_was_tried(
-    link: Link, by_stream: bool
+    link: LinkKind, by_stream: bool
 ) -> None:
     assert E.http is not None
     odd = attrs.evolve(NEWER, http=attrs.evolve(E.http, disconnect_cancels=False))
     tried, adopted = (odd, E) if by_stream else (attrs.evolve(NEWEST, http=E.http), odd)
     played = Play(started(link, (tried, adopted)))
-    assert played.client.link is (Link.SESSION if by_stream else Link.EXCHANGE)
+    assert played.client.link is (LinkKind.SESSION if by_stream else LinkKind.EXCHANGE)
     played.hear(discovered(adopted.name))
-    assert played.client.link is (Link.EXCHANGE if by_stream else Link.SESSION)
+    assert played.client.link is (LinkKind.EXCHANGE if by_stream else LinkKind.SESSION)
 
 
 @each_link
 @pytest.mark.parametrize("revision", ALL, ids=str)
-def test_known_terms_say_what_the_link_is_from_the_start(link: Link, revision: Revision) -> None:
-    client = ClientSession(Offer(CLIENT_INFO), link=link, terms=Terms(revision))
-    legacy_or_not = Link.SESSION if revision.handshake else Link.EXCHANGE
-    assert client.link is (link if link is Link.DUPLEX else legacy_or_not)
+def test_known_terms_say_what_the_link_is_from_the_start(link: LinkKind, revision: Revision) -> None:
+    client = ClientProtocol(Offer(CLIENT_INFO), link=link, terms=Terms(revision))
+    legacy_or_not = LinkKind.SESSION if revision.handshake else LinkKind.EXCHANGE
+    assert client.link is (link if link is LinkKind.DUPLEX else legacy_or_not)
 
 
 def test_a_client_that_knows_its_server_makes_one_exchange_without_opening() -> None:
-    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE, terms=Terms(E, {"tools": {}}))
+    client = ClientProtocol(Offer(CLIENT_INFO), link=LinkKind.EXCHANGE, terms=Terms(E, {"tools": {}}))
     assert client.phase is Phase.OPEN
     client.request("tools/call", {"name": "x"})
     (message,) = drain(client)

@@ -23,9 +23,9 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    LocalProtocolError,
     RequestError,
     SessionClosed,
+    UsageError,
     shown,
 )
 from trio_mcp.core.jsonrpc import (
@@ -33,36 +33,36 @@ from trio_mcp.core.jsonrpc import (
     Error,
     Event,
     Id,
-    Invalid,
+    InvalidMessage,
     Limits,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     decode,
     encode,
 )
 from trio_mcp.core.outcomes import (
     Answered,
-    Complained,
-    Garbled,
-    Lost,
+    ConnectionLost,
+    InvalidAnswer,
     Outcome,
+    PeerComplaint,
     PeerMistake,
     ProgressReported,
     Refused,
     RequestCancelled,
+    SubscriptionEnded,
     TimedOut,
-    TornDown,
 )
 from trio_mcp.core.peer import Peer, charged
 from trio_mcp.core.revisions import REVISIONS, Revision, Role
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import LOG_LEVELS, Terms
 
 CLIENT, SERVER = Role.CLIENT, Role.SERVER
-DUPLEX, SESSION, EXCHANGE = Link
+DUPLEX, SESSION, EXCHANGE = LinkKind
 LISTEN = "subscriptions/listen"
 UNCANCELLABLE = ("initialize", "server/discover")
 LIMITS = Limits()
@@ -164,7 +164,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("link", [SESSION, EXCHANGE])
-def test_where_a_request_came_from_is_forgotten_with_its_answer(link: Link) -> None:
+def test_where_a_request_came_from_is_forgotten_with_its_answer(link: LinkKind) -> None:
     peer, stream = Peer(SERVER, link=link), Stream()
     gone = weakref.ref(stream)
     peer.receive(Request(7, "tools/call"), 0, about=stream)
@@ -183,7 +183,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send:
     peer.terms = None  # they cannot be pickled
     peer.request("roots/list", about=7, deadline=9)
     before = pickle.dumps(peer)
-    with pytest.raises(LocalProtocolError, match=r"cannot be written as JSON|is a string, not"):
+    with pytest.raises(UsageError, match=r"cannot be written as JSON|is a string, not"):
         send(peer, wrong)
     assert pickle.dumps(peer) == before
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_written_is_refused_at_the_call_and_changes_nothing(send:
 def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
     peer = serving(Peer(SERVER))
     for send in (peer.request, peer.notify, lambda _, params: peer.answer(7, params)):
-        with pytest.raises(LocalProtocolError, match="must be an object"):
+        with pytest.raises(UsageError, match="must be an object"):
             send("notifications/x", wrong)
     assert (peer.serves(7), peer.waiting, peer.outgoing(), peer.request("ping")) == (True, 0, [], 1)
 
@@ -201,12 +201,10 @@ def test_what_is_no_object_is_refused_at_the_call(wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [None, [], "progressToken", 0])
 def test_meta_that_is_no_object_is_refused_at_the_call(wrong: Any, progress: bool) -> None:
     peer = serving(Peer(SERVER))
-    with pytest.raises(
-        LocalProtocolError, match="what tools/call is sent with must be an object, and so must its _meta"
-    ):
+    with pytest.raises(UsageError, match="what tools/call is sent with must be an object, and so must its _meta"):
         peer.request("tools/call", {"_meta": wrong}, progress=progress)
     for about in (None, 7):
-        with pytest.raises(LocalProtocolError, match="what notifications/x is sent with must be"):
+        with pytest.raises(UsageError, match="what notifications/x is sent with must be"):
             peer.notify("notifications/x", {"_meta": wrong}, about=about)
     assert (peer.waiting, peer.outgoing(), peer.request("ping")) == (0, [], 1)
 
@@ -252,7 +250,7 @@ def test_the_number_one_and_the_string_one_are_two_requests() -> None:
     peer = serving(serving(Peer(SERVER), 1), "1")
     assert peer.serving == 2
     peer.answer("1", {"as": "text"})
-    assert sent(peer) == [Result("1", {"as": "text"})]
+    assert sent(peer) == [Response("1", {"as": "text"})]
     assert peer.serves(1)
 
 
@@ -289,7 +287,7 @@ def test_a_request_asks_for_progress_under_its_own_id() -> None:
 @req("prog-02")
 def test_a_token_of_ones_own_choice_is_refused_and_nothing_is_sent() -> None:
     peer = Peer(CLIENT)
-    with pytest.raises(LocalProtocolError, match="progress=True"):
+    with pytest.raises(UsageError, match="progress=True"):
         peer.request("tools/call", {"_meta": {"progressToken": 1}})
     assert (peer.waiting, sent(peer), peer.request("ping")) == (0, [], 1)
 
@@ -297,9 +295,9 @@ def test_a_token_of_ones_own_choice_is_refused_and_nothing_is_sent() -> None:
 def test_ids_start_where_one_says() -> None:
     peer = Peer(CLIENT, first_id=100)
     assert [peer.request("ping"), peer.request("ping")] == [100, 101]
-    assert peer.receive(Result(101, {}), 0) == [Answered(101, "ping", {})]
-    assert mistakes(peer.receive(Result(99, {}), 0)) == ["no request of ours has the id 99"]
-    assert mistakes(peer.receive(Result(102, {}), 0)) == ["no request of ours has the id 102"]
+    assert peer.receive(Response(101, {}), 0) == [Answered(101, "ping", {})]
+    assert mistakes(peer.receive(Response(99, {}), 0)) == ["no request of ours has the id 99"]
+    assert mistakes(peer.receive(Response(102, {}), 0)) == ["no request of ours has the id 102"]
 
 
 def test_what_goes_on_between_two_sides_under_equal_ids_is_kept_apart() -> None:
@@ -321,16 +319,16 @@ def test_a_late_answer_vanishes(finish: str) -> None:
     peer = Peer(CLIENT)
     id = peer.request(LISTEN, deadline=5)
     assert {
-        "answer": lambda: peer.receive(Result(id, {}), 0),
+        "answer": lambda: peer.receive(Response(id, {}), 0),
         "error": lambda: peer.receive(Error(id, 1, "no"), 0),
-        "garble": lambda: peer.receive(Invalid("neither result nor error", answers=id), 0),
+        "garble": lambda: peer.receive(InvalidMessage("neither result nor error", answers=id), 0),
         "cancel": lambda: peer.cancel(id),
         "expire": lambda: peer.tick(5),
         "teardown": lambda: peer.receive(cancellation(id), 0),
     }[finish]()
     peer.outgoing()
     assert peer.waiting == 0
-    late = [Result(id, {}), Error(id, 1, "no"), Invalid("?", answers=id), progress(id, 1), cancellation(id)]
+    late = [Response(id, {}), Error(id, 1, "no"), InvalidMessage("?", answers=id), progress(id, 1), cancellation(id)]
     assert [event for message in late for event in peer.receive(message, 6)] == []
     assert peer.cancel(id) is False
     assert peer.tick(9) == sent(peer) == []
@@ -341,7 +339,7 @@ def test_an_answer_to_what_was_never_asked_is_a_mistake(id: Id) -> None:
     peer = Peer(CLIENT)
     peer.request("ping")
     peer.outgoing()
-    for message in (Result(id, {}), Error(id, 1, "no"), Invalid("?", answers=id), progress(id, 1)):
+    for message in (Response(id, {}), Error(id, 1, "no"), InvalidMessage("?", answers=id), progress(id, 1)):
         assert mistakes(peer.receive(message, 0)) == [f"no request of ours has the id {shown(id)}"]
     assert (peer.waiting, sent(peer)) == (1, [])
 
@@ -351,8 +349,8 @@ def test_an_id_that_comes_back_as_a_string_is_put_right_and_reported(pair: tuple
     why = PeerMistake("id 1 came back as the string '1'")
     ours.request("tools/call", progress=True)
     assert ours.receive(progress("1", 1), 0) == [why, ProgressReported(1, 1, None, None)]
-    assert ours.receive(Result("1", {}), 0) == [why, Answered(1, "tools/call", {})]
-    assert ours.receive(Result("1", {}), 0) == [why]
+    assert ours.receive(Response("1", {}), 0) == [why, Answered(1, "tools/call", {})]
+    assert ours.receive(Response("1", {}), 0) == [why]
     assert ours.request("tools/call") == 2
     assert ours.receive(Error("2", 1, "no"), 0)[1:] == [Refused(2, "tools/call", Error("2", 1, "no"))]
 
@@ -362,14 +360,14 @@ def test_an_answer_that_is_none_tells_who_waits_for_it(pair: tuple[Peer, Peer]) 
     id = ours.request("tools/call")
     garbled = decode(b'{"jsonrpc":"2.0","id":1,"result":[]}', LIMITS)
     (event,) = ours.receive(garbled, 0)
-    assert isinstance(event, Garbled)
+    assert isinstance(event, InvalidAnswer)
     assert (event.id, event.method) == (id, "tools/call")
     assert "must be an object" in event.why
     assert ours.waiting == 0
 
 
 NAMELESS_ERROR = Error(None, -32700, "not JSON")
-NAMELESS_RESULT = Invalid("a result must carry the id of its request", response=True)
+NAMELESS_RESULT = InvalidMessage("a result must carry the id of its request", response=True)
 
 
 @pytest.mark.parametrize("waiting", [0, 2])
@@ -378,7 +376,7 @@ def test_an_error_without_an_id_is_a_complaint(pair: tuple[Peer, Peer], waiting:
     for _ in range(waiting):
         ours.request("ping")
     ours.outgoing()
-    assert ours.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+    assert ours.receive(NAMELESS_ERROR, 0) == [PeerComplaint(NAMELESS_ERROR)]
     assert mistakes(ours.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
     assert (ours.waiting, sent(ours)) == (waiting, [])
 
@@ -388,9 +386,9 @@ def test_an_answer_without_an_id_is_for_the_only_request_that_waits(pair: tuple[
     id = ours.request("ping")
     assert ours.receive(NAMELESS_ERROR, 0) == [Refused(id, "ping", NAMELESS_ERROR)]
     id = ours.request("tools/call")
-    assert ours.receive(NAMELESS_RESULT, 0) == [Garbled(id, "tools/call", NAMELESS_RESULT.why)]
+    assert ours.receive(NAMELESS_RESULT, 0) == [InvalidAnswer(id, "tools/call", NAMELESS_RESULT.why)]
     ours.request("ping")
-    assert mistakes(ours.receive(Invalid("a bad note"), 0)) == ["a bad note"]
+    assert mistakes(ours.receive(InvalidMessage("a bad note"), 0)) == ["a bad note"]
     assert ours.waiting == 1
 
 
@@ -404,7 +402,7 @@ def answer(peer: Peer) -> None:
 
 
 def refuse_what_is_none(peer: Peer) -> None:
-    peer.receive(Invalid("", Error(None, 1, "no")), 0)
+    peer.receive(InvalidMessage("", Error(None, 1, "no")), 0)
 
 
 UNANSWERED: dict[str, Callable[[Peer], object]] = {
@@ -424,12 +422,12 @@ def test_an_error_without_an_id_may_mean_what_has_no_answer_until_a_later_reques
     ours = pair[0]
     earlier = ours.request("ping")
     send(ours)
-    assert ours.receive(Result(earlier, {}), 0) == [Answered(earlier, "ping", {})]
+    assert ours.receive(Response(earlier, {}), 0) == [Answered(earlier, "ping", {})]
     later = ours.request("ping")
     for _ in range(2):
-        assert ours.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+        assert ours.receive(NAMELESS_ERROR, 0) == [PeerComplaint(NAMELESS_ERROR)]
         assert mistakes(ours.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
-    assert ours.receive(Result(later, {}), 0) == [Answered(later, "ping", {})]
+    assert ours.receive(Response(later, {}), 0) == [Answered(later, "ping", {})]
     last = ours.request("ping")
     assert ours.receive(NAMELESS_ERROR, 0) == [Refused(last, "ping", NAMELESS_ERROR)]
 
@@ -437,20 +435,20 @@ def test_an_error_without_an_id_may_mean_what_has_no_answer_until_a_later_reques
 def test_in_a_session_an_answer_without_an_id_is_never_for_a_request() -> None:
     peer = Peer(CLIENT, link=SESSION)
     peer.request("ping")
-    assert peer.receive(NAMELESS_ERROR, 0) == [Complained(NAMELESS_ERROR)]
+    assert peer.receive(NAMELESS_ERROR, 0) == [PeerComplaint(NAMELESS_ERROR)]
     assert mistakes(peer.receive(NAMELESS_RESULT, 0)) == [NAMELESS_RESULT.why]
 
 
 def test_on_an_exchange_an_error_without_an_id_can_mean_one_request_only() -> None:
     peer = Peer(CLIENT, link=EXCHANGE)
     error = Error(None, -32700, "not JSON")
-    assert peer.receive(error, 0) == [Complained(error)]
+    assert peer.receive(error, 0) == [PeerComplaint(error)]
     id = peer.request("ping")
     assert peer.receive(error, 0) == [Refused(id, "ping", error)]
     peer.request("ping")
     assert mistakes(peer.receive(Error(9, 1, "no"), 0)) == ["no request of ours has the id 9"]
     peer.request("ping")
-    assert peer.receive(error, 0) == [Complained(error)]
+    assert peer.receive(error, 0) == [PeerComplaint(error)]
 
 
 def test_answering_what_is_not_served_sends_nothing() -> None:
@@ -520,7 +518,7 @@ def test_no_notification_is_answered(pair: tuple[Peer, Peer], line: bytes) -> No
 @req("cancel-01", "cancel-13", "cancel-19", "prog-05")
 def test_cancellations_and_progress_cannot_be_sent_by_hand(pair: tuple[Peer, Peer], method: str) -> None:
     for peer in pair:
-        with pytest.raises(LocalProtocolError, match="not by hand"):
+        with pytest.raises(UsageError, match="not by hand"):
             peer.notify(method, {"requestId": 99, "progressToken": 99, "progress": 1})
         assert sent(peer) == []
 
@@ -580,7 +578,7 @@ def test_progress_that_nobody_asked_for_is_not_sent() -> None:
 def test_progress_that_falls_is_our_own_mistake(value: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
     assert peer.progress(7, 1)
-    with pytest.raises(LocalProtocolError, match="must rise from 1, to a number"):
+    with pytest.raises(UsageError, match="must rise from 1, to a number"):
         peer.progress(7, value)
     assert peer.progress(7, 2)
     assert [message.params["progress"] for message in sent(peer)] == [1, 2]
@@ -613,7 +611,7 @@ def test_progress_that_stands_still_is_not_sent() -> None:
 @pytest.mark.parametrize("total", ["9", True, [9], math.nan, math.inf])
 def test_a_total_that_is_no_number_is_our_own_mistake(total: Any) -> None:
     peer = serving(Peer(SERVER), token="t")
-    with pytest.raises(LocalProtocolError, match="a total is a number"):
+    with pytest.raises(UsageError, match="a total is a number"):
         peer.progress(7, 1, total)
     assert peer.progress(7, 1, 9)
 
@@ -669,7 +667,7 @@ def test_there_is_no_progress_after_the_end(finish: str) -> None:
         "answer": lambda: peer.answer(7, {}),
         "refuse": lambda: peer.refuse(7, RequestError(1, "no")),
         "cancel": lambda: peer.receive(cancellation(7), 0),
-        "lose": lambda: peer.lost(),
+        "lose": lambda: peer.connection_lost(),
     }[finish]()
     peer.outgoing()
     assert peer.progress(7, 1) is False
@@ -704,7 +702,7 @@ def test_a_progress_message_is_sent_where_the_revision_has_one(revision: Any, ow
 
 @req("cancel-01", "cancel-10", "cancel-16", "cancel-19")
 @pytest.mark.parametrize("link", [DUPLEX, SESSION])
-def test_giving_up_a_request_tells_the_other_side_once(pair: tuple[Peer, Peer], link: Link) -> None:
+def test_giving_up_a_request_tells_the_other_side_once(pair: tuple[Peer, Peer], link: LinkKind) -> None:
     ours, theirs = (Peer(peer.role, link=link) for peer in pair)
     id = ours.request("tools/call", PARAMS)
     carry(ours, theirs)
@@ -727,7 +725,7 @@ def test_nothing_is_sent_for_a_request_after_its_cancellation(pair: tuple[Peer, 
     assert not peer.serves(7)
     assert peer.progress(7, 1) is False
     assert peer.notify("notifications/message", {"level": "info"}, about=7) is False
-    with pytest.raises(LocalProtocolError, match="is over"):
+    with pytest.raises(UsageError, match="is over"):
         peer.request("sampling/createMessage", about=7)
     assert peer.serving == 1
     assert peer.answer(7, {}) is False
@@ -771,7 +769,7 @@ def test_a_new_request_with_the_id_of_a_cancelled_one_is_heard_in_full(between: 
     serving(peer, token="u")
     peer.progress(7, 1)
     peer.answer(7, {"new": True})
-    assert sent(peer) == [progress("u", 1), Result(7, {"new": True})]
+    assert sent(peer) == [progress("u", 1), Response(7, {"new": True})]
 
 
 @req("cancel-06")
@@ -780,7 +778,7 @@ def test_an_answer_that_is_on_its_way_is_not_called_back() -> None:
     peer.progress(7, 1)
     peer.answer(7, {})
     assert peer.receive(cancellation(7), 0) == []
-    assert sent(peer) == [progress("t", 1), Result(7, {})]
+    assert sent(peer) == [progress("t", 1), Response(7, {})]
 
 
 @req("cancel-04", "cancel-06", "cancel-08", "cancel-20")
@@ -852,8 +850,8 @@ def test_a_server_ends_a_subscription_with_its_result_and_then_the_notice() -> N
     id = ours.request(LISTEN)
     carry(ours, theirs)
     assert theirs.answer(id, {"resultType": "complete"}) is True
-    assert theirs.outgoing() == [(Result(id, {"resultType": "complete"}), id), (cancellation(id), id)]
-    assert ours.receive(Result(id, {}), 0) == [Answered(id, LISTEN, {})]
+    assert theirs.outgoing() == [(Response(id, {"resultType": "complete"}), id), (cancellation(id), id)]
+    assert ours.receive(Response(id, {}), 0) == [Answered(id, LISTEN, {})]
     assert ours.receive(cancellation(id), 0) == []
 
 
@@ -861,15 +859,15 @@ def test_a_server_ends_a_subscription_with_its_result_and_then_the_notice() -> N
 def test_on_an_exchange_the_stream_says_that_the_subscription_has_ended() -> None:
     peer = serving(Peer(SERVER, link=EXCHANGE), method=LISTEN)
     peer.answer(7, {})
-    assert sent(peer) == [Result(7, {})]
+    assert sent(peer) == [Response(7, {})]
 
 
 @pytest.mark.parametrize("link", [DUPLEX, EXCHANGE])
-def test_a_subscription_ends_when_its_server_says_so_and_its_late_result_vanishes(link: Link) -> None:
+def test_a_subscription_ends_when_its_server_says_so_and_its_late_result_vanishes(link: LinkKind) -> None:
     peer = Peer(CLIENT, link=link)
     id = peer.request(LISTEN)
-    assert peer.receive(cancellation(id, reason="restarting"), 0) == [TornDown(id, LISTEN, "restarting")]
-    assert peer.receive(Result(id, {}), 0) == []
+    assert peer.receive(cancellation(id, reason="restarting"), 0) == [SubscriptionEnded(id, LISTEN, "restarting")]
+    assert peer.receive(Response(id, {}), 0) == []
 
 
 def test_a_subscription_that_is_refused_was_none() -> None:
@@ -880,15 +878,15 @@ def test_a_subscription_that_is_refused_was_none() -> None:
 
 @req("cancel-13")
 @pytest.mark.parametrize("method", ["tools/call", *UNCANCELLABLE])
-@pytest.mark.parametrize("link", Link)
-def test_only_a_subscription_can_be_ended_by_its_server(link: Link, method: str) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_only_a_subscription_can_be_ended_by_its_server(link: LinkKind, method: str) -> None:
     peer = Peer(CLIENT, link=link)
     id = peer.request(method)
     assert peer.receive(cancellation(id), 0) == []
-    assert peer.receive(Result(id, {}), 0) == [Answered(id, method, {})]
+    assert peer.receive(Response(id, {}), 0) == [Answered(id, method, {})]
     served = serving(Peer(SERVER, link=link), method=method)
     served.answer(7, {})
-    assert sent(served) == [Result(7, {})]
+    assert sent(served) == [Response(7, {})]
 
 
 # Deadlines.
@@ -917,7 +915,7 @@ def test_whatever_was_answered_meanwhile_the_others_expire_in_order(deadlines: l
     for deadline in deadlines:
         id = peer.request("a", deadline=deadline)
         if id not in kept:
-            peer.receive(Result(id, {}), -1)
+            peer.receive(Response(id, {}), -1)
     live = [(deadlines[id - 1], id) for id in kept]
     assert peer.next_deadline() == min(live)[0]
     assert [event.id for event in peer.tick(50)] == [id for _, id in sorted(live)]
@@ -932,16 +930,16 @@ def test_those_due_together_expire_in_order() -> None:
 def test_what_was_due_happens_before_the_message_that_comes_too_late() -> None:
     peer = Peer(CLIENT)
     first, second = peer.request("a", deadline=5), peer.request("b", deadline=6)
-    assert peer.receive(Result(second, {}), 5) == [TimedOut(first, "a"), Answered(second, "b", {})]
+    assert peer.receive(Response(second, {}), 5) == [TimedOut(first, "a"), Answered(second, "b", {})]
     third = peer.request("c", deadline=7)
-    assert peer.receive(Result(third, {}), 7) == [TimedOut(third, "c")]
+    assert peer.receive(Response(third, {}), 7) == [TimedOut(third, "c")]
 
 
 def test_an_answered_request_does_not_expire() -> None:
     peer = Peer(CLIENT)
-    peer.receive(Result(peer.request("a", deadline=5), {}), 0)
+    peer.receive(Response(peer.request("a", deadline=5), {}), 0)
     assert peer.tick(6) == []
-    peer.receive(Result(peer.request("a", deadline=5), {}), 0)
+    peer.receive(Response(peer.request("a", deadline=5), {}), 0)
     assert peer.next_deadline() is None
 
 
@@ -953,7 +951,7 @@ def test_deadlines_of_finished_requests_are_not_kept(end: str) -> None:
     for _ in range(20_000):
         id = peer.request("a", deadline=1e9 + 1)
         if end == "answer":
-            peer.receive(Result(id, {}), 0)
+            peer.receive(Response(id, {}), 0)
         else:
             peer.cancel(id)
         peer.outgoing()
@@ -967,16 +965,16 @@ def test_deadlines_of_finished_requests_are_not_kept(end: str) -> None:
 # Loss.
 
 
-@pytest.mark.parametrize("link", Link)
-def test_a_lost_link_ends_everything_at_once(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_a_lost_link_ends_everything_at_once(link: LinkKind) -> None:
     for role in Role:
         peer = serving(Peer(role, link=link), 7)
         serving(peer, 8, token="t")
         peer.receive(cancellation(8), 0)
         ids = [peer.request("a", deadline=5), peer.request("initialize")]
-        assert peer.lost(why="pipe closed") == [
-            Lost(ids[0], "a", "pipe closed"),
-            Lost(ids[1], "initialize", "pipe closed"),
+        assert peer.connection_lost(why="pipe closed") == [
+            ConnectionLost(ids[0], "a", "pipe closed"),
+            ConnectionLost(ids[1], "initialize", "pipe closed"),
             RequestCancelled(7, "tools/call", "pipe closed"),
         ]
         assert (peer.closed, peer.waiting, peer.serving, peer.next_deadline(), sent(peer)) == (True, 0, 2, None, [])
@@ -987,16 +985,16 @@ def test_a_lost_link_ends_everything_at_once(link: Link) -> None:
 def test_a_closed_peer_takes_nothing_in_and_gives_nothing_out() -> None:
     peer = serving(Peer(SERVER), token="t")
     id = peer.request("a", deadline=5)
-    peer.lost()
+    peer.connection_lost()
     with pytest.raises(SessionClosed, match="the link is closed"):
         peer.request("b")
     assert peer.notify("notifications/x") is False
     assert peer.notify("notifications/x", about=7) is False
     assert peer.progress(7, 1) is False
     assert peer.cancel(id) is False
-    for message in (Request(1, "x"), Notification("x"), Result(id, {}), Error(None, 1, "no"), cancellation(7)):
+    for message in (Request(1, "x"), Notification("x"), Response(id, {}), Error(None, 1, "no"), cancellation(7)):
         assert peer.receive(message, 9) == []
-    assert peer.lost() == peer.tick(99) == sent(peer) == []
+    assert peer.connection_lost() == peer.tick(99) == sent(peer) == []
 
 
 @pytest.mark.parametrize("role", Role)
@@ -1006,7 +1004,7 @@ def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_ans
     peer.receive(cancellation(8), 0)
     ids = [peer.request("a", deadline=5), peer.request("initialize")]
     peer.outgoing()
-    ended = [Lost(ids[0], "a", "stdin was closed"), Lost(ids[1], "initialize", "stdin was closed")]
+    ended = [ConnectionLost(ids[0], "a", "stdin was closed"), ConnectionLost(ids[1], "initialize", "stdin was closed")]
     assert peer.input_ended("stdin was closed") == ended
     assert (peer.closed, peer.half_closed, peer.waiting, peer.serving) == (False, True, 0, 2)
     with pytest.raises(SessionClosed, match=f"b was not sent: the {role.other.value} has closed its side of the link"):
@@ -1015,15 +1013,15 @@ def test_the_end_of_input_loses_our_requests_and_lets_those_that_we_serve_be_ans
     assert (peer.notify("notifications/x"), peer.progress(7, 1), peer.progress(8, 1)) == (True, True, False)
     assert (peer.answer(7, {}), peer.answer(8, {})) == (True, False)
     told = [getattr(message, "method", type(message).__name__) for message in sent(peer)]
-    assert told == ["notifications/x", "notifications/progress", "Result"]
-    assert peer.lost() == []
+    assert told == ["notifications/x", "notifications/progress", "Response"]
+    assert peer.connection_lost() == []
 
 
 @pytest.mark.parametrize("link", [SESSION, EXCHANGE])
-def test_where_streams_come_and_go_input_has_no_end(link: Link) -> None:
+def test_where_streams_come_and_go_input_has_no_end(link: LinkKind) -> None:
     peer = Peer(CLIENT, link=link)
     peer.request("a")
-    with pytest.raises(LocalProtocolError, match="only a link that is one stream"):
+    with pytest.raises(UsageError, match="only a link that is one stream"):
         peer.input_ended()
     assert (peer.half_closed, peer.waiting) == (False, 1)
 
@@ -1033,8 +1031,8 @@ def test_where_streams_come_and_go_input_has_no_end(link: Link) -> None:
 def test_where_there_is_one_stream_it_is_lost_as_a_whole(role: Role, about: int) -> None:
     peer = serving(Peer(role, first_id=7))
     peer.request("a")
-    with pytest.raises(LocalProtocolError, match="as a whole"):
-        peer.lost(about=about)
+    with pytest.raises(UsageError, match="as a whole"):
+        peer.connection_lost(about=about)
     assert (peer.closed, peer.waiting, peer.serves(7)) == (False, 1, True)
 
 
@@ -1044,11 +1042,11 @@ def test_a_session_does_not_mind_a_lost_stream(role: Role, method: str) -> None:
     peer = serving(Peer(role, link=SESSION, first_id=7), method=method, token="t")
     peer.request(method, progress=True)
     before = pickle.dumps(peer)
-    assert peer.lost(about=7) == peer.lost(about=8) == []
+    assert peer.connection_lost(about=7) == peer.connection_lost(about=8) == []
     assert pickle.dumps(peer) == before
     assert peer.progress(7, 1)
     assert peer.answer(7, {})
-    assert peer.receive(Result(7, {}), 0) == [Answered(7, method, {})]
+    assert peer.receive(Response(7, {}), 0) == [Answered(7, method, {})]
 
 
 @pytest.mark.parametrize("method", ["tools/call", "server/discover", LISTEN])
@@ -1056,10 +1054,10 @@ def test_an_exchange_ends_with_its_stream_for_the_client(method: str) -> None:
     peer = Peer(CLIENT, link=EXCHANGE)
     id, other = peer.request(method), peer.request(method)
     peer.outgoing()
-    assert peer.lost(about=id, why="reset") == [Lost(id, method, "reset")]
-    assert peer.lost(about=id) == []
+    assert peer.connection_lost(about=id, why="reset") == [ConnectionLost(id, method, "reset")]
+    assert peer.connection_lost(about=id) == []
     assert (peer.closed, peer.waiting, sent(peer)) == (False, 1, [])
-    assert peer.receive(Result(other, {}), 0) == [Answered(other, method, {})]
+    assert peer.receive(Response(other, {}), 0) == [Answered(other, method, {})]
 
 
 @req("cancel-14")
@@ -1067,24 +1065,28 @@ def test_an_exchange_ends_with_its_stream_for_the_client(method: str) -> None:
 def test_a_closed_stream_cancels_its_request_for_the_server(method: str) -> None:
     peer = serving(Peer(SERVER, link=EXCHANGE), method=method, token="t")
     peer.progress(7, 1)
-    assert peer.lost(about=7, why="the client went away") == [RequestCancelled(7, method, "the client went away")]
-    assert peer.lost(about=7) == peer.lost(about=8) == []
+    assert peer.connection_lost(about=7, why="the client went away") == [
+        RequestCancelled(7, method, "the client went away")
+    ]
+    assert peer.connection_lost(about=7) == peer.connection_lost(about=8) == []
     assert peer.answer(7, {}) is False
     assert (peer.closed, peer.serving, sent(peer)) == (False, 0, [])
 
 
-@pytest.mark.parametrize("link", Link)
+@pytest.mark.parametrize("link", LinkKind)
 @pytest.mark.parametrize("method", ["tools/call", "initialize", LISTEN])
 @pytest.mark.parametrize("role", Role)
-def test_a_request_that_can_never_be_answered_is_lost_and_no_other(role: Role, method: str, link: Link) -> None:
+def test_a_request_that_can_never_be_answered_is_lost_and_no_other(role: Role, method: str, link: LinkKind) -> None:
     peer = Peer(role, link=link)
     id, other = peer.request(method, deadline=5), peer.request(method)
     peer.outgoing()
-    assert peer.fail(id, "the POST was answered with 503") == [Lost(id, method, "the POST was answered with 503")]
+    assert peer.fail(id, "the POST was answered with 503") == [
+        ConnectionLost(id, method, "the POST was answered with 503")
+    ]
     assert peer.fail(id, "again") == peer.fail(9, "unknown") == peer.tick(9) == sent(peer) == []
     assert (peer.closed, peer.waiting, peer.cancel(id)) == (False, 1, False)
-    assert peer.receive(Result(id, {}), 0) == []
-    assert peer.receive(Result(other, {}), 0) == [Answered(other, method, {})]
+    assert peer.receive(Response(id, {}), 0) == []
+    assert peer.receive(Response(other, {}), 0) == [Answered(other, method, {})]
 
 
 def test_failing_ends_no_request_of_theirs() -> None:
@@ -1100,7 +1102,7 @@ def test_only_so_many_requests_may_wait_for_answers() -> None:
     peer = Peer(CLIENT, limits=Limits(requests=2))
     first = peer.request("a")
     peer.request("b")
-    with pytest.raises(LocalProtocolError, match="2 requests are waiting"):
+    with pytest.raises(UsageError, match="2 requests are waiting"):
         peer.request("c")
     peer.cancel(first)
     assert peer.request("c") == 3
@@ -1133,10 +1135,10 @@ def test_of_a_long_id_no_message_repeats_more_than_can_be_shown() -> None:
     ((error, _),) = peer.outgoing()
     assert isinstance(error, Error)
     assert len(error.message) < 200
-    for message in (Result(id, {}), Result("9" * 19, {}), progress("0" * 19, 1)):
+    for message in (Response(id, {}), Response("9" * 19, {}), progress("0" * 19, 1)):
         assert all(len(why) < 200 for why in mistakes(peer.receive(message, 0)))
     peer.answer(id, {})
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         peer.request("roots/list", about=id)
     assert len(str(caught.value)) < 200
     asking = Peer(CLIENT)
@@ -1152,7 +1154,7 @@ def test_an_id_that_is_still_served_is_not_served_twice() -> None:
     assert peer.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
     assert (peer.serving, peer.method_of(7)) == (1, "tools/call")
     assert peer.answer(7, {})
-    assert sent(peer) == [Result(7, {})]
+    assert sent(peer) == [Response(7, {})]
     assert peer.method_of(7) is None
 
 
@@ -1169,7 +1171,7 @@ def test_an_id_may_come_again_once_it_was_answered() -> None:
     peer = serving(Peer(SERVER))
     peer.answer(7, {"first": True})
     serving(peer).answer(7, {"second": True})
-    assert sent(peer) == [Result(7, {"first": True}), Result(7, {"second": True})]
+    assert sent(peer) == [Response(7, {"first": True}), Response(7, {"second": True})]
 
 
 @pytest.mark.parametrize(
@@ -1196,7 +1198,7 @@ def test_a_request_is_not_sent_for_one_that_is_over() -> None:
     assert peer.outgoing() == [(Request(1, "roots/list"), 7)]
     peer.answer(7, {})
     for about in (7, 8):
-        with pytest.raises(LocalProtocolError, match=f"request {about}, which it belongs to, is over"):
+        with pytest.raises(UsageError, match=f"request {about}, which it belongs to, is over"):
             peer.request("roots/list", about=about)
     assert peer.waiting == 1
 
@@ -1246,7 +1248,7 @@ def test_a_subscription_ends_under_its_label() -> None:
     peer = Peer(SERVER)
     peer.receive(Request(7, LISTEN), 0, about="here")
     peer.answer(7, {})
-    assert peer.outgoing() == [(Result(7, {}), "here"), (cancellation(7), "here")]
+    assert peer.outgoing() == [(Response(7, {}), "here"), (cancellation(7), "here")]
 
 
 @pytest.mark.parametrize(
@@ -1336,7 +1338,7 @@ def test_what_belonged_to_others_of_the_same_id_is_not_withdrawn(batched: Peer) 
     serving(batched)
     assert batched.receive(cancellation(7), 0) == [RequestCancelled(7, "tools/call", "")]
     kinds = [(type(message), label) for message, label in batched.outgoing()]
-    assert kinds == [(Batch, 7), (Result, 7), (Error, 7), (Error, 7)]
+    assert kinds == [(Batch, 7), (Response, 7), (Error, 7), (Error, 7)]
 
 
 # Batches.
@@ -1357,7 +1359,7 @@ def test_a_batch_is_served_member_by_member_and_answered_as_one(batched: Peer) -
     assert batched.answer(1, {"of": "a"})
     assert batched.outgoing() == []
     assert batched.refuse(3, RequestError(-32602, "no"))
-    answers = (Result("2", {"of": "b"}), Result(1, {"of": "a"}), Error(3, -32602, "no"))
+    answers = (Response("2", {"of": "b"}), Response(1, {"of": "a"}), Error(3, -32602, "no"))
     assert batched.outgoing() == [(Batch(answers), 1)]
     assert (batched.serving, batched.outgoing()) == (0, [])
 
@@ -1365,7 +1367,7 @@ def test_a_batch_is_served_member_by_member_and_answered_as_one(batched: Peer) -
 @pytest.mark.parametrize("nonsense", ["first", "last"])
 def test_the_answers_to_a_batch_have_its_label(batched: Peer, nonsense: str) -> None:
     members: list[Any] = [Request(1, "a", {"_meta": {"progressToken": "t"}}), Request(2, "b")]
-    members.insert(0 if nonsense == "first" else 2, Invalid("", Error(9, INVALID_REQUEST, "no method")))
+    members.insert(0 if nonsense == "first" else 2, InvalidMessage("", Error(9, INVALID_REQUEST, "no method")))
     batched.receive(Batch(tuple(members)), 0, about="stream 5")
     batched.progress(1, 1)
     batched.answer(2, {})
@@ -1406,7 +1408,7 @@ def test_a_cancelled_member_is_left_out_and_not_waited_for(batched: Peer, order:
     if order != "answer first":
         assert sent(batched) == []
         assert batched.answer(2, {}) is (order != "cancel all")
-    assert batched.outgoing() == ([] if order == "cancel all" else [(Batch((Result(2, {}),)), 1)])
+    assert batched.outgoing() == ([] if order == "cancel all" else [(Batch((Response(2, {}),)), 1)])
     assert batched.answer(1, {}) is False
     assert (batched.serving, sent(batched)) == (0, [])
 
@@ -1419,10 +1421,10 @@ def test_a_batch_whose_only_request_it_cancels_is_not_answered(batched: Peer) ->
 
 def test_a_batch_is_not_answered_before_all_of_it_was_read(batched: Peer) -> None:
     wrong = Error(8, INVALID_REQUEST, "no method")
-    batched.receive(Batch((Invalid("", wrong), Request(1, "a"), cancellation(1), Request(2, "b"))), 0)
+    batched.receive(Batch((InvalidMessage("", wrong), Request(1, "a"), cancellation(1), Request(2, "b"))), 0)
     assert sent(batched) == []
     batched.answer(2, {})
-    assert batched.outgoing() == [(Batch((wrong, Result(2, {}))), 8)]
+    assert batched.outgoing() == [(Batch((wrong, Response(2, {}))), 8)]
 
 
 def test_refused_members_of_a_batch_are_answered_with_the_others(batched: Peer) -> None:
@@ -1437,7 +1439,7 @@ def test_refused_members_of_a_batch_are_answered_with_the_others(batched: Peer) 
     batched.answer(1, {})
     ((batch, about),) = batched.outgoing()
     assert isinstance(batch, Batch)
-    ids = [answer.id for answer in batch.items if isinstance(answer, Result | Error)]
+    ids = [answer.id for answer in batch.items if isinstance(answer, Response | Error)]
     assert (ids, about) == ([8, None, None, None, 3, None, 1], 8)
     assert batched.serving == 1
 
@@ -1452,11 +1454,18 @@ def test_a_batch_in_which_everything_is_wrong_is_answered_at_once(batched: Peer)
 def test_answers_may_come_in_a_batch(batched: Peer) -> None:
     ids = [batched.request("a"), batched.request("b"), batched.request("c")]
     batched.outgoing()
-    batch = Batch((Result(ids[1], {}), Error(ids[0], 1, "no"), Invalid("?", answers=ids[2]), Invalid("a bad note")))
+    batch = Batch(
+        (
+            Response(ids[1], {}),
+            Error(ids[0], 1, "no"),
+            InvalidMessage("?", answers=ids[2]),
+            InvalidMessage("a bad note"),
+        )
+    )
     assert batched.receive(batch, 0) == [
         Answered(ids[1], "b", {}),
         Refused(ids[0], "a", Error(ids[0], 1, "no")),
-        Garbled(ids[2], "c", "?"),
+        InvalidAnswer(ids[2], "c", "?"),
         PeerMistake("a bad note"),
     ]
     assert (batched.waiting, sent(batched)) == (0, [])
@@ -1465,21 +1474,21 @@ def test_answers_may_come_in_a_batch(batched: Peer) -> None:
 def test_a_batch_may_hold_requests_and_answers_at_once(batched: Peer) -> None:
     id = batched.request("roots/list")
     batched.outgoing()
-    events = batched.receive(Batch((Request(1, "a"), Result(id, {}))), 0)
+    events = batched.receive(Batch((Request(1, "a"), Response(id, {}))), 0)
     assert events == [Request(1, "a"), Answered(id, "roots/list", {})]
     batched.answer(1, {})
-    assert sent(batched) == [Batch((Result(1, {}),))]
+    assert sent(batched) == [Batch((Response(1, {}),))]
 
 
 def test_what_was_due_happens_before_a_batch(batched: Peer) -> None:
     id = batched.request("a", deadline=5)
-    assert batched.receive(Batch((Result(id, {}),)), 5) == [TimedOut(id, "a")]
+    assert batched.receive(Batch((Response(id, {}),)), 5) == [TimedOut(id, "a")]
 
 
 def test_the_answers_of_a_batch_are_lost_with_the_link(batched: Peer) -> None:
     batched.receive(Batch((Request(1, "a"), Request(2, "b"))), 0)
     batched.answer(1, {})
-    assert batched.lost() == [RequestCancelled(2, "b", "the link was lost")]
+    assert batched.connection_lost() == [RequestCancelled(2, "b", "the link was lost")]
     assert batched.answer(2, {}) is False
     assert sent(batched) == []
 
@@ -1503,17 +1512,17 @@ def test_a_batch_is_refused_where_there_are_none_and_those_who_wait_for_its_answ
     batch = Batch(
         (
             Request(1, "initialize"),
-            Result(ids[0], {}),
+            Response(ids[0], {}),
             Error(ids[1], 1, "no"),
-            Invalid("?", answers=ids[2]),
+            InvalidMessage("?", answers=ids[2]),
             Error(None, 1, "no"),
-            Invalid("?", reply=Error(5, 1, "no")),
+            InvalidMessage("?", reply=Error(5, 1, "no")),
             Notification("notifications/x"),
         )
     )
     refused, *told = peer.receive(batch, 0)
     (why,) = mistakes([refused])
-    assert told == [Garbled(id, method, why) for id, method in zip(ids, "abc", strict=True)]
+    assert told == [InvalidAnswer(id, method, why) for id, method in zip(ids, "abc", strict=True)]
     assert peer.outgoing() == [(Error(None, INVALID_REQUEST, why), None)]
     assert (peer.waiting, peer.serving) == (0, 0)
     assert str(revision or "no revision agreed") in why
@@ -1531,24 +1540,24 @@ SINGLE = st.one_of(
     st.builds(
         Notification, st.sampled_from(["n", "notifications/cancelled", "notifications/progress"]), PARAMS_OF_ANY_KIND
     ),
-    st.builds(Result, IDS, st.just({})),
+    st.builds(Response, IDS, st.just({})),
     st.builds(Error, st.none() | IDS, st.integers(), st.text()),
-    st.builds(Invalid, st.text(), answers=st.none() | IDS),
-    st.builds(Invalid, st.text(), reply=st.builds(Error, st.none() | IDS, st.integers(), st.text())),
+    st.builds(InvalidMessage, st.text(), answers=st.none() | IDS),
+    st.builds(InvalidMessage, st.text(), reply=st.builds(Error, st.none() | IDS, st.integers(), st.text())),
 )
 
 
 @req("cancel-06")
 @settings(max_examples=150)
 @given(
-    link=st.sampled_from(Link),
+    link=st.sampled_from(LinkKind),
     role=st.sampled_from(Role),
     revision=st.sampled_from([None, *REVISIONS.values()]),
     heard=st.lists(SINGLE | st.builds(Batch, st.lists(SINGLE, min_size=1, max_size=5).map(tuple)), max_size=12),
     deadline=st.integers(0, 12),
 )
 def test_no_messages_whatever_upset_a_peer(
-    link: Link, role: Role, revision: Revision | None, heard: list[Message], deadline: int
+    link: LinkKind, role: Role, revision: Revision | None, heard: list[Message], deadline: int
 ) -> None:
     peer = Peer(role, link=link)
     peer.terms = None if revision is None else Terms(revision)
@@ -1558,7 +1567,7 @@ def test_no_messages_whatever_upset_a_peer(
     assert peer.serving == len(running) == len({*running})
     for id in running:
         peer.answer(id, {})
-    events += peer.lost()
+    events += peer.connection_lost()
     ended = [event.id for event in events if isinstance(event, Outcome)]
     assert sorted(ended) == asked
     assert (peer.waiting, peer.serving) == (0, 0)
@@ -1580,7 +1589,7 @@ def test_terms_know_which_log_messages_are_wanted(revision: Revision) -> None:
     assert {Terms(revision).wants_log(level) for level in LOG_LEVELS} == {revision.handshake}
     terms = Terms(revision, log_level="error")
     assert [level for level in LOG_LEVELS if terms.wants_log(level)] == ["error", "critical", "alert", "emergency"]
-    with pytest.raises(LocalProtocolError, match="no log level"):
+    with pytest.raises(UsageError, match="no log level"):
         terms.wants_log("loud")
 
 
@@ -1624,5 +1633,5 @@ def test_what_waits_is_charged_until_it_is_taken_out_or_lost() -> None:
     with pytest.raises(RequestError, match="bytes_in_all"):
         peer.answer(3, longer)
     peer.answer(3, long)
-    peer.lost()
+    peer.connection_lost()
     assert account.held == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.oauth.principals import Principal, covers, declared_scopes
 
 
@@ -20,19 +20,19 @@ def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:
 
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_principal_has_a_name(name: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="stable name"):
+    with pytest.raises(UsageError, match="stable name"):
         Principal(name)
 
 
 @pytest.mark.parametrize("scopes", ["read write", [7]])
 def test_the_scopes_of_a_principal_are_no_text(scopes: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="list of names"):
+    with pytest.raises(UsageError, match="list of names"):
         Principal("ada", scopes)
 
 
 @pytest.mark.parametrize("expires", ["2030-01-01", math.nan, True])
 def test_a_token_ends_at_a_time(expires: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="seconds since 1970"):
+    with pytest.raises(UsageError, match="seconds since 1970"):
         Principal("ada", (), expires)
     assert Principal("ada", (), math.inf).expires == math.inf
 
@@ -59,5 +59,5 @@ def test_declared_scopes_are_kept_in_order_and_once() -> None:
 @req("auth-110")
 @pytest.mark.parametrize("scopes", ["read", ["a b"], [""], ['"'], ["\\"], ["é"], [7], ["read", "offline_access"]])
 def test_some_scopes_cannot_be_declared(scopes: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"the scopes (have|are)"):
+    with pytest.raises(UsageError, match=r"the scopes (have|are)"):
         declared_scopes("the scopes", scopes)

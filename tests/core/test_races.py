@@ -20,7 +20,7 @@ from tests.core.races import (
     tell,
 )
 from tests.requirements import req
-from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, Table
+from trio_mcp.core.state import CALLING, SERVING, Action, LinkKind, RequestEvent, State, Table
 
 SAMPLE = "sampling/createMessage"
 FULL = "progress cancel error garble teardown rogue"
@@ -164,7 +164,7 @@ WHERE_A_STREAM_IS_THE_REQUEST = [
     "send, arrive, note, arrive, cancel, rogue, arrive, rogue, note, hear, note, arrive, error",
     "send, arrive, cancel, hear, cut, lost 1, lost 0, answer",
 ]
-STORIES: dict[Link, list[tuple[Wish, list[str]]]] = {
+STORIES: dict[LinkKind, list[tuple[Wish, list[str]]]] = {
     DUPLEX: [
         (CALL, ANYWHERE + WHERE_A_CANCELLATION_IS_SENT + ENDS + CANCELLED_BEFORE_AN_END),
         (OPENING, ANYWHERE + WHERE_NONE_IS_SENT + ENDS),
@@ -181,39 +181,39 @@ STORIES: dict[Link, list[tuple[Wish, list[str]]]] = {
 }
 
 
-def tell_all(link: Link) -> None:
+def tell_all(link: LinkKind) -> None:
     for wish, stories in STORIES[link]:
         for story in stories:
             tell(Plan(link, (wish,), "stream link input" if link is DUPLEX else "stream link"), story)
 
 
-@pytest.mark.parametrize("link", Link)
-def test_the_stories_keep_their_promises(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_the_stories_keep_their_promises(link: LinkKind) -> None:
     tell_all(link)
 
 
 # What a cell can be changed into: any other state, and whatever else could be done about what was seen.
-OUTCOMES = {Deed.NOTHING, Deed.REPORT, Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT}
-DEEDS: dict[str, dict[Seen, set[Deed]]] = {
+OUTCOMES = {Action.NOTHING, Action.REPORT, Action.SEND_CANCEL, Action.SEND_CANCEL_AND_REPORT}
+DEEDS: dict[str, dict[RequestEvent, set[Action]]] = {
     "calling": {
-        **dict.fromkeys(Seen, OUTCOMES),
-        Seen.CANCEL: {Deed.NOTHING, Deed.SEND_CANCEL},  # whoever cancels need not be told
-        Seen.LINK_LOST: {Deed.NOTHING, Deed.REPORT},  # and there is nothing to send by
+        **dict.fromkeys(RequestEvent, OUTCOMES),
+        RequestEvent.CANCEL: {Action.NOTHING, Action.SEND_CANCEL},  # whoever cancels need not be told
+        RequestEvent.LINK_LOST: {Action.NOTHING, Action.REPORT},  # and there is nothing to send by
     },
     "serving": {
-        Seen.ANSWER: {Deed.NOTHING, Deed.WRITE, Deed.WRITE_AND_TEAR_DOWN},
-        Seen.ERROR: {Deed.NOTHING, Deed.WRITE, Deed.WRITE_AND_TEAR_DOWN},
-        Seen.NOTE: {Deed.NOTHING, Deed.WRITE},
-        Seen.CANCEL: {Deed.NOTHING, Deed.STOP_HANDLER},
-        Seen.STREAM_LOST: {Deed.NOTHING, Deed.STOP_HANDLER},
-        Seen.INPUT_ENDED: {Deed.NOTHING, Deed.STOP_HANDLER},
-        Seen.LINK_LOST: {Deed.NOTHING, Deed.STOP_HANDLER},
+        RequestEvent.ANSWER: {Action.NOTHING, Action.WRITE, Action.WRITE_AND_TEAR_DOWN},
+        RequestEvent.ERROR: {Action.NOTHING, Action.WRITE, Action.WRITE_AND_TEAR_DOWN},
+        RequestEvent.NOTE: {Action.NOTHING, Action.WRITE},
+        RequestEvent.CANCEL: {Action.NOTHING, Action.STOP_HANDLER},
+        RequestEvent.STREAM_LOST: {Action.NOTHING, Action.STOP_HANDLER},
+        RequestEvent.INPUT_ENDED: {Action.NOTHING, Action.STOP_HANDLER},
+        RequestEvent.LINK_LOST: {Action.NOTHING, Action.STOP_HANDLER},
     },
 }
 CELLS = [
     pytest.param(tables[link], link, state, seen, DEEDS[side][seen], id=f"{side}-{link.name}-{state.name}-{seen.name}")
     for side, tables in (("calling", CALLING), ("serving", SERVING))
-    for link in Link
+    for link in LinkKind
     for state, row in tables[link].items()
     for seen in row
 ]
@@ -221,11 +221,11 @@ CELLS = [
 
 @pytest.mark.parametrize(("table", "link", "state", "seen", "deeds"), CELLS)
 def test_no_cell_of_a_table_can_be_changed_unnoticed(
-    table: Table, link: Link, state: State, seen: Seen, deeds: set[Deed]
+    table: Table, link: LinkKind, state: State, seen: RequestEvent, deeds: set[Action]
 ) -> None:
     cell = table[state][seen]
     # Only a cancellation by the peer tells these two apart, and after the end of its input none can come.
-    alike = {State.OPEN, State.FIXED} if seen is Seen.INPUT_ENDED else set()
+    alike = {State.OPEN, State.FIXED} if seen is RequestEvent.INPUT_ENDED else set()
     others = [(other, cell[1]) for other in State if other is not cell[0] and not {other, cell[0]} <= alike]
     others += [(cell[0], other) for other in deeds if other is not cell[1]]
     survivors = []

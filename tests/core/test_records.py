@@ -8,7 +8,7 @@ import pickle
 import attrs
 import pytest
 
-from trio_mcp.core.jsonrpc import Request, Result
+from trio_mcp.core.jsonrpc import Request, Response
 from trio_mcp.core.records import record, thawed
 
 
@@ -68,7 +68,7 @@ def test_a_record_shows_its_fields() -> None:
 
 def test_a_record_with_a_dict_in_it_has_no_hash() -> None:
     with pytest.raises(TypeError, match="unhashable"):
-        hash(Result(1, {}))
+        hash(Response(1, {}))
 
 
 def test_what_a_class_says_of_itself_stays() -> None:

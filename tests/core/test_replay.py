@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog, LoggedEvent, MemoryEventLog, NotReplayable, Replay
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.shares import ByteBudget
@@ -64,7 +64,7 @@ def test_a_finished_stream_says_so_and_takes_nothing_more() -> None:
     assert isinstance(replayed, Replay)
     assert replayed.finished
     for deed in (lambda: append(log, stream, b"more"), lambda: log.finish(stream), lambda: append(log, "99", b"x")):
-        with pytest.raises(LocalProtocolError, match="not open"):
+        with pytest.raises(UsageError, match="not open"):
             deed()
     assert datas(log.replay(primed)) == [b"answer"]
 
@@ -130,7 +130,7 @@ def test_a_finished_stream_is_forgotten_with_its_last_event() -> None:
     assert "known" in outcome.why
     empty = log.open()
     log.finish(empty)
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         append(log, empty, b"x")
 
 

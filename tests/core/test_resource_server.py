@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.core.oauth.challenge import Demand, read_demand
+from trio_mcp.core.oauth.challenge import AuthChallenge, read_demand
 from trio_mcp.core.oauth.documents import read_resource
-from trio_mcp.core.oauth.places import Rules
+from trio_mcp.core.oauth.places import UrlRules
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import (
     WELL_KNOWN,
@@ -73,7 +73,7 @@ def challenge(reply: Reply | str) -> str:
 )
 @req("auth-24", "auth-37", "auth-53")
 def test_what_cannot_be_is_said_at_once(how: dict[str, Any], words: str) -> None:
-    with pytest.raises(LocalProtocolError, match=words):
+    with pytest.raises(UsageError, match=words):
         protection(**how)
 
 
@@ -84,7 +84,7 @@ def test_plain_http_is_for_loopback(host: str) -> None:
 
 def test_a_server_has_to_know_where_it_is() -> None:
     assert protection(resource=None).host is None
-    with pytest.raises(LocalProtocolError, match="public_url"):
+    with pytest.raises(UsageError, match="public_url"):
         server(resource=None)
 
 
@@ -277,20 +277,23 @@ def test_a_lacking_scope_is_told_with_all_that_are_needed() -> None:
 @pytest.mark.parametrize(
     ("reply", "demand"),
     [
-        (server(scopes=["a", "b"]).token(get("/mcp"), ()), Demand(401, ("Bearer",), "", ("a", "b"), METADATA)),
-        (server(scopes=["a"]).unauthorized(()), Demand(401, ("Bearer",), "invalid_token", ("a",), METADATA)),
-        (server().unauthorized(()), Demand(401, ("Bearer",), "invalid_token", (), METADATA)),
-        (server().insufficient(["a", "b"], ()), Demand(403, ("Bearer",), "insufficient_scope", ("a", "b"), METADATA)),
+        (server(scopes=["a", "b"]).token(get("/mcp"), ()), AuthChallenge(401, ("Bearer",), "", ("a", "b"), METADATA)),
+        (server(scopes=["a"]).unauthorized(()), AuthChallenge(401, ("Bearer",), "invalid_token", ("a",), METADATA)),
+        (server().unauthorized(()), AuthChallenge(401, ("Bearer",), "invalid_token", (), METADATA)),
+        (
+            server().insufficient(["a", "b"], ()),
+            AuthChallenge(403, ("Bearer",), "insufficient_scope", ("a", "b"), METADATA),
+        ),
     ],
 )
-def test_a_client_reads_what_is_meant(reply: Reply, demand: Demand) -> None:
+def test_a_client_reads_what_is_meant(reply: Reply, demand: AuthChallenge) -> None:
     assert read_demand(reply.status, challenge(reply)) == demand
 
 
 def test_a_client_accepts_the_metadata() -> None:
     reply = server(scopes=["a"]).document(get(WELL_KNOWN))
     assert reply is not None
-    found = read_resource(json.loads(reply.body), AT, Rules())
+    found = read_resource(json.loads(reply.body), AT, UrlRules())
     assert (found.resource, found.issuers, found.scopes) == (AT, (ISSUER,), ("a",))
 
 

@@ -22,14 +22,14 @@ from trio_mcp.core.revisions import (
     CapabilityRule,
     ConditionalNeed,
     HttpRules,
-    Method,
+    MethodRule,
     Revision,
     Role,
     capability_object,
     declares,
     missing_capabilities,
 )
-from trio_mcp.core.session import Call, Offer, ServerSession
+from trio_mcp.core.session import Call, Offer, ServerProtocol
 
 A, B, C, D, E = REVISIONS.values()
 ALL = tuple(REVISIONS.values())
@@ -141,7 +141,7 @@ def test_every_table_is_complete_and_consistent(revision: Revision) -> None:
     for table in (revision.requests, revision.notifications):
         assert table.keys() == set(Role)
         for rows in table.values():
-            assert all(isinstance(row, Method) and row.name == name for name, row in rows.items())
+            assert all(isinstance(row, MethodRule) and row.name == name for name, row in rows.items())
     assert revision.capabilities.keys() == set(Role)
     for sender in Role:
         for row in revision.requests[sender].values():
@@ -371,6 +371,6 @@ def test_a_hypothetical_revision_is_one_more_row() -> None:
     newer = attrs.evolve(LATEST, name="2027-01-01")
     offer = Offer({"name": "s", "version": "1"}, {"tools": {}}, (newer, D))
     meta = {"io.modelcontextprotocol/protocolVersion": newer.name, "io.modelcontextprotocol/clientCapabilities": {}}
-    (event,) = ServerSession(offer).receive(Request(1, "tools/list", {"_meta": meta}), 0.0)
+    (event,) = ServerProtocol(offer).receive(Request(1, "tools/list", {"_meta": meta}), 0.0)
     assert isinstance(event, Call)
     assert event.terms.revision is newer

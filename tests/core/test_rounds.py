@@ -24,11 +24,11 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_CLIENT_CAPABILITY,
-    InputNotGiven,
-    LocalProtocolError,
+    InputUnavailable,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
 )
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.outcomes import Answered
@@ -42,11 +42,11 @@ from trio_mcp.core.rounds import (
     STATE_TTL,
     Ask,
     Complete,
-    Parked,
+    ParkedKeys,
     Question,
-    Refusal,
     Rounds,
     SealedState,
+    StateRefusal,
     StateSealer,
     input_required,
     read_answers,
@@ -122,13 +122,13 @@ def test_questions_or_a_state_may_stand_alone_but_not_neither() -> None:
         "resultType": "input_required",
         "inputRequests": {"roots": {"method": "roots/list", "params": {}}},
     }
-    with pytest.raises(LocalProtocolError, match="a question, a request state, or both"):
+    with pytest.raises(UsageError, match="a question, a request state, or both"):
         ask()
 
 
 @req("mrtr-05")
 def test_two_questions_cannot_have_one_key() -> None:
-    with pytest.raises(LocalProtocolError, match="the same key 'who'"):
+    with pytest.raises(UsageError, match="the same key 'who'"):
         ask(ROOTS, FORM, attrs.evolve(LINK, key="who"))
 
 
@@ -263,7 +263,7 @@ STATE = SealedState(round=2, expires=1600.0, handle="i.7", answers={"who": ACCEP
 TEXT = SEALER.seal(STATE, *CALL, "ann")
 
 
-def opened(text: Any, sealer: StateSealer = SEALER, **changes: Any) -> SealedState | Refusal:
+def opened(text: Any, sealer: StateSealer = SEALER, **changes: Any) -> SealedState | StateRefusal:
     usual = {"method": CALL[0], "params": CALL[1], "principal": "ann", "now": 1000.0}
     return sealer.open(text, **{**usual, **changes})
 
@@ -303,8 +303,8 @@ def test_half_a_surrogate_pair_survives_the_seal() -> None:
 def test_a_state_with_any_character_changed_is_refused(other: str) -> None:
     for at, was in enumerate(TEXT):
         if was != other:
-            assert isinstance(opened(TEXT[:at] + other + TEXT[at + 1 :]), Refusal)
-        assert isinstance(opened(TEXT[:at] + other + TEXT[at:]), Refusal)  # put in, not changed
+            assert isinstance(opened(TEXT[:at] + other + TEXT[at + 1 :]), StateRefusal)
+        assert isinstance(opened(TEXT[:at] + other + TEXT[at:]), StateRefusal)  # put in, not changed
 
 
 @req("mrtr-08", "mrtr-09")
@@ -313,16 +313,16 @@ def test_a_state_with_any_bit_flipped_is_refused() -> None:
     for bit in range(8 * len(raw)):
         changed = bytearray(raw)
         changed[bit // 8] ^= 1 << bit % 8
-        assert opened(base64.urlsafe_b64encode(changed).decode()) is Refusal.BAD_SEAL
+        assert opened(base64.urlsafe_b64encode(changed).decode()) is StateRefusal.BAD_SEAL
 
 
 @req("mrtr-08", "mrtr-09")
 def test_a_state_cut_short_or_made_longer_is_refused() -> None:
     for at in range(len(TEXT)):
-        assert isinstance(opened(TEXT[:at]), Refusal)
-        assert isinstance(opened(TEXT[at + 1 :]), Refusal)
+        assert isinstance(opened(TEXT[:at]), StateRefusal)
+        assert isinstance(opened(TEXT[at + 1 :]), StateRefusal)
     for tail in ("=", "==", "A", "AAAA", "\n", " ", "-TAMPERED", TEXT):
-        assert isinstance(opened(TEXT + tail), Refusal)
+        assert isinstance(opened(TEXT + tail), StateRefusal)
 
 
 def test_one_state_has_one_text() -> None:
@@ -331,23 +331,23 @@ def test_one_state_has_one_text() -> None:
         text = SEALER.seal(attrs.evolve(STATE, handle="i" * length), *CALL, "ann")
         assert isinstance(opened(text), SealedState)
         for variant in {text.rstrip("="), text.translate(str.maketrans("-_", "+/")), f"{text}\n", f" {text}"} - {text}:
-            assert opened(variant) is Refusal.MALFORMED
+            assert opened(variant) is StateRefusal.MALFORMED
         last = len(text.rstrip("=")) - 1
         for spare in "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_":
             if spare != text[last]:
-                assert isinstance(opened(text[:last] + spare + text[last + 1 :]), Refusal)
+                assert isinstance(opened(text[:last] + spare + text[last + 1 :]), StateRefusal)
 
 
 @req("mrtr-08")
 @given(st.text() | JSON)
 def test_any_json_at_all_as_a_state_is_refused_and_raises_nothing(value: Any) -> None:
-    assert opened(value) in (Refusal.MALFORMED, Refusal.BAD_SEAL)
+    assert opened(value) in (StateRefusal.MALFORMED, StateRefusal.BAD_SEAL)
 
 
 @req("mrtr-08")
 @given(st.binary(max_size=200))
 def test_any_bytes_in_the_right_clothes_are_refused(raw: bytes) -> None:
-    assert opened(base64.urlsafe_b64encode(raw).decode()) is Refusal.BAD_SEAL
+    assert opened(base64.urlsafe_b64encode(raw).decode()) is StateRefusal.BAD_SEAL
 
 
 @pytest.mark.parametrize(
@@ -376,49 +376,49 @@ def test_any_bytes_in_the_right_clothes_are_refused(raw: bytes) -> None:
     ],
 )
 def test_hostile_states_are_refused(hostile: Any) -> None:
-    assert opened(hostile) in (Refusal.MALFORMED, Refusal.BAD_SEAL)
+    assert opened(hostile) in (StateRefusal.MALFORMED, StateRefusal.BAD_SEAL)
 
 
 @req("mrtr-09")
 def test_only_our_seal_for_this_purpose_is_believed() -> None:
     payload = base64.urlsafe_b64decode(TEXT)[32:]
     for seal in (hmac.digest(KEY, payload, "sha256"), hashlib.sha256(payload).digest(), bytes(32)):
-        assert opened(base64.urlsafe_b64encode(seal + payload).decode()) is Refusal.BAD_SEAL
-    assert opened(TEXT, StateSealer([FOREIGN_KEY])) is Refusal.BAD_SEAL
+        assert opened(base64.urlsafe_b64encode(seal + payload).decode()) is StateRefusal.BAD_SEAL
+    assert opened(TEXT, StateSealer([FOREIGN_KEY])) is StateRefusal.BAD_SEAL
 
 
 def test_keys_are_changed_without_losing_a_state() -> None:
     both = StateSealer([KEY, OLD_KEY])
     old_text = StateSealer([OLD_KEY]).seal(STATE, *CALL, "ann")
-    assert opened(old_text) is Refusal.BAD_SEAL
+    assert opened(old_text) is StateRefusal.BAD_SEAL
     assert opened(old_text, both) == opened(TEXT, both) == STATE
     assert both.seal(STATE, *CALL, "ann") == TEXT  # the first key seals
-    assert opened(TEXT, StateSealer([FOREIGN_KEY, OLD_KEY])) is Refusal.BAD_SEAL
+    assert opened(TEXT, StateSealer([FOREIGN_KEY, OLD_KEY])) is StateRefusal.BAD_SEAL
 
 
 @pytest.mark.parametrize("keys", [[], [b""], [b"k" * 31], [KEY, b"password"]])
 def test_a_key_that_can_be_guessed_is_not_taken(keys: list[bytes]) -> None:
-    with pytest.raises(LocalProtocolError, match="at least 32 random bytes"):
+    with pytest.raises(UsageError, match="at least 32 random bytes"):
         StateSealer(keys)
 
 
 @pytest.mark.parametrize("keys", [KEY, KEY.hex(), [KEY.hex()], b""])
 def test_one_key_in_place_of_the_sequence_is_told_what_to_pass(keys: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"a sequence of keys, such as \[key\]"):
+    with pytest.raises(UsageError, match=r"a sequence of keys, such as \[key\]"):
         StateSealer(keys)
 
 
 @pytest.mark.parametrize("principal", [("ann", "example.com"), 7, b"ann", {"sub": "ann"}, object()])
 def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out(principal: Any) -> None:
     """A tuple comes back from JSON as a list: its state would be sealed, and never opened again."""
-    parked = Parked("i")
+    parked = ParkedKeys("i")
     for use in (
         lambda: SEALER.seal(STATE, *CALL, principal),
         lambda: opened(TEXT, principal=principal),
         lambda: opened("no state at all", principal=principal),
         lambda: parked.park(principal, 0.0),
     ):
-        with pytest.raises(LocalProtocolError, match="the principal's stable name, a str or None, not "):
+        with pytest.raises(UsageError, match="the principal's stable name, a str or None, not "):
             use()
     assert len(parked) == 0
 
@@ -427,24 +427,24 @@ def test_a_principal_without_a_stable_name_is_refused_before_it_locks_itself_out
 def test_a_state_expires_at_its_very_moment() -> None:
     assert opened(TEXT, now=math.nextafter(1600.0, 0)) == STATE
     for late in (1600.0, math.nextafter(1600.0, math.inf), 1e18):
-        assert opened(TEXT, now=late) is Refusal.EXPIRED
+        assert opened(TEXT, now=late) is StateRefusal.EXPIRED
 
 
 @req("mrtr-10")
 @pytest.mark.parametrize("principal", ["bob", "", "ANN", "ann ", None])
 def test_a_state_of_another_principal_is_refused(principal: str | None) -> None:
-    assert opened(TEXT, principal=principal) is Refusal.OTHER_PRINCIPAL
+    assert opened(TEXT, principal=principal) is StateRefusal.OTHER_PRINCIPAL
 
 
 def test_nobody_and_the_empty_name_are_two_principals() -> None:
     assert opened(SEALER.seal(STATE, *CALL, None), principal=None) == STATE
-    assert opened(SEALER.seal(STATE, *CALL, None), principal="") is Refusal.OTHER_PRINCIPAL
-    assert opened(SEALER.seal(STATE, *CALL, ""), principal=None) is Refusal.OTHER_PRINCIPAL
+    assert opened(SEALER.seal(STATE, *CALL, None), principal="") is StateRefusal.OTHER_PRINCIPAL
+    assert opened(SEALER.seal(STATE, *CALL, ""), principal=None) is StateRefusal.OTHER_PRINCIPAL
 
 
 @req("mrtr-10")
 def test_a_state_of_another_request_is_refused() -> None:
-    assert opened(TEXT, method="prompts/get") is Refusal.OTHER_METHOD
+    assert opened(TEXT, method="prompts/get") is StateRefusal.OTHER_METHOD
     for params in (
         {},
         {"name": "greet"},
@@ -454,7 +454,7 @@ def test_a_state_of_another_request_is_refused() -> None:
         {"name": "other", "arguments": {"n": 1}},
         {**CALL[1], "more": None},
     ):
-        assert opened(TEXT, params=params) is Refusal.OTHER_PARAMS
+        assert opened(TEXT, params=params) is StateRefusal.OTHER_PARAMS
 
 
 def test_what_a_retry_may_change_does_not_make_it_another_request() -> None:
@@ -469,13 +469,13 @@ def test_what_a_retry_may_change_does_not_make_it_another_request() -> None:
 
 
 def test_who_does_not_own_a_state_learns_nothing_about_it() -> None:
-    assert opened(TEXT, principal="bob", now=1e9, method="prompts/get", params={}) is Refusal.OTHER_PRINCIPAL
-    told = {each: (each.error.code, each.error.message) for each in Refusal}
+    assert opened(TEXT, principal="bob", now=1e9, method="prompts/get", params={}) is StateRefusal.OTHER_PRINCIPAL
+    told = {each: (each.error.code, each.error.message) for each in StateRefusal}
     assert {code for code, _ in told.values()} == {INVALID_PARAMS}
-    assert told[Refusal.MALFORMED] == told[Refusal.BAD_SEAL] == told[Refusal.OTHER_PRINCIPAL]
-    assert told[Refusal.OTHER_METHOD] == told[Refusal.OTHER_PARAMS]
+    assert told[StateRefusal.MALFORMED] == told[StateRefusal.BAD_SEAL] == told[StateRefusal.OTHER_PRINCIPAL]
+    assert told[StateRefusal.OTHER_METHOD] == told[StateRefusal.OTHER_PARAMS]
     assert len(set(told.values())) == 5
-    assert all(each.error.data is None for each in Refusal)
+    assert all(each.error.data is None for each in StateRefusal)
 
 
 def test_each_round_of_a_call_has_a_state_of_its_own() -> None:
@@ -505,7 +505,7 @@ def test_a_state_may_be_as_large_as_the_limit_and_no_larger() -> None:
 
 @pytest.mark.parametrize("carried", [object(), b"bytes", {1, 2}, {("a",): 1}])
 def test_only_json_is_carried(carried: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="JSON only"):
+    with pytest.raises(UsageError, match="JSON only"):
         SEALER.seal(SealedState(1, 1600.0, carried=carried), *CALL, "ann")
 
 
@@ -514,43 +514,47 @@ def test_only_json_is_carried(carried: Any) -> None:
 
 @req("mrtr-11")
 def test_a_parked_handler_is_taken_exactly_once() -> None:
-    parked = Parked("here")
+    parked = ParkedKeys("here")
     first, second = parked.park("ann", 0), parked.park("ann", 0)
     assert first != second
     assert parked.take(first) is None
-    assert [parked.take(first), parked.take(first), parked.take(second)] == [Refusal.SPENT, Refusal.SPENT, None]
+    assert [parked.take(first), parked.take(first), parked.take(second)] == [
+        StateRefusal.SPENT,
+        StateRefusal.SPENT,
+        None,
+    ]
     assert len(parked) == 0
 
 
 @pytest.mark.parametrize("handle", ["there.1", "", "here", "hereafter.1"])
 def test_a_handle_of_another_instance_is_told_from_one_that_is_spent(handle: str) -> None:
-    parked = Parked("here")
+    parked = ParkedKeys("here")
     parked.park("ann", 0)
-    assert parked.take(handle) is Refusal.ELSEWHERE
+    assert parked.take(handle) is StateRefusal.ELSEWHERE
 
 
 @req("mrtr-14")
 def test_a_handler_whose_client_never_comes_back_is_let_go_at_its_very_moment() -> None:
-    parked = Parked("here", ttl=10)
+    parked = ParkedKeys("here", ttl=10)
     assert (parked.next_deadline(), parked.expire(0)) == (None, [])
     first, second, third = parked.park("ann", 0), parked.park(None, 1), parked.park("bob", 5)
     assert parked.next_deadline() == 10
     assert parked.expire(math.nextafter(10, 0)) == []
     assert parked.expire(10) == [first]
-    assert (parked.next_deadline(), parked.take(first)) == (11, Refusal.SPENT)
+    assert (parked.next_deadline(), parked.take(first)) == (11, StateRefusal.SPENT)
     assert parked.expire(99) == [second, third]
     assert (len(parked), parked.next_deadline(), parked.expire(99)) == (0, None, [])
 
 
 def test_a_state_and_its_handler_wait_equally_long_by_default() -> None:
-    parked = Parked("here")
+    parked = ParkedKeys("here")
     parked.park(None, 100)
     assert parked.next_deadline() == 100 + STATE_TTL
 
 
 @req("mrtr-14")
 def test_a_full_table_refuses_one_more_until_there_is_room() -> None:
-    parked = Parked("here", ttl=10, limit=2, each=2)
+    parked = ParkedKeys("here", ttl=10, limit=2, each=2)
     first = parked.park("ann", 0)
     parked.park("bob", 1)
     with pytest.raises(RequestError, match="Too many calls are waiting") as caught:
@@ -564,7 +568,7 @@ def test_a_full_table_refuses_one_more_until_there_is_room() -> None:
 
 
 def test_one_principal_cannot_fill_the_table_for_everybody() -> None:
-    parked = Parked("here", limit=4, each=2)
+    parked = ParkedKeys("here", limit=4, each=2)
     handles = [parked.park("ann", 0), parked.park("ann", 0)]
     with pytest.raises(RequestError):
         parked.park("ann", 0)
@@ -576,7 +580,7 @@ def test_one_principal_cannot_fill_the_table_for_everybody() -> None:
 
 
 def test_without_authentication_only_the_table_is_the_bound() -> None:
-    parked = Parked("here")
+    parked = ParkedKeys("here")
     for _ in range(MAX_PARKED):
         parked.park(None, 0)
     with pytest.raises(RequestError):
@@ -587,7 +591,7 @@ def test_without_authentication_only_the_table_is_the_bound() -> None:
 @req("mrtr-11")
 @pytest.mark.parametrize("order", list(permutations(["retry", "retry", "expire"])), ids="-".join)
 def test_whoever_comes_first_has_the_handler(order: tuple[str, ...]) -> None:
-    parked = Parked("here", ttl=10)
+    parked = ParkedKeys("here", ttl=10)
     handle = parked.park("ann", 0)
     had = [
         step for step in order if (parked.expire(10) == [handle] if step == "expire" else parked.take(handle) is None)
@@ -598,7 +602,7 @@ def test_whoever_comes_first_has_the_handler(order: tuple[str, ...]) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("pte"), st.integers(0, 5), st.sampled_from(["ann", "bob", None]))))
 def test_the_table_agrees_with_a_simple_list_of_who_waits(moves: list[tuple[str, int, str | None]]) -> None:
-    parked, waiting, issued, now = Parked("here", ttl=7, limit=5, each=2), [], [], 0
+    parked, waiting, issued, now = ParkedKeys("here", ttl=7, limit=5, each=2), [], [], 0
     for move, number, principal in moves:
         now += number
         if move == "p":
@@ -734,7 +738,7 @@ def test_without_questions_the_call_may_be_sent_again_at_once(asked: dict[str, A
 def test_a_call_is_not_sent_again_with_an_answer_too_few_or_too_many(answers: Any, complaint: str) -> None:
     call = rounds()
     call.receive(ask(FORM, ROOTS))
-    with pytest.raises(LocalProtocolError, match=complaint):
+    with pytest.raises(UsageError, match=complaint):
         call.retry(answers)
     assert call.retry({"roots": LISTED, "who": ACCEPTED})["inputResponses"].keys() == {"who", "roots"}
 
@@ -796,7 +800,7 @@ def test_malformed_questions_are_the_servers_mistake(asked: dict[str, Any], comp
     with pytest.raises(RemoteProtocolError, match=complaint) as caught:
         call.receive({"resultType": "input_required", **asked})
     assert len(str(caught.value)) < 200
-    with pytest.raises(LocalProtocolError, match="tools/call is over"):
+    with pytest.raises(UsageError, match="tools/call is over"):
         call.retry()
 
 
@@ -828,17 +832,17 @@ def test_a_call_whose_question_is_not_answered_is_given_up() -> None:
     call = rounds()
     call.receive(ask(FORM, SAMPLE, state="s"))
     error = call.abandon("capital")
-    assert isinstance(error, InputNotGiven)
+    assert isinstance(error, InputUnavailable)
     assert (error.method, error.key) == ("tools/call", "capital")
     assert str(error) == "tools/call was not completed: the server asked for input 'capital', and none was given"
-    with pytest.raises(LocalProtocolError, match="tools/call is over, not waiting for answers"):
+    with pytest.raises(UsageError, match="tools/call is over, not waiting for answers"):
         call.retry({"who": ACCEPTED, "capital": SAMPLED})
 
 
 def test_a_key_of_the_peers_is_cut_short_in_what_our_side_is_told() -> None:
     call, key = rounds(), "k" * 1_000_000
     call.receive(ask(Question(key, "roots/list")))
-    with pytest.raises(LocalProtocolError, match=r"missing .*kkk") as caught:
+    with pytest.raises(UsageError, match=r"missing .*kkk") as caught:
         call.retry({})
     error = call.abandon(key)
     assert error.key == key
@@ -868,7 +872,7 @@ def test_each_move_belongs_to_its_stage_and_a_wrong_one_changes_nothing(stage: s
         step(call)
     allowed = ALLOWED.get(stage, set())
     if move not in allowed:
-        with pytest.raises(LocalProtocolError, match="this tools/call is "):
+        with pytest.raises(UsageError, match="this tools/call is "):
             MOVES[move](call)
     for right in sorted(allowed)[-1:]:
         MOVES[right](call)
@@ -914,7 +918,7 @@ def replica(
 ) -> dict[str, Any]:
     """A server process that knows its key and its handler, and nothing of what happened before."""
     sealer = StateSealer([KEY])
-    state: SealedState | Refusal = SealedState(0, now)
+    state: SealedState | StateRefusal = SealedState(0, now)
     if "requestState" in params:
         state = sealer.open(params["requestState"], method, params, "ann", now)
     assert isinstance(state, SealedState), state
@@ -968,16 +972,16 @@ def test_every_retry_is_a_new_request_with_a_new_id() -> None:
 
 @req("mrtr-11", "state-05")
 def test_a_parked_handler_goes_on_under_the_retry_and_its_state_is_spent() -> None:
-    parked, call = Parked("here", ttl=60), rounds()
+    parked, call = ParkedKeys("here", ttl=60), rounds()
     text = SEALER.seal(SealedState(1, 1060.0, parked.park("ann", 5.0)), *CALL, "ann")
     call.receive(ask(FORM, state=text))
     retry = call.retry({"who": ACCEPTED})
 
-    def arrive() -> Iterator[Refusal | None]:
+    def arrive() -> Iterator[StateRefusal | None]:
         state = opened(retry["requestState"], params=retry, now=1059.0)
         assert isinstance(state, SealedState)
         assert state.handle is not None
         yield parked.take(state.handle)
 
-    assert [*arrive(), *arrive()] == [None, Refusal.SPENT]
+    assert [*arrive(), *arrive()] == [None, StateRefusal.SPENT]
     assert parked.expire(65.0) == []

@@ -26,7 +26,7 @@ import pytest
 import typing_extensions
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.schema.schema import Description, Field, describe, hint_of, parameters_schema, schema_of
 from trio_mcp.core.schema.validation import check_input_schema, compile_schema
@@ -562,7 +562,7 @@ TAKEN_DEFAULTS: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("hint", "default"), REFUSED_DEFAULTS, ids=repr)
 def test_a_default_that_the_hint_does_not_allow_is_refused(hint: Any, default: Any) -> None:
     where = r"parameter 'x' of as_default.<locals>.take: the default .* is not what .* allows; change one of them"
-    with pytest.raises(LocalProtocolError, match=where):
+    with pytest.raises(UsageError, match=where):
         parameters_schema(as_default(hint, default))
     plain = list(default) if isinstance(default, tuple) else default
     assert compile_schema(schema_of(hint)).errors(plain) != []
@@ -630,7 +630,7 @@ class Fielded:
 def test_a_field_in_the_place_of_a_default_is_sent_to_its_own(
     make: Callable[[], Any], where: str, instead: str
 ) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(where)
     assert instead in str(caught.value)
@@ -706,7 +706,7 @@ class Broken:
     ],
 )
 def test_a_hint_without_a_schema_says_which_and_what_to_do(hint: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         schema_of(hint)
 
 
@@ -796,7 +796,7 @@ def test_a_class_may_be_written_otherwise_than_it_is_read() -> None:
     ],
 )
 def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         schema_of(describing("Odd", schema))
 
 
@@ -816,7 +816,7 @@ def test_a_class_that_fails_to_describe_itself_is_refused(schema: Any, why: str)
     ],
 )
 def test_a_function_without_a_schema_says_why(function: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         parameters_schema(function)
 
 

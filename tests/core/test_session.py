@@ -25,9 +25,9 @@ from tests.core.pairs import (
 )
 from tests.requirements import req
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed
-from trio_mcp.core.jsonrpc import Batch, Error, Kept, Limits, Notification, Request, Result, encode
-from trio_mcp.core.opening import ClientSession, OpeningFailed
+from trio_mcp.core.errors import NotDeclared, NotInThisRevision, RequestError, SessionClosed, UsageError
+from trio_mcp.core.jsonrpc import Batch, CachedResult, Error, Limits, Notification, Request, Response, encode
+from trio_mcp.core.opening import ClientProtocol, OpeningFailed
 from trio_mcp.core.outcomes import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
 from trio_mcp.core.revisions import (
     LATEST,
@@ -41,9 +41,9 @@ from trio_mcp.core.revisions import (
     Revision,
     Role,
 )
-from trio_mcp.core.session import Agreed, Call, Notice, Offer, Opened, ServerSession
+from trio_mcp.core.session import Call, Notice, Offer, Opened, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import LOG_LEVELS, Terms
 
 A, B, C, D, E = REVISIONS.values()
@@ -55,21 +55,21 @@ LOG = {"level": "info", "data": "hello"}
 INITIALIZED = Notification("notifications/initialized")
 
 
-def server(*revisions: Revision, capabilities: Any = EVERYTHING_OF_A_SERVER, **more: Any) -> ServerSession:
-    return ServerSession(Offer(SERVER_INFO, capabilities, revisions or ALL), **more)
+def server(*revisions: Revision, capabilities: Any = EVERYTHING_OF_A_SERVER, **more: Any) -> ServerProtocol:
+    return ServerProtocol(Offer(SERVER_INFO, capabilities, revisions or ALL), **more)
 
 
-def ask(session: ServerSession, request: Request) -> Result | Error:
+def ask(session: ServerProtocol, request: Request) -> Response | Error:
     """The answer to a request that the session answers by itself."""
     events = session.receive(request, 0.0)
     assert not any(isinstance(event, Call) for event in events)
     (answer,) = drain(session)
-    assert isinstance(answer, Result | Error)
+    assert isinstance(answer, Response | Error)
     assert answer.id == request.id
     return answer
 
 
-def call(session: ServerSession, request: Request, **more: Any) -> Terms:
+def call(session: ServerProtocol, request: Request, **more: Any) -> Terms:
     """The terms under which a request is handed out."""
     (event,) = session.receive(request, 0.0, **more)
     assert isinstance(event, Call)
@@ -95,7 +95,7 @@ def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(rev
         "capabilities": revision.declarable(Role.CLIENT, EVERYTHING_OF_A_CLIENT),
         "clientInfo": made.client.offer.info_in(revision),
     }
-    assert isinstance(second, Result)
+    assert isinstance(second, Response)
     assert second.result["protocolVersion"] == revision.name
     assert second.result["capabilities"] == revision.declarable(Role.SERVER, EVERYTHING_OF_A_SERVER)
     assert second.result["instructions"] == made.client.instructions == "Be brief."
@@ -103,7 +103,7 @@ def test_a_handshake_agrees_one_revision_and_tells_each_side_about_the_other(rev
     assert made.client.terms is not None
     assert made.server.terms is not None
     assert made.client_saw == [Opened(made.client.terms)]
-    assert made.server_saw == [Agreed(made.server.terms), Opened(made.server.terms)]
+    assert made.server_saw == [SessionAgreed(made.server.terms), Opened(made.server.terms)]
     assert made.client.terms.revision is made.server.terms.revision is revision
     assert made.client.opened
     assert made.server.opened
@@ -124,13 +124,13 @@ def test_a_capability_that_nobody_knows_changes_nothing(revision: Revision) -> N
     else:
         assert call(hearing, modern(1, "tools/list", clientCapabilities=UNKNOWN)).capabilities == UNKNOWN
 
-    client = ClientSession(Offer(CLIENT_INFO, {}, (revision,)))
+    client = ClientProtocol(Offer(CLIENT_INFO, {}, (revision,)))
     client.open()
     (asked,) = drain(client)
     assert isinstance(asked, Request)
     meta = {"_meta": {META_SERVER_INFO: SERVER_INFO}}
     said = {"protocolVersion": revision.name, "serverInfo": SERVER_INFO, "supportedVersions": [revision.name], **meta}
-    client.receive(Result(asked.id, {**said, "capabilities": dict(UNKNOWN)}), 0.0)
+    client.receive(Response(asked.id, {**said, "capabilities": dict(UNKNOWN)}), 0.0)
     assert client.opened
     assert client.terms is not None
     assert client.terms.capabilities == UNKNOWN
@@ -187,9 +187,9 @@ def test_only_the_modes_of_elicitation_that_a_revision_has_are_declared(
 
 def test_an_offer_needs_an_identity_and_a_revision() -> None:
     for info in ({}, {"name": "s"}, {"name": "s", "version": 1}):
-        with pytest.raises(LocalProtocolError, match="name and a version"):
+        with pytest.raises(UsageError, match="name and a version"):
             Offer(info)
-    with pytest.raises(LocalProtocolError, match="at least one revision"):
+    with pytest.raises(UsageError, match="at least one revision"):
         Offer(INFO, revisions=())
 
 
@@ -206,7 +206,7 @@ def test_an_offer_needs_an_identity_and_a_revision() -> None:
     ids=str,
 )
 def test_an_offer_of_mere_names_says_where_the_revisions_are(given: Any, use: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f'is no Revision; offer REVISIONS."{use}".'):
+    with pytest.raises(UsageError, match=f'is no Revision; offer REVISIONS."{use}".'):
         Offer(INFO, revisions=given)
 
 
@@ -216,7 +216,7 @@ def test_revisions_may_come_in_anything_that_can_be_iterated() -> None:
 
 
 def test_what_no_revision_lets_anybody_declare_is_not_offered() -> None:
-    with pytest.raises(LocalProtocolError, match=r"no capability 'tool'; there are .*roots.*tools"):
+    with pytest.raises(UsageError, match=r"no capability 'tool'; there are .*roots.*tools"):
         Offer(INFO, {"tool": {}})
     both = {**EVERYTHING_OF_A_CLIENT, **EVERYTHING_OF_A_SERVER}
     for revision in ALL:  # what newer ones have is left out where an old one is pinned
@@ -238,17 +238,17 @@ def test_what_no_revision_lets_anybody_declare_is_not_offered() -> None:
     ids=repr,
 )
 def test_what_cannot_be_written_is_not_offered(said: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
+    with pytest.raises(UsageError, match="cannot be written as JSON"):
         Offer(**{"info": INFO, **said})
 
 
 def test_an_experimental_capability_is_an_object() -> None:
-    with pytest.raises(LocalProtocolError, match="the experimental capability 'x' is declared by an object"):
+    with pytest.raises(UsageError, match="the experimental capability 'x' is declared by an object"):
         Offer(INFO, {"experimental": {"x": True}})
 
 
 def test_a_handshake_whose_answer_finds_no_room_is_refused() -> None:
-    session = ServerSession(Offer(INFO, {}, ALL, instructions="x" * 10_000))
+    session = ServerProtocol(Offer(INFO, {}, ALL, instructions="x" * 10_000))
     limits = Limits(bytes_each=20_000, bytes_in_all=20_000)
     session.account = ByteBudget(limits).account("ann")
     assert session.account.take(15_000) is None
@@ -335,7 +335,7 @@ def test_any_two_offers_come_to_the_expected_revision_or_to_a_clean_failure(
 )
 def test_the_server_agrees_or_offers_its_latest(serves: tuple[Revision, ...], asked: str, answered: str) -> None:
     answer = ask(server(*serves), initialize(version=asked))
-    assert isinstance(answer, Result)
+    assert isinstance(answer, Response)
     assert answer.result["protocolVersion"] == answered
 
 
@@ -355,7 +355,7 @@ def test_a_malformed_initialize_is_refused_and_may_be_sent_again(member: str, wr
         answer = ask(session, Request(1, "initialize", params))
         assert isinstance(answer, Error)
         assert (answer.code, session.terms) == (errors.INVALID_PARAMS, None)
-    assert isinstance(ask(session, initialize(2)), Result)
+    assert isinstance(ask(session, initialize(2)), Response)
 
 
 def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
@@ -372,13 +372,13 @@ def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
 @each_legacy
 def test_a_session_begins_when_initialize_is_answered_and_not_before(revision: Revision) -> None:
     session = server()
-    assert not any(isinstance(event, Agreed) for event in session.receive(Request(0, "initialize"), 0.0))
+    assert not any(isinstance(event, SessionAgreed) for event in session.receive(Request(0, "initialize"), 0.0))
     session.outgoing()
     (agreed,) = session.receive(initialize(version=revision.name), 0.0, principal="ann")
-    assert agreed == Agreed(Terms(revision, {}, CLIENT_INFO))
-    assert [type(message) for message in drain(session)] == [Result]
+    assert agreed == SessionAgreed(Terms(revision, {}, CLIENT_INFO))
+    assert [type(message) for message in drain(session)] == [Response]
     assert not session.opened
-    assert not any(isinstance(event, Agreed) for event in session.receive(initialize(2), 0.0))
+    assert not any(isinstance(event, SessionAgreed) for event in session.receive(initialize(2), 0.0))
     assert session.receive(INITIALIZED, 0.0) == [Opened(agreed.terms)]
 
 
@@ -409,12 +409,12 @@ def test_initialized_without_initialize_or_twice_is_reported_and_means_nothing()
 @req("life-05", "ping-01")
 @each_legacy
 def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revision: Revision) -> None:
-    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, (revision,)))
-    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+    client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, (revision,)))
+    with pytest.raises(UsageError, match="no revision has been agreed"):
         client.request("ping")
     client.open()
     for method in ("tools/list", "logging/setLevel"):
-        with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+        with pytest.raises(UsageError, match="handshake has not ended"):
             client.request(method)
     assert not client.notify("notifications/roots/list_changed")
     with pytest.raises(NotInThisRevision):
@@ -430,13 +430,13 @@ def test_before_the_answer_to_initialize_the_client_sends_nothing_but_pings(revi
 
 @req("life-05")
 def test_to_a_server_that_is_being_probed_the_client_tells_nothing() -> None:
-    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
+    client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT))
     client.open()
     client.outgoing()
     assert not client.notify("notifications/roots/list_changed")
-    with pytest.raises(LocalProtocolError, match="by hand"):
+    with pytest.raises(UsageError, match="by hand"):
         client.notify("notifications/initialized")
-    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+    with pytest.raises(UsageError, match="no revision has been agreed"):
         client.request("ping")
     assert not client.outgoing()
 
@@ -446,11 +446,11 @@ def test_to_a_server_that_is_being_probed_the_client_tells_nothing() -> None:
 def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision: Revision) -> None:
     session = server(revision)
     for forbidden in (lambda: session.request("ping"), lambda: session.notify("notifications/message", LOG)):
-        with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+        with pytest.raises(UsageError, match="no revision has been agreed"):
             forbidden()
     ask(session, initialize(version=revision.name, capabilities={"roots": {}, "sampling": {}}))
     for method in ("roots/list", "sampling/createMessage"):
-        with pytest.raises(LocalProtocolError, match="handshake has not ended"):
+        with pytest.raises(UsageError, match="handshake has not ended"):
             session.request(method)
     assert not session.notify("notifications/tools/list_changed")
     with pytest.raises(NotInThisRevision):
@@ -467,7 +467,7 @@ def test_before_initialized_the_server_sends_nothing_but_pings_and_logs(revision
 @req("ping-01", "life-06")
 @pytest.mark.parametrize("speaks", [(D,), ALL], ids=["initializing", "probing"])
 def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_rest(speaks: Any) -> None:
-    client = ClientSession(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, speaks))
+    client = ClientProtocol(Offer(CLIENT_INFO, EVERYTHING_OF_A_CLIENT, speaks))
     client.open()
     client.outgoing()
     assert not client.receive(Request("p", "ping"), 0.0)
@@ -478,7 +478,7 @@ def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_
     client.receive(Request("r", "roots/list"), 0.0)
     client.receive(Request("x", "no/such"), 0.0)
     pong, early, unknown = drain(client)
-    assert pong == Result("p", {})
+    assert pong == Response("p", {})
     assert isinstance(early, Error)
     assert isinstance(unknown, Error)
     assert (early.code, unknown.code) == (errors.INVALID_REQUEST, errors.METHOD_NOT_FOUND)
@@ -487,7 +487,7 @@ def test_while_it_opens_the_client_answers_pings_and_hears_logs_and_refuses_the_
 @req("life-01", "ping-01")
 def test_before_initialize_the_server_serves_nothing_but_pings() -> None:
     session = server(*LEGACY)
-    assert ask(session, Request(1, "ping")) == Result(1, {})
+    assert ask(session, Request(1, "ping")) == Response(1, {})
     for id, (method, code) in enumerate(
         {
             "tools/list": errors.INVALID_REQUEST,
@@ -685,9 +685,9 @@ def test_a_method_of_a_feature_that_the_server_does_not_declare_does_not_exist(r
 @req("ver-03", "ver-16", "meta-13")
 @pytest.mark.parametrize("instructions", [None, "Be brief."])
 def test_discover_tells_everything_about_the_server(instructions: str | None) -> None:
-    session = ServerSession(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER, ALL, instructions))
+    session = ServerProtocol(Offer(SERVER_INFO, EVERYTHING_OF_A_SERVER, ALL, instructions))
     answer = ask(session, modern(1, "server/discover"))
-    assert isinstance(answer, Result)
+    assert isinstance(answer, Response)
     assert answer.result == {
         "resultType": "complete",
         "ttlMs": 0,
@@ -720,9 +720,9 @@ def test_both_eras_are_served_on_one_link_and_neither_sees_the_other() -> None:
     session.answer(1, {})
     session.answer(3, {})
     new, old = drain(session)
-    assert isinstance(new, Result)
+    assert isinstance(new, Response)
     assert new.result["resultType"] == "complete"
-    assert old == Result(3, {})
+    assert old == Response(3, {})
 
 
 @req("ver-12", "ver-18", "life-17")
@@ -749,7 +749,7 @@ def test_in_the_modern_era_the_server_makes_no_requests(method: str) -> None:
     assert caught.value.use == (
         "any other request" if method == "ping" else "an input request in an input-required result"
     )
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         session.request(method)
     assert not session.outgoing()
 
@@ -885,10 +885,10 @@ def test_nothing_is_sent_about_a_request_that_is_over_or_on_a_link_that_is() -> 
     made.pump()
     made.server.answer(2, {})
     assert not made.server.notify("notifications/message", LOG, about=2)
-    with pytest.raises(LocalProtocolError, match="request 2 is over"):
+    with pytest.raises(UsageError, match="request 2 is over"):
         made.server.request("roots/list", about=2)
     for session in (made.client, made.server):
-        session.lost()
+        session.connection_lost()
         with pytest.raises(SessionClosed):
             session.request("ping")
         assert not session.notify("notifications/progress")
@@ -918,7 +918,7 @@ def test_a_log_level_that_does_not_exist_is_refused_and_changes_nothing(level: A
     answer = ask(session, Request(1, "logging/setLevel", {"level": level}))
     assert isinstance(answer, Error)
     assert (answer.code, session.terms) == (errors.INVALID_PARAMS, before)
-    with pytest.raises(LocalProtocolError, match="no log level"):
+    with pytest.raises(UsageError, match="no log level"):
         session.notify("notifications/message", {"level": level, "data": 1})
 
 
@@ -937,7 +937,7 @@ def test_in_the_modern_era_each_request_has_its_own_log_level_and_none_by_defaul
     assert sent == ([] if asked is None else list(LOG_LEVELS[LOG_LEVELS.index(asked) :]))
     assert made.server.notify("notifications/message", {"level": "alert", "data": 1}, about=other)
     assert not made.server.notify("notifications/message", {"level": "critical", "data": 1}, about=other)
-    with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+    with pytest.raises(UsageError, match="no revision has been agreed"):
         made.server.notify("notifications/message", LOG)
 
 
@@ -952,14 +952,14 @@ def test_change_notices_travel_on_subscriptions_only_and_nothing_else_does() -> 
     listen.params["_meta"]["progressToken"] = "t"
     call(session, listen)
     for method in sorted(E.on_subscriptions):
-        with pytest.raises(LocalProtocolError, match="only sent on a subscription"):
+        with pytest.raises(UsageError, match="only sent on a subscription"):
             session.notify(method, about="call")
-        with pytest.raises(LocalProtocolError, match="no revision has been agreed"):
+        with pytest.raises(UsageError, match="no revision has been agreed"):
             session.notify(method)
         assert session.notify(method, {"_meta": {META_SUBSCRIPTION_ID: "listen"}}, about="listen")
-    with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
+    with pytest.raises(UsageError, match="never sent on a subscription"):
         session.notify("notifications/message", LOG, about="listen")
-    with pytest.raises(LocalProtocolError, match="never sent on a subscription"):
+    with pytest.raises(UsageError, match="never sent on a subscription"):
         session.progress("listen", 1)
     assert session.notify("notifications/message", LOG, about="call")
     assert {about for _, about in session.outgoing()[:-1]} == {"listen"}
@@ -977,9 +977,9 @@ def test_whatever_travels_on_a_subscription_bears_its_id_in_value_and_type(id: A
         if (type(mark), mark) == (type(id), id):
             assert session.notify(method, params, about=id)
             continue
-        with pytest.raises(LocalProtocolError, match="on subscription"):
+        with pytest.raises(UsageError, match="on subscription"):
             session.notify(method, params, about=id)
-        with pytest.raises(LocalProtocolError, match="on subscription"):
+        with pytest.raises(UsageError, match="on subscription"):
             session.notify(method, about=id)
         assert not session.outgoing()
 
@@ -998,7 +998,7 @@ def test_what_can_have_no_metadata_is_not_sent(params: Any) -> None:
             lambda: made.server.notify("notifications/message", params, about=2),
         ]
     for act in acts:
-        with pytest.raises(LocalProtocolError, match="must be an object"):
+        with pytest.raises(UsageError, match="must be an object"):
             act()
     assert not made.client.outgoing()
     assert not made.server.outgoing()
@@ -1046,7 +1046,7 @@ def test_a_server_cancels_nothing_but_a_subscription() -> None:
     made.pump()
     made.forget()
     for id in (listen - 1, listen):
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             made.server.notify("notifications/cancelled", {"requestId": id}, about=id)
         assert made.server.answer(id, {})
     made.pump()
@@ -1097,14 +1097,14 @@ def test_what_the_result_says_itself_goes_before_the_defaults() -> None:
     mine = {"resultType": "complete", "ttlMs": 5, "cacheScope": "public", "_meta": {"a": 1}}
     session.answer(1, mine)
     (answer,) = drain(session)
-    assert isinstance(answer, Result)
+    assert isinstance(answer, Response)
     assert answer.result == {**mine, "_meta": {"io.modelcontextprotocol/serverInfo": SERVER_INFO, "a": 1}}
     assert mine["_meta"] == {"a": 1}
     # Even about who it comes from: a gateway hands on what another server has said.
     call(session, modern(2, "tools/call"))
     session.answer(2, {"_meta": {META_SERVER_INFO: {"name": "behind", "version": "9"}}})
     (answer,) = drain(session)
-    assert isinstance(answer, Result)
+    assert isinstance(answer, Response)
     assert answer.result["_meta"] == {META_SERVER_INFO: {"name": "behind", "version": "9"}}
 
 
@@ -1121,10 +1121,10 @@ def test_only_some_methods_may_ask_for_input(revision: Revision) -> None:
         if method in revision.input_required:
             assert session.answer(1, wants)
             (answer,) = drain(session)
-            assert isinstance(answer, Result)
+            assert isinstance(answer, Response)
             assert answer.result.keys() == {"resultType", "requestState", "_meta"}
         else:
-            with pytest.raises(LocalProtocolError, match="input-required"):
+            with pytest.raises(UsageError, match="input-required"):
                 session.answer(1, wants)
             assert session.answer(1, {})
     assert revision.input_required == ({"tools/call", "prompts/get", "resources/read"} if revision is E else set())
@@ -1195,12 +1195,12 @@ def test_a_refusal_for_nobody_and_an_answer_for_nobody_go_nowhere() -> None:
 @each_revision
 def test_a_session_may_start_out_under_given_terms(revision: Revision) -> None:
     terms = Terms(revision, {"roots": {}}, principal="ann")
-    session = server(link=Link.EXCHANGE, terms=terms)
+    session = server(link=LinkKind.EXCHANGE, terms=terms)
     assert session.opened
     if revision.handshake:
         assert call(session, Request(1, "tools/list")) == terms
         assert call(session, Request(2, "tools/list"), principal="ben").principal == "ben"
-    client = ClientSession(Offer(CLIENT_INFO), link=Link.EXCHANGE, terms=Terms(revision, {"tools": {}}))
+    client = ClientProtocol(Offer(CLIENT_INFO), link=LinkKind.EXCHANGE, terms=Terms(revision, {"tools": {}}))
     client.request("tools/list")
     (sent,) = drain(client)
     assert isinstance(sent, Request)
@@ -1208,10 +1208,10 @@ def test_a_session_may_start_out_under_given_terms(revision: Revision) -> None:
 
 
 def test_terms_of_a_revision_that_is_not_offered_are_no_start() -> None:
-    with pytest.raises(LocalProtocolError, match="not offered"):
+    with pytest.raises(UsageError, match="not offered"):
         server(D, terms=Terms(E))
-    with pytest.raises(LocalProtocolError, match="not offered"):
-        ClientSession(Offer(CLIENT_INFO, revisions=(E,)), terms=Terms(D))
+    with pytest.raises(UsageError, match="not offered"):
+        ClientProtocol(Offer(CLIENT_INFO, revisions=(E,)), terms=Terms(D))
 
 
 @pytest.mark.parametrize(
@@ -1264,7 +1264,7 @@ IDS = st.integers(0, 3) | st.sampled_from(["a", "1"])
 MESSAGES = st.one_of(
     st.builds(Request, IDS, NAMES | WORDS, PARAMS),
     st.builds(Notification, NAMES | WORDS, PARAMS),
-    st.builds(Result, IDS, st.dictionaries(MEMBERS | st.just("supportedVersions"), JSON, max_size=3)),
+    st.builds(Response, IDS, st.dictionaries(MEMBERS | st.just("supportedVersions"), JSON, max_size=3)),
     st.builds(Error, IDS, st.integers(-32023, -32019), WORDS, st.fixed_dictionaries({"supported": JSON})),
     st.just(INITIALIZED),
     st.just(initialize()),
@@ -1277,9 +1277,9 @@ def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can
     offer: frozenset[Revision], role: Role, messages: list[Any]
 ) -> None:
     declared = {**EVERYTHING_OF_A_CLIENT, **EVERYTHING_OF_A_SERVER}
-    kind: Any = ServerSession if role is Role.SERVER else ClientSession
+    kind: Any = ServerProtocol if role is Role.SERVER else ClientProtocol
     session = kind(Offer(INFO, declared, tuple(offer)))
-    if isinstance(session, ClientSession):
+    if isinstance(session, ClientProtocol):
         session.open()
     for message in messages:
         before = {id: session.terms_of(id) for id in (0, 1, 2, 3, "a", "1") if session.serves(id)}
@@ -1300,7 +1300,7 @@ def test_whatever_is_sent_a_session_answers_or_reports_it_and_what_it_writes_can
 
 
 def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
-    page = Kept({"tools": ["a"]})
+    page = CachedResult({"tools": ["a"]})
     for revision in (E, D, E):
         session = opened(D).server if revision is D else server(E)
         for id in (1, "two", 3):
@@ -1318,7 +1318,7 @@ def test_a_kept_result_is_written_once_for_all_requests_of_a_revision() -> None:
 
 
 def test_what_was_made_of_a_kept_result_is_kept_for_what_it_was_made_with() -> None:
-    page, one, other = Kept({"tools": []}), object(), object()
+    page, one, other = CachedResult({"tools": []}), object(), object()
     first = page.with_more("hints", one, lambda: {"ttlMs": 1})
     assert page.with_more("hints", one, lambda: {"ttlMs": 2}) is first
     assert page.with_more("hints", other, lambda: {"ttlMs": 3}) == {"ttlMs": 3}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.shares import FEW, LONG, ByteBudget, Charge, Shares, Turns, holder_of, to_make_room, weight
+from trio_mcp.core.shares import FEW, LONG, ByteBudget, Charge, FairQueue, Shares, holder_of, to_make_room, weight
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_shares_over_any_life(total: int, moves: list[tuple[str | None, int, boo
 
 def test_holders_take_turns_and_each_is_served_in_its_order() -> None:
     shares = Shares(math.inf)
-    turns: Turns[int] = Turns(shares)
+    turns: FairQueue[int] = FairQueue(shares)
     for holder, things in (("a", (1, 2, 3)), ("b", (11, 12)), (None, (21, 22))):
         for thing in things:
             turns.add(holder, thing)
@@ -148,7 +148,7 @@ def test_holders_take_turns_and_each_is_served_in_its_order() -> None:
 
 def test_a_holder_with_its_share_is_passed_over() -> None:
     shares = Shares(4)
-    turns: Turns[str] = Turns(shares)
+    turns: FairQueue[str] = FairQueue(shares)
     fill(shares, "a")
     turns.add("a", "a1")
     assert turns.next() is None
@@ -167,7 +167,7 @@ def test_a_holder_with_its_share_is_passed_over() -> None:
 
 
 def test_what_is_discarded_last_takes_the_queue_of_its_holder_along() -> None:
-    turns: Turns[str] = Turns(Shares(1))
+    turns: FairQueue[str] = FairQueue(Shares(1))
     turns.add("a", "a1")
     turns.add(None, "n1")
     turns.discard("a", "a1")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.sse import (
     KEEP_ALIVE,
     EventReader,
@@ -83,7 +83,7 @@ def test_escaping_changes_no_other_character(text: str) -> None:
     ],
 )
 def test_what_a_reader_would_not_read_back_is_not_written(event: SseEvent, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         encode_event(event)
 
 
@@ -315,9 +315,9 @@ def test_each_message_of_a_write_has_an_id_or_none_has(ids: list[str]) -> None:
 
 def test_an_id_that_no_header_could_hold_is_refused_for_a_message() -> None:
     for id in ("a\nb", "\u00e4", " a", "x" * 1025):
-        with pytest.raises(LocalProtocolError, match="an event id"):
+        with pytest.raises(UsageError, match="an event id"):
             encode_message(b"{}", id)
-        with pytest.raises(LocalProtocolError, match="an event id"):
+        with pytest.raises(UsageError, match="an event id"):
             encode_messages([b"{}", b"{}"], ["7-1", id])
-        with pytest.raises(LocalProtocolError, match="an event id"):
+        with pytest.raises(UsageError, match="an event id"):
             priming_event(id)

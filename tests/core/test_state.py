@@ -8,16 +8,16 @@ from __future__ import annotations
 import pytest
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.state import CALLING, SERVING, Deed, Link, Seen, State, Table, first_state, step
+from trio_mcp.core.errors import UsageError
+from trio_mcp.core.state import CALLING, SERVING, Action, LinkKind, RequestEvent, State, Table, first_state, step
 
 TABLES = [
     pytest.param(tables[link], id=f"{side}-{link.name}")
     for side, tables in (("calling", CALLING), ("serving", SERVING))
-    for link in Link
+    for link in LinkKind
 ]
 METHODS = ("tools/call", "initialize", "server/discover", "subscriptions/listen")
-SENDING = {Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT}
+SENDING = {Action.SEND_CANCEL, Action.SEND_CANCEL_AND_REPORT}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -39,26 +39,26 @@ def test_no_two_tables_share_a_row() -> None:
     assert len({id(row) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("link", Link)
-def test_only_a_link_with_streams_can_lose_one(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_only_a_link_with_streams_can_lose_one(link: LinkKind) -> None:
     seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
-    assert (Seen.STREAM_LOST in seen) is (link is not Link.DUPLEX)
+    assert (RequestEvent.STREAM_LOST in seen) is (link is not LinkKind.DUPLEX)
 
 
-@pytest.mark.parametrize("link", Link)
-def test_only_a_link_that_is_one_stream_has_an_end_of_input(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_only_a_link_that_is_one_stream_has_an_end_of_input(link: LinkKind) -> None:
     seen = {what for table in (CALLING[link], SERVING[link]) for row in table.values() for what in row}
-    assert (Seen.INPUT_ENDED in seen) is (link is Link.DUPLEX)
+    assert (RequestEvent.INPUT_ENDED in seen) is (link is LinkKind.DUPLEX)
 
 
 def test_the_end_of_input_leaves_what_is_served_as_it_is_and_ends_what_waits_for_an_answer() -> None:
-    for state, row in SERVING[Link.DUPLEX].items():
-        assert row[Seen.INPUT_ENDED] == (state, Deed.NOTHING)
-    for row in CALLING[Link.DUPLEX].values():
-        assert row[Seen.INPUT_ENDED] == (State.GONE, Deed.REPORT)
+    for state, row in SERVING[LinkKind.DUPLEX].items():
+        assert row[RequestEvent.INPUT_ENDED] == (state, Action.NOTHING)
+    for row in CALLING[LinkKind.DUPLEX].values():
+        assert row[RequestEvent.INPUT_ENDED] == (State.GONE, Action.REPORT)
 
 
-@pytest.mark.parametrize("link", Link)
+@pytest.mark.parametrize("link", LinkKind)
 @pytest.mark.parametrize(
     ("method", "state"),
     [
@@ -69,51 +69,53 @@ def test_the_end_of_input_leaves_what_is_served_as_it_is_and_ends_what_waits_for
     ],
 )
 def test_a_request_begins_in_the_state_of_its_method_where_that_makes_a_difference(
-    link: Link, method: str, state: State
+    link: LinkKind, method: str, state: State
 ) -> None:
     for table in (CALLING[link], SERVING[link]):
         assert first_state(table, method) is (state if state in table else State.OPEN)
-    assert first_state(CALLING[Link.DUPLEX], method) is state
+    assert first_state(CALLING[LinkKind.DUPLEX], method) is state
 
 
 @req("cancel-02")
-@pytest.mark.parametrize("link", Link)
-def test_nothing_that_can_happen_to_initialize_sends_a_cancellation(link: Link) -> None:
+@pytest.mark.parametrize("link", LinkKind)
+def test_nothing_that_can_happen_to_initialize_sends_a_cancellation(link: LinkKind) -> None:
     state = first_state(CALLING[link], "initialize")
     row = CALLING[link][state]
     # An exchange has no handshake; there nothing at all is cancelled by a message.
-    assert (state is State.FIXED) is (link is not Link.EXCHANGE)
+    assert (state is State.FIXED) is (link is not LinkKind.EXCHANGE)
     assert not SENDING & {deed for _, deed in row.values()}
 
 
 @req("cancel-15")
 def test_nothing_that_can_happen_on_an_exchange_sends_a_cancellation() -> None:
-    deeds = {deed for table in (CALLING, SERVING) for row in table[Link.EXCHANGE].values() for _, deed in row.values()}
-    assert not deeds & {*SENDING, Deed.WRITE_AND_TEAR_DOWN}
+    deeds = {
+        deed for table in (CALLING, SERVING) for row in table[LinkKind.EXCHANGE].values() for _, deed in row.values()
+    }
+    assert not deeds & {*SENDING, Action.WRITE_AND_TEAR_DOWN}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_request_that_is_told_to_stop_sends_nothing_more(table: Table) -> None:
     for row in table.values():
         for after, deed in row.values():
-            if deed is Deed.STOP_HANDLER:
+            if deed is Action.STOP_HANDLER:
                 assert after is State.CANCELLED
-                assert {deed for _, deed in table[after].values()} == {Deed.NOTHING}
+                assert {deed for _, deed in table[after].values()} == {Action.NOTHING}
 
 
 def test_a_step_gives_the_new_state_and_the_deed() -> None:
-    assert step(CALLING[Link.DUPLEX], State.OPEN, Seen.CANCEL) == (State.GONE, Deed.SEND_CANCEL)
+    assert step(CALLING[LinkKind.DUPLEX], State.OPEN, RequestEvent.CANCEL) == (State.GONE, Action.SEND_CANCEL)
 
 
 @pytest.mark.parametrize(
     ("table", "state", "seen"),
     [
-        (CALLING[Link.DUPLEX], State.OPEN, Seen.STREAM_LOST),
-        (CALLING[Link.DUPLEX], State.GONE, Seen.ANSWER),
-        (CALLING[Link.SESSION], State.STANDING, Seen.ANSWER),
-        (SERVING[Link.EXCHANGE], State.OPEN, Seen.TEARDOWN),
+        (CALLING[LinkKind.DUPLEX], State.OPEN, RequestEvent.STREAM_LOST),
+        (CALLING[LinkKind.DUPLEX], State.GONE, RequestEvent.ANSWER),
+        (CALLING[LinkKind.SESSION], State.STANDING, RequestEvent.ANSWER),
+        (SERVING[LinkKind.EXCHANGE], State.OPEN, RequestEvent.TEARDOWN),
     ],
 )
-def test_an_impossible_step_says_what_is_impossible(table: Table, state: State, seen: Seen) -> None:
-    with pytest.raises(LocalProtocolError, match=f"{seen.name} cannot happen to a request that is {state.name}"):
+def test_an_impossible_step_says_what_is_impossible(table: Table, state: State, seen: RequestEvent) -> None:
+    with pytest.raises(UsageError, match=f"{seen.name} cannot happen to a request that is {state.name}"):
         step(table, state, seen)

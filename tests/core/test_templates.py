@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.templates import Matcher, Template, Value
 
 # RFC 6570, section 3.2: the variables, then its examples, operator by operator.
@@ -203,7 +203,7 @@ def test_templates_of_the_same_text_are_equal() -> None:
 )
 def test_a_text_that_is_no_template_is_refused_with_the_reason(text: str, why: str) -> None:
     for make in (Template, Matcher):
-        with pytest.raises(LocalProtocolError, match=why):
+        with pytest.raises(UsageError, match=why):
             make(text)
 
 
@@ -220,7 +220,7 @@ def test_a_text_that_is_no_template_is_refused_with_the_reason(text: str, why: s
     ],
 )
 def test_values_that_cannot_be_expanded_are_refused(text: str, value: Value, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Template(text).expand({"x": value})
 
 
@@ -392,7 +392,7 @@ def test_query_values_may_hold_slashes_but_must_not_climb_either(value: str) -> 
 )
 def test_what_cannot_be_matched_without_guessing_is_refused_with_what_to_change(text: str, why: str) -> None:
     Template(text)  # though it can be expanded
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Matcher(text)
 
 
@@ -475,6 +475,6 @@ def test_every_pair_of_expressions_is_either_refused_or_matched_exactly(operator
     values = {"a": "1", "b": "2"}
     try:
         matcher = Matcher(text)
-    except LocalProtocolError:
+    except UsageError:
         return
     assert matcher.match(Template(text).expand(values)) == values

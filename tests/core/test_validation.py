@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.validation import (
     DEFAULT_DIALECT,
     DIALECTS,
@@ -176,9 +176,9 @@ def test_each_dialect_has_its_own_idea_of_what_is_valid() -> None:
 
 
 def test_a_refused_schema_is_our_callers_mistake_and_the_message_says_where() -> None:
-    with pytest.raises(LocalProtocolError, match=r"not valid under .*2020-12/schema at /properties/a/type"):
+    with pytest.raises(UsageError, match=r"not valid under .*2020-12/schema at /properties/a/type"):
         compile_schema({"properties": {"a": {"type": "text"}}})
-    with pytest.raises(LocalProtocolError, match="at its root"):
+    with pytest.raises(UsageError, match="at its root"):
         compile_schema({"$id": "::"})
 
 

@@ -28,12 +28,12 @@ from trio_mcp import (
     EmbeddedResource,
     Field,
     InvalidSchema,
-    LocalProtocolError,
     RemoteProtocolError,
     Request,
     Server,
     TextResourceContents,
     Tool,
+    UsageError,
     open_client,
 )
 from trio_mcp.asgi import AsgiApp
@@ -142,7 +142,7 @@ async def test_equal_names_of_several_servers_are_told_apart_by_a_prefix_and_not
         assert [tool.name async for tool in client.tools()] == ["one_add", "two_add"]
         assert await client.call_tool("one_add", {"number": 5}, returns=int) == 6
         assert await client.call_tool("two_add", {"number": 5}, returns=int) == 7
-    with pytest.raises(LocalProtocolError, match=r"the tool 'one_add' is there already"):
+    with pytest.raises(UsageError, match=r"the tool 'one_add' is there already"):
         shown.mount(counting(3), prefix="one_")
 
 

@@ -25,7 +25,7 @@ from tests.http.stage import OLD
 from tests.server.checkpoints import patiently
 from trio_mcp import (
     Client,
-    FormRequest,
+    FormElicitationRequest,
     Limits,
     McpError,
     RemoteProtocolError,
@@ -185,12 +185,12 @@ async def test_an_output_schema_that_is_too_much_work_is_left_out(
 ELICIT = "elicitation/create"
 
 
-async def asked_for(fields: dict[str, Any]) -> tuple[list[FormRequest], list[Any]]:
+async def asked_for(fields: dict[str, Any]) -> tuple[list[FormElicitationRequest], list[Any]]:
     """What the callback of a client gets of a form, and what the server gets back, or the call raises."""
-    forms: list[FormRequest] = []
+    forms: list[FormElicitationRequest] = []
     answers: list[Any] = []
 
-    async def fill_in(form: FormRequest) -> dict[str, Any]:
+    async def fill_in(form: FormElicitationRequest) -> dict[str, Any]:
         forms.append(form)
         return {}
 

@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.server.wire import LATEST
-from trio_mcp import LocalProtocolError, McpError, OpeningError, Server, ServerExited, SessionClosed, open_client
+from trio_mcp import HandshakeError, McpError, Server, ServerExited, SessionClosed, UsageError, open_client
 
 # A server with one tool, which tells of the environment.
 TELLS = """
@@ -140,7 +140,7 @@ async def opened_with(program: Program, **options: Any) -> str:
         try:
             async with open_client(ours, **options) as client:
                 assert client.revision == LATEST
-        except (OpeningError, SessionClosed) as error:
+        except (HandshakeError, SessionClosed) as error:
             why = str(error)
         nursery.cancel_scope.cancel()
     return why
@@ -242,7 +242,7 @@ STAYS = "; import sys; sys.stdin.read()"
 @pytest.mark.parametrize(
     ("program", "options", "error", "words"),
     [
-        ("print('Hello', flush=True)" + STAYS, {"garbage_timeout": 0.01}, OpeningError,
+        ("print('Hello', flush=True)" + STAYS, {"garbage_timeout": 0.01}, HandshakeError,
          ["(garbage_timeout)", "  Hello\nand nothing to stderr"]),
         ("pass", {}, ServerExited,
          ["ended with status 0 before its first message (did it forget server.run()?), and wrote nothing"]),
@@ -275,14 +275,16 @@ async def test_a_real_program_that_is_silent_is_given_up_and_its_stderr_told(moc
     silent = "import sys; print('no key', file=sys.stderr, flush=True)" + STAYS
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
-        with pytest.raises(OpeningError, match=r"\(start_timeout\); it wrote nothing to stdout; .* stderr:\n  no key"):
+        with pytest.raises(
+            HandshakeError, match=r"\(start_timeout\); it wrote nothing to stdout; .* stderr:\n  no key"
+        ):
             async with open_client([sys.executable, "-S", "-c", silent], stderr=lambda data: heard.set()):
                 raise AssertionError("it was opened")
 
 
 async def test_cat_is_no_server() -> None:
     with pytest.raises(
-        OpeningError, match="the server 'cat' sends back what it is sent, so it is no MCP server"
+        HandshakeError, match="the server 'cat' sends back what it is sent, so it is no MCP server"
     ) as failed:
         async with open_client(["cat"]):
             raise AssertionError("it was opened")
@@ -293,11 +295,11 @@ async def test_cat_is_no_server() -> None:
 @pytest.mark.parametrize("seconds", [-1, math.nan, "30", None])
 def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
     options: Any = {name: seconds}
-    with pytest.raises(LocalProtocolError, match=f"{name} is a number of seconds"):
+    with pytest.raises(UsageError, match=f"{name} is a number of seconds"):
         open_client(["cat"], **options)
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/mcp", "ws://127.0.0.1/ws", Server("s")])
 def test_what_is_no_stream_has_no_use_for_them(target: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="start_timeout means nothing to"):
+    with pytest.raises(UsageError, match="start_timeout means nothing to"):
         open_client(target, start_timeout=5)

@@ -21,18 +21,16 @@ from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import wide
 from trio_mcp import (
+    ChangeKind,
     Client,
     ClientError,
     Context,
     Elicit,
-    FormRequest,
-    InputNotGiven,
-    Kind,
+    FormElicitationRequest,
+    InputUnavailable,
     Limits,
     ListRoots,
-    LocalProtocolError,
-    NotAnswered,
-    NothingToHear,
+    NoResponse,
     NotInThisRevision,
     PromptReference,
     RequestError,
@@ -40,6 +38,8 @@ from trio_mcp import (
     SamplingRequest,
     Server,
     SessionClosed,
+    SubscriptionUnsupported,
+    UsageError,
     connect_client,
     open_client,
     serve_http,
@@ -78,7 +78,7 @@ def asking() -> Server:
 @everywhere(revisions=[D, E], without=["child", "http json", "http+sse"])
 @pytest.mark.parametrize("tool", ["ask", "sleep", "sleep with much"])
 async def test_a_cancelled_call_raises_a_plain_cancelled(where: Where, tool: str, autojump_clock: MockClock) -> None:
-    async def never(form: FormRequest) -> None:
+    async def never(form: FormElicitationRequest) -> None:
         await trio.sleep_forever()
 
     caught: list[BaseException] = []
@@ -150,7 +150,7 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
                 return ours
             return await server.connect()
 
-        async def lose(form: FormRequest) -> dict[str, Any]:
+        async def lose(form: FormElicitationRequest) -> dict[str, Any]:
             if how in ("nobody listens", "nothing is taken"):
                 server.refuses = True
                 for link in server.links:
@@ -159,7 +159,7 @@ async def test_a_call_whose_first_round_has_run_may_have_run(how: str, autojump_
 
         with reachable(connect):
             async with open_client(URL, elicitation=lose) as client:
-                with pytest.raises(NotAnswered) as lost:
+                with pytest.raises(NoResponse) as lost:
                     await client.call_tool("charge")
     assert lost.value.request_may_have_run
 
@@ -178,7 +178,7 @@ async def test_a_request_that_could_not_be_sent_again_may_have_run(autojump_cloc
         with reachable(server.connect):
             async with open_client(URL) as client:
                 await client.list_tools()
-                with pytest.raises(NotAnswered) as lost:
+                with pytest.raises(NoResponse) as lost:
                     await client.list_tools("more")
     assert server.heard.count("tools/list") == 2
     assert lost.value.request_may_have_run
@@ -247,7 +247,7 @@ async def test_progress_puts_off_the_timeout_and_not_the_maximum(where: Where, a
 
 @everywhere(revisions=[D, E], without=["child", "http json"])
 async def test_a_timeout_waits_for_the_user_whom_the_server_asks(where: Where, autojump_clock: MockClock) -> None:
-    async def think(form: FormRequest) -> dict[str, Any]:
+    async def think(form: FormElicitationRequest) -> dict[str, Any]:
         await trio.sleep(60)
         return {}
 
@@ -262,10 +262,10 @@ async def test_a_timeout_waits_for_the_user_whom_the_server_asks(where: Where, a
 @pytest.mark.parametrize("name", ["timeout", "max_timeout"])
 @pytest.mark.parametrize("seconds", [0, -1, "5", True, math.nan])
 async def test_a_timeout_is_a_number_above_zero(name: str, seconds: Any, autojump_clock: MockClock) -> None:
-    with pytest.raises(LocalProtocolError, match=f"^{name} must be a number of seconds above 0, or None; got "):
+    with pytest.raises(UsageError, match=f"^{name} must be a number of seconds above 0, or None; got "):
         open_client(asking(), **{name: seconds})
     async with open_client(asking()) as client:
-        with pytest.raises(LocalProtocolError, match=f"^{name} must be a number of seconds above 0, or None; got "):
+        with pytest.raises(UsageError, match=f"^{name} must be a number of seconds above 0, or None; got "):
             await client.call_tool("sleep", **{name: seconds})
 
 
@@ -470,7 +470,7 @@ class Curious:
         await self.work()
         return "so", "a model"
 
-    async def fill(self, form: FormRequest) -> dict[str, Any]:
+    async def fill(self, form: FormElicitationRequest) -> dict[str, Any]:
         await self.work()
         return {}
 
@@ -506,7 +506,7 @@ async def test_a_client_answers_some_questions_at_once_and_the_others_wait(
         await wait_all_tasks_blocked()
         assert (curious.working, answered) == (3, [])
         if where.modern:
-            with pytest.raises(InputNotGiven, match=r"Limits\.questions_waiting"):
+            with pytest.raises(InputUnavailable, match=r"Limits\.questions_waiting"):
                 await wonder(1)
         else:
             nursery.start_soon(wonder, 2)
@@ -769,7 +769,7 @@ async def test_what_brings_no_message_is_a_keep_alive(sign: bytes, noticed: bool
                 start = trio.current_time()
                 with (
                     trio.move_on_after(1000) as scope,
-                    pytest.raises(NotAnswered) if noticed else contextlib.nullcontext(),
+                    pytest.raises(NoResponse) if noticed else contextlib.nullcontext(),
                 ):
                     await client.call_tool("t")
                 assert scope.cancelled_caught is not noticed
@@ -931,10 +931,10 @@ async def test_a_block_may_wait_for_what_is_not_declared(autojump_clock: MockClo
     """As servers of mcp up to 1.30 tell of it."""
     async with open_replayed(undeclared(), revision=D) as client:
         async with client.listen(tools=True, resources="r://1", undeclared=True) as changes:
-            assert {change.kind for change in changes.missing} == {Kind.TOOLS, Kind.RESOURCE}
-            assert [(await anext(changes)).kind for _ in range(2)] == [Kind.RESOURCE, Kind.TOOLS]
+            assert {change.kind for change in changes.missing} == {ChangeKind.TOOLS, ChangeKind.RESOURCE}
+            assert [(await anext(changes)).kind for _ in range(2)] == [ChangeKind.RESOURCE, ChangeKind.TOOLS]
         await wait_all_tasks_blocked()
-        with pytest.raises(NothingToHear):
+        with pytest.raises(SubscriptionUnsupported):
             async with client.listen(tools=True):
                 pass
         assert client.deviations == ()
@@ -994,7 +994,7 @@ async def test_a_block_may_wait_for_what_is_not_declared_by_http(autojump_clock:
     async with older() as (client, playing):
         async with client.listen(tools=True, resources=["r://1"], undeclared=True) as changes:
             playing.said.set()
-            assert {(await anext(changes)).kind for _ in range(2)} == {Kind.RESOURCE, Kind.TOOLS}
+            assert {(await anext(changes)).kind for _ in range(2)} == {ChangeKind.RESOURCE, ChangeKind.TOOLS}
         assert client.deviations == ()
 
 
@@ -1041,7 +1041,7 @@ async def test_a_block_may_wait_for_what_is_not_agreed_to(acknowledged: Any, aut
                 open_client(URL) as client,
                 client.listen(tools=True, prompts=True, undeclared=True) as changes,
             ):
-                assert (await anext(changes)).kind is Kind.PROMPTS
+                assert (await anext(changes)).kind is ChangeKind.PROMPTS
                 assert len(changes.missing) == 2 - len(acknowledged)
 
 

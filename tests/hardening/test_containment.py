@@ -29,7 +29,7 @@ from tests.http.served import served
 from tests.http.stage import Size, Stage, plays, text_of
 from trio_mcp import (
     Context,
-    FormRequest,
+    FormElicitationRequest,
     HttpRequest,
     Limits,
     LoggingMessageParams,
@@ -606,7 +606,7 @@ async def test_a_mistake_of_a_callback_costs_its_own_question_only(
     async def tell(ctx: Context) -> None:
         await ctx.log("error", "something")
 
-    async def answer(form: FormRequest) -> dict[str, int]:
+    async def answer(form: FormElicitationRequest) -> dict[str, int]:
         await wanted()
         return {"size": 1}
 

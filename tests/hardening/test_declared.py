@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.everywhere import Where, everywhere, visiting
 from tests.http.stage import D, E
 from tests.requirements import req
-from trio_mcp import Context, LocalProtocolError, NothingToHear, RequestError, Resource, Server, open_client
+from trio_mcp import Context, RequestError, Resource, Server, SubscriptionUnsupported, UsageError, open_client
 
 EXPERIMENTAL: dict[str, Any] = {"com.example/voice": {"rates": [8000, 16000]}, "com.example/video": {}}
 
@@ -56,7 +56,7 @@ async def test_without_the_option_nothing_experimental_is_declared(revision: str
 )
 def test_what_cannot_be_declared_is_refused(given: Any, message: str) -> None:
     for make in (lambda: Server("mine", experimental=given), lambda: open_client(Server("x"), experimental=given)):
-        with pytest.raises(LocalProtocolError, match=message):
+        with pytest.raises(UsageError, match=message):
             make()
 
 
@@ -79,7 +79,7 @@ async def test_a_server_that_does_not_tell_of_lists_declares_none(where: Where, 
     ) as client:
         assert client.capabilities["tools"] == {}
         assert client.capabilities["resources"] == {"subscribe": True}
-        with pytest.raises(NothingToHear):
+        with pytest.raises(SubscriptionUnsupported):
             async with client.listen(tools=True):
                 pass
         async with client.listen(resources="notes://one"):
@@ -92,7 +92,7 @@ async def test_a_server_that_does_not_tell_of_lists_declares_none(where: Where, 
 async def test_a_server_without_subscriptions_declares_none(where: Where, autojump_clock: MockClock) -> None:
     async with visiting(where, serving(subscribe=False)) as client:
         assert client.capabilities["resources"] == {"listChanged": True}
-        with pytest.raises(NothingToHear):
+        with pytest.raises(SubscriptionUnsupported):
             async with client.listen(resources="notes://one"):
                 pass
         async with client.listen(tools=True) as changes:
@@ -102,21 +102,21 @@ async def test_a_server_without_subscriptions_declares_none(where: Where, autoju
 
 async def test_a_legacy_subscription_is_refused_by_a_server_without() -> None:
     async with open_client(serving(subscribe=False), revision=D) as client:
-        with pytest.raises((RequestError, LocalProtocolError)):
+        with pytest.raises((RequestError, UsageError)):
             await client.request("resources/subscribe", {"uri": "notes://one"})
 
 
 def test_a_change_that_is_not_declared_cannot_be_told() -> None:
     server = serving(list_changed=False, subscribe=False)
-    with pytest.raises(LocalProtocolError, match="made with list_changed=False, so no client waits for it"):
+    with pytest.raises(UsageError, match="made with list_changed=False, so no client waits for it"):
         server.changed("tools")
-    with pytest.raises(LocalProtocolError, match="made with subscribe=False, so no client waits for it"):
+    with pytest.raises(UsageError, match="made with subscribe=False, so no client waits for it"):
         server.updated("notes://one")
 
 
 @pytest.mark.parametrize("option", ["subscribe", "list_changed"])
 def test_what_is_switched_is_a_bool(option: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f"{option} is True or False, not 'no'"):
+    with pytest.raises(UsageError, match=f"{option} is True or False, not 'no'"):
         Server("mine", **{option: "no"})  # type: ignore[arg-type]
 
 
@@ -142,12 +142,12 @@ async def test_a_client_sends_no_meta_that_it_may_not(where: Where) -> None:
 
     async with visiting(where, server, meta=lambda: of_all) as client:
         for wrong in WRONG_META.values():
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 await client.call_tool("look", meta=wrong)
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 await client.list_tools(meta=wrong)
             of_all.update(wrong)
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 await client.read("x://x")
             of_all.clear()
         of_all["com.example/key"] = 1

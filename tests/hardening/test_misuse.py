@@ -15,7 +15,7 @@ import trio
 
 import trio_mcp
 from tests.http.stage import D, E
-from trio_mcp import Client, Context, LocalProtocolError, Server, Tool, open_client
+from trio_mcp import Client, Context, Server, Tool, UsageError, open_client
 from trio_mcp.core.jsonrpc import Request
 
 PYTHON = sys.executable
@@ -190,7 +190,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
 @pytest.mark.parametrize("mistake", SERVER)
 def test_a_mistake_with_a_server_is_an_error_that_says_what_to_write(mistake: str) -> None:
     make, message = SERVER[mistake]
-    with pytest.raises((LocalProtocolError, TypeError, AttributeError)) as raised:
+    with pytest.raises((UsageError, TypeError, AttributeError)) as raised:
         make(Server("mine"))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
@@ -317,12 +317,12 @@ def test_run_in_a_running_loop_of_asyncio_is_refused(monkeypatch: pytest.MonkeyP
         Server("mine").run()
 
     monkeypatch.setattr(trio, "run", blocked)
-    with pytest.raises(LocalProtocolError, match=r"an event loop of asyncio runs in that; call server\.run"):
+    with pytest.raises(UsageError, match=r"an event loop of asyncio runs in that; call server\.run"):
         asyncio.run(main())
 
 
 async def test_run_in_trio_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="in here, await serve_stdio"):
+    with pytest.raises(UsageError, match="in here, await serve_stdio"):
         Server("mine").run()
 
 
@@ -366,7 +366,7 @@ TARGETS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_that_is_none_is_an_error_that_says_what_to_write(target: str) -> None:
     given, message = TARGETS[target]
-    with pytest.raises(LocalProtocolError) as raised:
+    with pytest.raises(UsageError) as raised:
         open_client(given)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
@@ -375,7 +375,7 @@ def test_a_target_that_is_none_is_an_error_that_says_what_to_write(target: str) 
 
 def test_a_coroutine_as_a_target_is_to_be_awaited() -> None:
     coroutine = main()
-    with pytest.raises(LocalProtocolError, match=re.escape(f"{WANTED}; got a coroutine; await it first")):
+    with pytest.raises(UsageError, match=re.escape(f"{WANTED}; got a coroutine; await it first")):
         open_client(coroutine)  # type: ignore[arg-type]
     coroutine.close()
 

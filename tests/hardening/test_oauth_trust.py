@@ -30,10 +30,10 @@ from trio_mcp import (
     AuthorizationFailed,
     CannotVerify,
     FileTokenStore,
-    LocalProtocolError,
     McpError,
     MemoryTokenStore,
     OAuth,
+    UsageError,
     open_client,
 )
 from trio_mcp.core.oauth.deeds import Replied, SendRequest
@@ -96,7 +96,7 @@ async def test_the_folder_is_on_the_disk_too_after_the_file_was_replaced(
 async def test_a_lock_that_is_a_symbolic_link_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     (tmp_path / "tokens.json.lock").symlink_to(target)
-    with pytest.raises(LocalProtocolError, match=r"tokens\.json\.lock must be a plain file, .* delete it"):
+    with pytest.raises(UsageError, match=r"tokens\.json\.lock must be a plain file, .* delete it"):
         await FileTokenStore(tmp_path / "tokens.json").set(SERVER, ENTRY)
     assert not target.exists()
 
@@ -109,7 +109,7 @@ async def test_a_file_of_tokens_that_others_can_read_is_refused_until_it_is_mend
     file.chmod(mode)
     before = file.read_bytes()
     for attempt in (store.get(SERVER), store.set(SERVER, None)):
-        with pytest.raises(LocalProtocolError, match=rf"mode 0{mode:o}.*chmod 600 '?{file}") as failed:
+        with pytest.raises(UsageError, match=rf"mode 0{mode:o}.*chmod 600 '?{file}") as failed:
             await attempt
         assert "allowed again" in str(failed.value)  # for somebody may have read it
     assert file.read_bytes() == before
@@ -157,7 +157,7 @@ async def test_keys_that_nobody_needed_for_long_are_fetched_before_one_of_them_i
 
 @pytest.mark.parametrize("seconds", [-1, 59.9, math.nan, "60"])
 def test_a_maximum_age_of_keys_leaves_time_to_fetch_them(seconds: object) -> None:
-    with pytest.raises(LocalProtocolError, match="max_age"):
+    with pytest.raises(UsageError, match="max_age"):
         verifier(max_age=seconds)
 
 
@@ -568,5 +568,5 @@ async def test_a_server_that_hides_its_metadata_gets_no_token_without_a_resource
     ],
 )
 def test_trusted_origins_are_origins(origins: Any, words: str) -> None:
-    with pytest.raises(LocalProtocolError, match=f"trusted_origins .*{words}"):
+    with pytest.raises(UsageError, match=f"trusted_origins .*{words}"):
         OAuth("V", trusted_origins=origins)

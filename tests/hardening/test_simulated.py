@@ -22,7 +22,7 @@ from trio_mcp import (
     Client,
     Context,
     Limits,
-    NotAnswered,
+    NoResponse,
     Request,
     Resource,
     Server,
@@ -176,7 +176,7 @@ async def test_a_call_whose_answer_the_server_has_forgotten_may_have_run(autojum
             await trio.sleep(0.1)
 
     async with nothing_left(), at_home("http", server) as url, open_client(url, revision=D) as client:
-        with trio.fail_after(100), pytest.raises(NotAnswered, match="the server does not resume") as raised:
+        with trio.fail_after(100), pytest.raises(NoResponse, match="the server does not resume") as raised:
             await client.call_tool("work", on_progress=lambda *said: None)
         assert raised.value.request_may_have_run
         assert raised.value.status == 400

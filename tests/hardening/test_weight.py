@@ -474,7 +474,7 @@ def test_a_subscription_to_too_much_is_little_work(side: str) -> None:
                 listeners.listen("a", request, {"resources": {"subscribe": True}})
         else:
             params = {**request.params, "_meta": {"io.modelcontextprotocol/subscriptionId": 1}}
-            subscriptions.hear(Notification("notifications/subscriptions/acknowledged", params))
+            subscriptions.receive(Notification("notifications/subscriptions/acknowledged", params))
     finally:
         sys.setprofile(None)
     assert calls < 3 * len(uris)

@@ -28,7 +28,7 @@ from tests.http.ws import Socket
 from tests.requirements import req
 from tests.server.checkpoints import unwrapped
 from tests.server.wire import LATEST, everywhere, speaking
-from trio_mcp import Context, Limits, LocalProtocolError, Server
+from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.http.verdicts import HttpRequest
@@ -512,7 +512,7 @@ async def test_options_that_cannot_be_end_the_start(options: Any, caplog: pytest
 
 
 def test_grace_is_a_number_of_seconds() -> None:
-    with pytest.raises(LocalProtocolError, match="grace is a number of seconds"):
+    with pytest.raises(UsageError, match="grace is a number of seconds"):
         AsgiApp(Watched().server, grace=-1)
 
 
@@ -651,7 +651,7 @@ async def test_a_larger_application_may_say_itself_when_it_runs(autojump_clock: 
     app = AsgiApp(Watched(lifespan=lively(seen)).server)
     async with app.running():
         assert (await ask(app)).status == 200
-        with pytest.raises(LocalProtocolError, match="running already"):
+        with pytest.raises(UsageError, match="running already"):
             await app.running().__aenter__()
         assert (await ask(app)).status == 200
     assert (await ask(app)).status == 503
@@ -1207,7 +1207,7 @@ def test_on_another_event_loop_a_run_says_what_to_use(of: Any) -> None:
         async with of(Watched().server).running():
             raise AssertionError
 
-    with pytest.raises(LocalProtocolError, match="hypercorn --worker-class trio"):
+    with pytest.raises(UsageError, match="hypercorn --worker-class trio"):
         asyncio.run(main())
 
 
@@ -1216,7 +1216,7 @@ def test_on_another_event_loop_a_request_says_what_to_use(kind: str) -> None:
     async def never(*event: Any) -> Any:
         raise AssertionError(event)
 
-    with pytest.raises(LocalProtocolError, match="hypercorn --worker-class trio"):
+    with pytest.raises(UsageError, match="hypercorn --worker-class trio"):
         asyncio.run(AsgiApp(Watched().server)({"type": kind}, never, never))
 
 
@@ -1236,7 +1236,7 @@ def test_on_another_event_loop_the_start_says_what_to_use() -> None:
 
 async def test_another_kind_of_scope_is_refused() -> None:
     events = Events()
-    with pytest.raises(LocalProtocolError, match="'email'"):
+    with pytest.raises(UsageError, match="'email'"):
         await AsgiApp(Watched().server)({"type": "email"}, events.receive, events.send)
 
 

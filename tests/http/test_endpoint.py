@@ -20,11 +20,11 @@ from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from tests.server.wire import ACKNOWLEDGED, CANCELLED, PROGRESS, connected, everywhere
 from trio_mcp import Context, Limits, Server
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, SessionClosed
+from trio_mcp.core.errors import NotDeclared, SessionClosed, UsageError
 from trio_mcp.core.http.event_log import MemoryEventLog
 from trio_mcp.core.http.verdicts import HttpRequest, Reply
-from trio_mcp.server.http.endpoint import Admitted, Endpoint
-from trio_mcp.server.http.lanes import Lane
+from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint
+from trio_mcp.server.http.lanes import ResponseStream
 from trio_mcp.transport.outbox import CLOSING
 
 LISTEN = "subscriptions/listen"
@@ -46,21 +46,21 @@ def listen(id: Any = 1) -> dict[str, Any]:
     ("options", "error", "words"),
     [
         ({"pfad": "/x"}, TypeError, ["'pfad'", "path, sse_path", "keep_alive"]),
-        ({"keep_alive": 0}, LocalProtocolError, ["keep_alive", "above 0"]),
-        ({"keep_alive": float("inf")}, LocalProtocolError, ["keep_alive"]),
-        ({"keep_alive": "15"}, LocalProtocolError, ["keep_alive", "'15'"]),
-        ({"keep_alive": True}, LocalProtocolError, ["keep_alive"]),
-        ({"path": "mcp"}, LocalProtocolError, ["slash"]),
-        ({"path": "/ws"}, LocalProtocolError, ["different"]),
-        ({"sse_path": "/sse"}, LocalProtocolError, ["message_path"]),
-        ({"allowed_hosts": "example.com"}, LocalProtocolError, ["allowed_hosts", "list"]),
+        ({"keep_alive": 0}, UsageError, ["keep_alive", "above 0"]),
+        ({"keep_alive": float("inf")}, UsageError, ["keep_alive"]),
+        ({"keep_alive": "15"}, UsageError, ["keep_alive", "'15'"]),
+        ({"keep_alive": True}, UsageError, ["keep_alive"]),
+        ({"path": "mcp"}, UsageError, ["slash"]),
+        ({"path": "/ws"}, UsageError, ["different"]),
+        ({"sse_path": "/sse"}, UsageError, ["message_path"]),
+        ({"allowed_hosts": "example.com"}, UsageError, ["allowed_hosts", "list"]),
         (
             {"allowed_hosts": "example.com", "public_url": "https://x.org"},
-            LocalProtocolError,
+            UsageError,
             ["allowed_hosts", "list"],
         ),
         *(
-            ({"public_url": url}, LocalProtocolError, ["public_url", "https://example.com"])
+            ({"public_url": url}, UsageError, ["public_url", "https://example.com"])
             for url in (
                 "example.com",
                 "ftp://example.com",
@@ -84,7 +84,7 @@ async def test_an_option_that_cannot_be_is_an_error_that_says_what_can(
 
 async def test_a_rate_of_nothing_is_an_error(autojump_clock: MockClock) -> None:
     async with Server("x", limits=Limits(request_rate=0)).running() as run:
-        with pytest.raises(LocalProtocolError, match=r"Limits\.request_rate"):
+        with pytest.raises(UsageError, match=r"Limits\.request_rate"):
             Endpoint(run)
 
 
@@ -145,7 +145,7 @@ async def test_a_websocket_is_admitted_like_anything_else(autojump_clock: MockCl
     async with at(Stage().server) as door:
         asking = HttpRequest("GET", "/ws", {"Host": "localhost"})
         admitted = await door.endpoint.admit(asking)
-        assert isinstance(admitted, Admitted)
+        assert isinstance(admitted, AdmittedRequest)
         assert admitted.head.websocket
         refused = await door.endpoint.admit(HttpRequest("GET", "/ws", {"Host": "evil.example"}))
         assert isinstance(refused, Reply)
@@ -339,15 +339,15 @@ async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockCl
 async def _serve_and_forget() -> None:
     stage = Stage()
     kept: list[Callable[[], Any]] = []
-    carry = Lane.carry
+    carry = ResponseStream.carry
 
-    def watched(lane: Lane, *args: Any) -> Any:
+    def watched(lane: ResponseStream, *args: Any) -> Any:
         owner = lane._owner
         kept.extend(map(weakref.ref, (lane, owner.conversation, args[0])))
         return carry(lane, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lane, "carry", watched)
+        patch.setattr(ResponseStream, "carry", watched)
         async with at(stage.server) as door:
             gc.collect()
             gc.disable()
@@ -360,7 +360,10 @@ async def _serve_and_forget() -> None:
                 await trio.sleep(2)
                 assert len(kept) == 3 * 7
                 # Only a handler that waits for a retry has what it asked by.
-                assert sorted(type(each()).__name__ for each in kept if each() is not None) == ["Conversation", "Lane"]
+                assert sorted(type(each()).__name__ for each in kept if each() is not None) == [
+                    "ResponseStream",
+                    "ServerSession",
+                ]
             finally:
                 gc.enable()
 
@@ -607,7 +610,7 @@ async def test_where_nobody_would_come_back_nothing_is_hung_up(
     @server.tool
     async def poll(ctx: Context) -> str:
         for retry in (-1, float("nan"), float("inf"), "1", True):
-            with pytest.raises(LocalProtocolError, match="retry"):
+            with pytest.raises(UsageError, match="retry"):
                 await ctx.hang_up(retry=retry)  # type: ignore[arg-type]
         with trio.testing.assert_checkpoints():
             told.append(await ctx.hang_up())

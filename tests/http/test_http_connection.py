@@ -26,10 +26,10 @@ from tests.cuts import Cuts
 from tests.server.checkpoints import Attempt, Pair, PipeEnd, _Pipe, anything, cancel_everywhere, narrow, pipe_pair, wide
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.http.wire import Head, refused
+from trio_mcp.core.http.wire import RequestHead, refused
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.shares import ByteBudget
-from trio_mcp.server.http.connection import HttpConnection, Shared
+from trio_mcp.server.http.connection import HttpConnection, ListenerState
 
 CHUNKED = "Transfer-Encoding: chunked"
 TEXT: Fields = (("Content-Type", "text/plain"),)
@@ -128,7 +128,7 @@ async def connected(
 ) -> AsyncIterator[Peer]:
     ours, theirs = streams()
     script = script or Script(limits)
-    together: Any = Shared(script, limits or Limits(), **shared)  # type: ignore[arg-type]
+    together: Any = ListenerState(script, limits or Limits(), **shared)  # type: ignore[arg-type]
     peer = Peer(ours, script, HttpConnection(together, theirs, "10.0.0.1"))
 
     async def serve() -> None:
@@ -1124,7 +1124,7 @@ async def test_what_is_being_written_may_be_finished_when_everything_is_cancelle
     for reads in (True, False):
         ours, theirs = pipe_pair(10)
         script = Script()
-        connection = HttpConnection(Shared(script, Limits()), theirs)  # type: ignore[arg-type]
+        connection = HttpConnection(ListenerState(script, Limits()), theirs)  # type: ignore[arg-type]
         raw = bytearray()
         async with trio.open_nursery() as outer:
             async with trio.open_nursery() as nursery:
@@ -1167,7 +1167,7 @@ async def test_a_stream_has_a_moment_to_close_politely_when_everything_is_cancel
 
     monkeypatch.setattr(theirs, "aclose", aclose)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(HttpConnection(Shared(Script(), Limits()), theirs).serve)  # type: ignore[arg-type]
+        nursery.start_soon(HttpConnection(ListenerState(Script(), Limits()), theirs).serve)  # type: ignore[arg-type]
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert ends == [min(takes, 1)]
@@ -1180,7 +1180,7 @@ def test_nothing_is_left_when_it_is_cancelled_anywhere() -> None:
         async def scenario(attempt: Attempt) -> None:
             ours, theirs = streams()
             script = Script()
-            connection = HttpConnection(Shared(script, Limits()), theirs)  # type: ignore[arg-type]
+            connection = HttpConnection(ListenerState(script, Limits()), theirs)  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
 
                 async def talk() -> None:
@@ -1232,7 +1232,7 @@ async def test_a_connection_keeps_nothing_that_is_over(autojump_clock: MockClock
 async def test_of_a_request_whose_response_lasts_the_head_is_not_kept(autojump_clock: MockClock) -> None:
     def heads() -> int:
         gc.collect()
-        return sum(isinstance(each, Head) for each in gc.get_objects())
+        return sum(isinstance(each, RequestHead) for each in gc.get_objects())
 
     before = heads()
     async with connected() as peer:
@@ -1281,7 +1281,7 @@ async def test_what_a_tap_raises_leaves_the_connection_unchanged(way: str, autoj
     ours, theirs = wide()
     await ours.send_all(get())
     with pytest.raises(Mistake):
-        await HttpConnection(Shared(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+        await HttpConnection(ListenerState(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
     assert await ours.receive_some() == b""
 
 
@@ -1301,7 +1301,7 @@ async def test_what_a_tap_raises_at_a_body_is_no_fault_of_its_request(
 
     async def serve() -> None:
         try:
-            await HttpConnection(Shared(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
+            await HttpConnection(ListenerState(Script(), Limits(), tap=tap), theirs).serve()  # type: ignore[arg-type]
         except Mistake as error:
             raised.append(error)
 
@@ -1334,7 +1334,7 @@ async def test_nothing_is_logged_because_of_a_client(
 
 async def test_who_finds_no_place_is_told_so(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
-    shared = Shared(Script(), Limits())  # type: ignore[arg-type]
+    shared = ListenerState(Script(), Limits())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(HttpConnection(shared, theirs).serve, refused(503, "full"))
         await ours.send_all(get() * 100)
@@ -1347,7 +1347,7 @@ async def test_who_finds_no_place_is_told_so(autojump_clock: MockClock) -> None:
 
 async def test_who_finds_no_place_and_reads_nothing_is_left_alone_soon(autojump_clock: MockClock) -> None:
     _ours, theirs = pipe_pair(10)
-    shared = Shared(Script(), Limits())  # type: ignore[arg-type]
+    shared = ListenerState(Script(), Limits())  # type: ignore[arg-type]
     await HttpConnection(shared, theirs).serve(refused(503, "full"))
     assert trio.current_time() < 2
 
@@ -1374,7 +1374,7 @@ async def on_a_socket(endpoint: Any, limits: Limits) -> AsyncIterator[tuple[trio
     """The client's stream, and the server's, which is served meanwhile."""
     ours, theirs = map(trio.SocketStream, trio.socket.socketpair())
     async with ours, trio.open_nursery() as nursery:
-        nursery.start_soon(HttpConnection(Shared(endpoint, limits), theirs).serve)
+        nursery.start_soon(HttpConnection(ListenerState(endpoint, limits), theirs).serve)
         yield ours, theirs
         nursery.cancel_scope.cancel()
 
@@ -1467,7 +1467,7 @@ async def test_a_client_that_leaves_a_socket_is_noticed_at_once(how: str) -> Non
     theirs = await listeners[0].accept()
     await listeners[0].aclose()
     async with trio.open_nursery() as nursery, ours:
-        nursery.start_soon(HttpConnection(Shared(script, Limits()), theirs).serve)  # type: ignore[arg-type]
+        nursery.start_soon(HttpConnection(ListenerState(script, Limits()), theirs).serve)  # type: ignore[arg-type]
         await ours.send_all(get("/wait"))
         await script.response()
         if how == "closes its half":

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD, E, Stage
-from trio_mcp import HttpRequest, LocalProtocolError, Server
+from trio_mcp import HttpRequest, Server, UsageError
 from trio_mcp.server.http.endpoint import Endpoint
 
 
@@ -31,7 +31,7 @@ from trio_mcp.server.http.endpoint import Endpoint
 )
 async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, Any], said: str) -> None:
     async with Server("test").running() as run:
-        with pytest.raises(LocalProtocolError, match=said):
+        with pytest.raises(UsageError, match=said):
             Endpoint(run, **options)  # type: ignore[arg-type]
 
 
@@ -51,9 +51,9 @@ def test_run_says_which_options_there_are(options: dict[str, Any], said: str) ->
 
 
 def test_a_server_runs_at_one_place() -> None:
-    with pytest.raises(LocalProtocolError, match="give one of http and unix"):
+    with pytest.raises(UsageError, match="give one of http and unix"):
         Server("test").run(http="127.0.0.1:0", unix="mcp.sock")
-    with pytest.raises(LocalProtocolError, match=r"ssl_context is an ssl\.SSLContext, not str"):
+    with pytest.raises(UsageError, match=r"ssl_context is an ssl\.SSLContext, not str"):
         Server("test").run(http="127.0.0.1:0", ssl_context="cert.pem")  # type: ignore[arg-type]
 
 

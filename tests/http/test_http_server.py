@@ -34,7 +34,7 @@ from tests.peers.installed import needs, tool
 from tests.requirements import req
 from tests.server.checkpoints import Pair, PipeEnd, _Pipe, narrow, unwrapped
 from tests.server.wire import LATEST
-from trio_mcp import Context, Limits, LocalProtocolError, Server
+from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.server.http.listener import HttpAddress, serve_http, serve_http_stream
 
 D = "2025-11-25"
@@ -207,7 +207,7 @@ async def test_an_ipv6_address_stands_in_brackets() -> None:
 
 async def failure(**how: Any) -> str:
     """The words of the error with which a server refuses to start."""
-    with pytest.raises(LocalProtocolError) as caught, unwrapped(), trio.fail_after(60):
+    with pytest.raises(UsageError) as caught, unwrapped(), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await start(nursery, Stage().server, **how)
     return str(caught.value)
@@ -409,7 +409,7 @@ async def test_one_stream_is_one_connection() -> None:
 
 async def test_a_stream_is_closed_though_its_server_cannot_begin() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         await serve_http_stream(Stage().server, theirs, keep_alive=0)
     assert await ours.receive_some() == b""
 
@@ -983,6 +983,8 @@ async def test_curl_reads_a_stream_as_it_comes(tmp_path: Path) -> None:
 
 
 def test_a_server_by_http_loads_wsproto_only_for_a_websocket() -> None:
-    code = "import sys, trio_mcp.server.http.listener; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
+    code = (
+        "import sys, trio_mcp.server.http.listener; print(sorted({'wsproto', 'asyncio', 'anyio'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"

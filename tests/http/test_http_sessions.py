@@ -25,7 +25,7 @@ from trio_mcp import Context, Limits, Server
 from trio_mcp.core.http.event_log import MemoryEventLog
 from trio_mcp.core.http.verdicts import SessionFacts
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.core.subscriptions import Kind
+from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.server.http.sessions import Sessions
 
 TIMEOUT = Limits().session_idle_seconds
@@ -174,7 +174,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
                 await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
                 stage.server.updated(f"r://{n}")
                 await trio.sleep(1)
-        assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(Kind)
+        assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(ChangeKind)
 
 
 async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_back_to(

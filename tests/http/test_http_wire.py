@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_mcp.core.errors import LocalProtocolError
-from trio_mcp.core.http.wire import Head, Reader, Refused, _plain, chunk, head_bytes
+from trio_mcp.core.errors import UsageError
+from trio_mcp.core.http.wire import RequestHead, RequestReader, UnreadableRequest, _plain, chunk, head_bytes
 from trio_mcp.core.jsonrpc import Limits
 
 POST = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n"
@@ -22,7 +22,7 @@ Seen = list[tuple[object, ...]]
 
 def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
     """What a reader makes of these bytes: requests, and how it ends."""
-    reader = Reader(limits or Limits())
+    reader = RequestReader(limits or Limits())
     seen: Seen = []
     head = None
     try:
@@ -37,7 +37,7 @@ def read(*pieces: bytes, limits: Limits | None = None) -> Seen:
                     break
                 seen.append((head.method, head.target, dict(head.headers), head.keep, head.length, body))
                 head = None
-    except Refused as refused:
+    except UnreadableRequest as refused:
         seen.append((refused.reply.status, refused.reply.body))
     else:
         seen.append(("waits", head is not None))
@@ -103,7 +103,7 @@ def test_a_client_says_whether_it_keeps_its_connection(version: str, connection:
     ],
 )
 def test_only_a_client_of_http_1_1_can_wait_for_100(version: str, expect: str, expects: bool) -> None:
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(f"POST / HTTP/{version}\r\nHost: a\r\nExpect: {expect}\r\nContent-Length: 1\r\n\r\n".encode())
     head = reader.head()
     assert head is not None
@@ -121,7 +121,7 @@ def test_http_1_0_needs_no_host() -> None:
 
 
 def test_what_was_read_beyond_a_request_is_there_for_another_protocol() -> None:
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(b"GET /ws HTTP/1.1\r\nHost: a\r\n\r\n\x81\x85frame")
     assert reader.head() is not None
     assert reader.rest() == b"\x81\x85frame"
@@ -129,7 +129,7 @@ def test_what_was_read_beyond_a_request_is_there_for_another_protocol() -> None:
 
 
 def test_the_target_of_a_request_is_not_shown() -> None:
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(b"GET /messages?session=secret HTTP/1.1\r\nHost: a\r\nAuthorization: secret\r\n\r\n")
     assert "secret" not in repr(reader.head())
 
@@ -279,7 +279,7 @@ NOT_PLAIN = {
 }
 
 
-def as_told(head: Head) -> tuple[object, ...]:
+def as_told(head: RequestHead) -> tuple[object, ...]:
     return head.method, head.target, dict(head.headers), head.chunks, head.keep, head.length, head.expects
 
 
@@ -288,7 +288,7 @@ def read_by_both(raw: bytes) -> bool:
     head = _plain(raw)
     if head is None:
         return False
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     assert as_told(head) == as_told(reader._parse_by_h11(raw))
     return True
 
@@ -470,13 +470,13 @@ def test_a_trailer_is_as_short_as_a_head() -> None:
 
 
 def test_how_much_of_a_body_has_come_is_told() -> None:
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(POST + b"Content-Length: 9\r\n\r\nabc")
     reader.head()
     assert (reader.body(), reader.came) == (None, 3)
     reader.feed(b"def")
     assert (reader.body(), reader.came) == (None, 6)
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(CHUNKED + b"9\r\nabc")
     reader.head()
     assert (reader.body(), reader.came) == (None, 6)
@@ -525,7 +525,7 @@ def test_any_body_in_chunks_is_read_or_refused(parts: list[bytes]) -> None:
 def test_a_long_body_costs_what_its_length_says() -> None:
     # Byte by byte a quadratic reader would take minutes.
     limits = Limits()
-    reader = Reader(limits)
+    reader = RequestReader(limits)
     reader.feed(CHUNKED + b"80000\r\n")
     assert reader.head() is not None
     for _ in range(0x80000):
@@ -539,7 +539,7 @@ def test_a_long_body_costs_what_its_length_says() -> None:
 
 def test_a_body_is_copied_only_once() -> None:
     size = 4_000_000
-    reader = Reader(Limits())
+    reader = RequestReader(Limits())
     reader.feed(POST + b"Content-Length: %d\r\n\r\n" % size)
     assert reader.head() is not None
     reader.feed(bytes(size))
@@ -564,9 +564,9 @@ def test_a_head_is_a_status_line_and_fields() -> None:
 
 @pytest.mark.parametrize("value", ["a\r\nSet-Cookie: b", "a\nb", "a\rb"])
 def test_a_line_break_never_gets_into_a_head(value: str) -> None:
-    with pytest.raises(LocalProtocolError, match="line break"):
+    with pytest.raises(UsageError, match="line break"):
         head_bytes(200, (("X", value),), "today")
-    with pytest.raises(LocalProtocolError, match="line break"):
+    with pytest.raises(UsageError, match="line break"):
         head_bytes(200, ((value, "X"),), "today")
 
 

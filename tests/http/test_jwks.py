@@ -25,7 +25,7 @@ from tests.client.everywhere import reachable
 from tests.http.client import Web, request
 from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
-from trio_mcp import CannotVerify, Context, LocalProtocolError, Principal, Server
+from trio_mcp import CannotVerify, Context, Principal, Server, UsageError
 from trio_mcp.oauth.jwks import JwksVerifier
 
 ISSUER = "https://auth.example.com"
@@ -437,13 +437,13 @@ async def test_keys_are_fetched_by_tls(autojump_clock: MockClock) -> None:
     ],
 )
 def test_what_would_not_be_safe_is_said_at_once(how: Any, words: str) -> None:
-    with pytest.raises(LocalProtocolError, match=words):
+    with pytest.raises(UsageError, match=words):
         verifier(**how)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
-    with pytest.raises(LocalProtocolError, match=r"trio_mcp\[oauth\]"):
+    with pytest.raises(UsageError, match=r"trio_mcp\[oauth\]"):
         verifier()
 
 

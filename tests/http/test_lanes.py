@@ -21,17 +21,17 @@ from tests.server.checkpoints import Attempt, anything, cancel_everywhere
 from trio_mcp.core.http.event_log import MemoryEventLog, Replay
 from trio_mcp.core.http.sse import encode_message
 from trio_mcp.core.http.verdicts import Answer
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result
+from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.server.http.lanes import Lane, Owner, Spoken, Traffic, Way
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.http.lanes import ResponseMode, ResponseStream, Spoken, StreamCounts, StreamOwner
+from trio_mcp.server.http.silence import IdleOrder
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
 CORS = (("Access-Control-Allow-Origin", "http://localhost"),)
 EITHER, JSON, STREAM = Answer.EITHER, Answer.JSON, Answer.STREAM
 
 
-class Voice(Owner):
+class Voice(StreamOwner):
     """Says what a test tells it to; also the session of its own conversation."""
 
     unreadable_id_is_null = False
@@ -39,7 +39,7 @@ class Voice(Owner):
     def __init__(self) -> None:
         self.conversation = cast("Any", self)
         self.session = self
-        self.lane: Lane
+        self.lane: ResponseStream
         self.said: list[Spoken] = []
         self.open: set[Id] = set()
         self.told: list[str] = []
@@ -49,27 +49,27 @@ class Voice(Owner):
     def queued(self) -> int:
         return len(self.said)
 
-    def label_of(self, id: Id) -> Lane | None:
+    def label_of(self, id: Id) -> ResponseStream | None:
         return self.lane if id in self.open else None
 
-    def pull(self, lane: Lane) -> None:
+    def pull(self, lane: ResponseStream) -> None:
         assert lane is self.lane
         said, self.said = self.said, []
         for message in said:
             lane.put(message)
 
-    def opened(self, lane: Lane) -> None:
+    def opened(self, lane: ResponseStream) -> None:
         self.told.append("opened")
 
-    def left(self, lane: Lane, retry: float | None = None) -> None:
+    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
         assert not lane.carried
         self.told.append("left")
 
-    def ended(self, lane: Lane) -> None:
+    def ended(self, lane: ResponseStream) -> None:
         assert not lane.carried
         self.told.append("ended")
 
-    def unheard(self, id: Id) -> None:
+    def undeliverable(self, id: Id) -> None:
         self.unsent.append(id)
 
     # What a test says.
@@ -80,7 +80,7 @@ class Voice(Owner):
 
     def answer(self, id: Id = 1, message: Spoken | None = None) -> None:
         self.open.discard(id)
-        self.say(Result(id, {"n": "answer"}) if message is None else message)
+        self.say(Response(id, {"n": "answer"}) if message is None else message)
 
     def ready(self, *messages: Spoken) -> None:
         """What is there before anybody asks for it, all being answered."""
@@ -119,11 +119,11 @@ class FailingLog(MemoryEventLog):
 class Scene:
     """A lane, who speaks on it, and the clients that come."""
 
-    def __init__(self, nursery: trio.Nursery, way: Way, ids: tuple[Id, ...], limit: int) -> None:
+    def __init__(self, nursery: trio.Nursery, way: ResponseMode, ids: tuple[Id, ...], limit: int) -> None:
         self.voice = Voice()
-        self.traffic = Traffic(nursery, limit, Silence(15.0))
+        self.traffic = StreamCounts(nursery, limit, IdleOrder(15.0))
         self.way = way
-        self.lane = self.voice.lane = Lane(self.voice, way, self.traffic, ids)
+        self.lane = self.voice.lane = ResponseStream(self.voice, way, self.traffic, ids)
         self.voice.open.update(ids)
         self.response = Recorder()
         self.gone: Callable[[], None] = lambda: None
@@ -187,7 +187,7 @@ async def scene(
     events = MemoryEventLog() if log is True else None if log is False else log
     with by_the_rules():
         async with trio.open_nursery() as nursery:
-            yield Scene(nursery, Way(answer, revision, events, **way), ids, limit)
+            yield Scene(nursery, ResponseMode(answer, revision, events, **way), ids, limit)
             # Whatever a test does, nobody who writes is left behind.
 
 
@@ -264,7 +264,7 @@ async def test_the_session_is_named_in_the_head_of_the_answer(autojump_clock: Mo
     for answer in (JSON, STREAM):
         async with scene(answer, None, log=False) as it:
             it.lane.session_id = "the session"
-            it.voice.ready(Result(1, {}))
+            it.voice.ready(Response(1, {}))
             response = await it.carry()
             assert response.headers["Mcp-Session-Id"] == "the session"
 
@@ -339,14 +339,14 @@ def replayed(it: Scene, after: str) -> int:
 
 async def test_an_answer_and_what_precedes_it_may_go_out_together(autojump_clock: MockClock) -> None:
     async with scene() as it:
-        it.voice.ready(note(1), Result(1, {"n": "answer"}))
+        it.voice.ready(note(1), Response(1, {"n": "answer"}))
         response = await it.carry()
         assert len(response.writes) == 1
         assert it.got == [1, "answer"]
 
 
 async def test_a_batch_is_answered_by_one_array(autojump_clock: MockClock) -> None:
-    answers = Batch((Result(1, {}), Result("b", {})))
+    answers = Batch((Response(1, {}), Response("b", {})))
     for revision, stream in ((B, False), (B, True)):
         async with scene(STREAM if stream else EITHER, revision, ids=(1, "b")) as it:
             response = await it.carry()
@@ -774,7 +774,7 @@ async def test_nothing_keeps_a_lane_alive_that_is_over(autojump_clock: MockClock
     try:
         for says in ([], [1]):
             async with trio.open_nursery() as nursery:
-                it = Scene(nursery, Way(EITHER, E), (1,), 9)
+                it = Scene(nursery, ResponseMode(EITHER, E), (1,), 9)
                 await it.carry()
                 await it.say(*says)
                 await it.answer()
@@ -894,7 +894,7 @@ async def test_what_was_told_can_be_kept_apart_from_the_answer(autojump_clock: M
         mark = it.lane.mark
         await it.lane.written(mark)
         it.voice.open.clear()
-        it.voice.said.append(Result(1, {}))
+        it.voice.said.append(Response(1, {}))
         await it.lane.flush()
         assert len(response.writes) == 2
         assert response.ended
@@ -1044,7 +1044,7 @@ def test_whoever_writes_may_be_cancelled_anywhere(seed: int) -> None:
                     response.go_on()
                     await trio.sleep(1)
             it.voice.open.clear()
-            it.voice.said.append(Result(1, {"n": "answer"}))
+            it.voice.said.append(Response(1, {"n": "answer"}))
             await it.lane.flush()
             await wait_all_tasks_blocked()
             assert response.ended

@@ -26,11 +26,11 @@ from trio_mcp import (
     Context,
     HttpRequest,
     Limits,
-    LocalProtocolError,
     McpError,
     Principal,
     RequestError,
     Server,
+    UsageError,
     open_client,
 )
 from trio_mcp.asgi import AsgiApp
@@ -308,7 +308,7 @@ async def test_what_is_mounted_keeps_its_scopes(autojump_clock: MockClock) -> No
 async def test_what_is_protected_by_itself_is_not_served_openly_by_another(autojump_clock: MockClock) -> None:
     whole = Server("whole")
     whole.mount(protected(), prefix="o_")
-    with pytest.raises(LocalProtocolError, match="call protect of that which is served"):
+    with pytest.raises(UsageError, match="call protect of that which is served"):
         async with served(whole):
             raise AssertionError("it is served")
 
@@ -609,7 +609,7 @@ async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_a
     ],
 )
 async def test_what_cannot_be_served_is_said_at_once(how: Any, options: Any, words: str) -> None:
-    with pytest.raises(LocalProtocolError, match=words):
+    with pytest.raises(UsageError, match=words):
         async with served(protected(**how), **options):
             raise AssertionError("it is served")
 
@@ -617,10 +617,10 @@ async def test_what_cannot_be_served_is_said_at_once(how: Any, options: Any, wor
 async def test_a_running_server_is_protected_already_or_never() -> None:
     server = Server("open")
     async with server.running():
-        with pytest.raises(LocalProtocolError, match="before it runs"):
+        with pytest.raises(UsageError, match="before it runs"):
             server.protect(verify=verify, resource=AT, authorization_servers=[ISSUER])
 
 
 def test_the_scopes_of_a_tool_are_names() -> None:
-    with pytest.raises(LocalProtocolError, match="the scopes of the tool 'write'"):
+    with pytest.raises(UsageError, match="the scopes of the tool 'write'"):
         Server("open").tool(scopes="write", name="write")(lambda: "")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.server import rates
 from trio_mcp.server.rates import Rates
 
@@ -49,7 +49,7 @@ async def test_those_who_were_silent_longest_are_forgotten_first(monkeypatch: py
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])
 def test_a_rate_is_above_nothing(rate: float) -> None:
-    with pytest.raises(LocalProtocolError, match=r"Limits\.request_rate"):
+    with pytest.raises(UsageError, match=r"Limits\.request_rate"):
         Rates(rate)
 
 

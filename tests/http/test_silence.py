@@ -11,32 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.http.silence import IdleOrder
 
 
-async def watch(silence: Silence[str], found: list[tuple[str, float]]) -> None:
+async def watch(silence: IdleOrder[str], found: list[tuple[str, float]]) -> None:
     while True:
         found.append((await silence.next(), trio.current_time()))
 
 
 async def test_each_is_found_when_its_patience_is_over_and_then_begins_anew(autojump_clock: MockClock) -> None:
-    silence: Silence[str] = Silence(10)
+    silence: IdleOrder[str] = IdleOrder(10)
     found: list[tuple[str, float]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch, silence, found)
         await trio.sleep(3)
-        silence.hear("a")  # the watch waited for anything
+        silence.touch("a")  # the watch waited for anything
         await trio.sleep(4)
-        silence.hear("b")
+        silence.touch("b")
         await trio.sleep(5)  # 12
-        silence.hear("a")
+        silence.touch("a")
         await trio.sleep(20.5)  # 32.5
         silence.forget("b")
         silence.forget("never there")
         await trio.sleep(20)  # 52.5
         silence.forget("a")
         await trio.sleep(100)
-        silence.hear("c")
+        silence.touch("c")
         await trio.sleep(10.5)
         nursery.cancel_scope.cancel()
     assert found == [("b", 17), ("a", 22), ("b", 27), ("a", 32), ("a", 42), ("a", 52), ("c", 162.5)]
@@ -45,9 +45,9 @@ async def test_each_is_found_when_its_patience_is_over_and_then_begins_anew(auto
 
 
 async def test_many_at_the_same_moment_are_found_one_by_one(autojump_clock: MockClock) -> None:
-    silence: Silence[str] = Silence(1)
+    silence: IdleOrder[str] = IdleOrder(1)
     for name in "abcde":
-        silence.hear(name)
+        silence.touch(name)
     for name in "abcde":
         with assert_checkpoints():  # also where nobody has to wait: a thousand may be due
             assert await silence.next() == name
@@ -57,8 +57,8 @@ async def test_many_at_the_same_moment_are_found_one_by_one(autojump_clock: Mock
 
 
 async def test_with_patience_for_ever_nobody_is_found(autojump_clock: MockClock) -> None:
-    silence: Silence[str] = Silence(math.inf)
-    silence.hear("a")
+    silence: IdleOrder[str] = IdleOrder(math.inf)
+    silence.touch("a")
     with trio.move_on_after(1e9) as scope:
         await silence.next()
     assert scope.cancelled_caught
@@ -68,12 +68,12 @@ async def test_nobody_keeps_what_was_forgotten(autojump_clock: MockClock) -> Non
     class Thing:
         pass
 
-    silence: Silence[Thing] = Silence(10)
+    silence: IdleOrder[Thing] = IdleOrder(10)
     thing = Thing()
     kept = weakref.ref(thing)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(silence.next)
-        silence.hear(thing)
+        silence.touch(thing)
         await wait_all_tasks_blocked()
         silence.forget(thing)
         del thing
@@ -82,7 +82,7 @@ async def test_nobody_keeps_what_was_forgotten(autojump_clock: MockClock) -> Non
 
 
 async def test_one_can_wait_until_there_is_nothing(autojump_clock: MockClock) -> None:
-    silence: Silence[str] = Silence(10)
+    silence: IdleOrder[str] = IdleOrder(10)
     over: list[float] = []
 
     async def wait() -> None:
@@ -91,15 +91,15 @@ async def test_one_can_wait_until_there_is_nothing(autojump_clock: MockClock) ->
 
     async with trio.open_nursery() as nursery:
         await wait()
-        silence.hear("a")
-        silence.hear("b")
+        silence.touch("a")
+        silence.touch("b")
         nursery.start_soon(wait)
         await trio.sleep(1)
         silence.forget("a")
         await trio.sleep(1)
         # Something else took its place before anybody could look.
         silence.forget("b")
-        silence.hear("c")
+        silence.touch("c")
         await trio.sleep(1)
         silence.forget("c")
         await wait_all_tasks_blocked()
@@ -107,9 +107,9 @@ async def test_one_can_wait_until_there_is_nothing(autojump_clock: MockClock) ->
 
 
 async def test_the_first_is_the_one_that_has_been_silent_for_longest() -> None:
-    silence: Silence[str] = Silence(10)
+    silence: IdleOrder[str] = IdleOrder(10)
     for name in "abcab":
-        silence.hear(name)
+        silence.touch(name)
     assert list(silence) == ["c", "a", "b"]
 
 
@@ -119,7 +119,7 @@ def test_nobody_is_found_too_early_or_too_late(patience: float, deeds: list[tupl
     """Against a model that knows of each when something was last heard of it."""
 
     async def main() -> None:
-        silence: Silence[str] = Silence(patience)
+        silence: IdleOrder[str] = IdleOrder(patience)
         heard: dict[str, float] = {}
 
         async def check() -> None:
@@ -132,7 +132,7 @@ def test_nobody_is_found_too_early_or_too_late(patience: float, deeds: list[tupl
             nursery.start_soon(check)
             for deed, name, pause in deeds:
                 if deed == "h":
-                    silence.hear(name)
+                    silence.touch(name)
                     heard[name] = trio.current_time()
                 else:
                     silence.forget(name)

@@ -26,7 +26,7 @@ from trio_mcp.core.http import websocket
 from trio_mcp.core.http.server_rules import screen
 from trio_mcp.core.http.verdicts import HttpPolicy, HttpRequest, Reply
 from trio_mcp.core.http.websocket import SUBPROTOCOL, Upgrade, WebSocketFrames, judge_upgrade
-from trio_mcp.core.jsonrpc import Invalid, Limits, Request, decode
+from trio_mcp.core.jsonrpc import InvalidMessage, Limits, Request, decode
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import weight
 from trio_mcp.server.http import websocket as websocket_server
@@ -118,7 +118,7 @@ def test_feeding_decodes() -> None:
     end, raw = WebSocketFrames(Role.SERVER, Limits()), Raw(Role.SERVER)
     messages = list(end.feed(raw.sends(*(TextMessage(data=text.decode()) for text in (good, bad, b"")))))
     assert messages == [Request(1, "ping"), decode(bad, Limits()), decode(b"", Limits())]
-    assert isinstance(messages[2], Invalid)
+    assert isinstance(messages[2], InvalidMessage)
     assert not end.ended
 
 

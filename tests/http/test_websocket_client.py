@@ -36,17 +36,17 @@ from tests.server.wire import LATEST
 from trio_mcp import (
     ConnectionFailed,
     Limits,
-    LocalProtocolError,
     RemoteProtocolError,
     Server,
     SessionClosed,
     UpgradeRefused,
+    UsageError,
     open_client,
 )
 from trio_mcp.client.websocket import dial_websocket
 from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.jsonrpc import Message, Notification
-from trio_mcp.core.opening import ClientSession
+from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.revisions import REVISIONS, Role
 from trio_mcp.core.session import Offer
 from trio_mcp.transport.dial import CONNECTING
@@ -175,7 +175,7 @@ BAD_URLS = [
 @pytest.mark.parametrize(("url", "why"), BAD_URLS)
 async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, why: str) -> None:
     ours, theirs = wide()
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         await dial(ours, url)
     assert why in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -191,7 +191,7 @@ async def test_what_is_no_url_of_a_websocket_is_our_callers_mistake(url: str, wh
 )
 async def test_what_is_no_header_is_our_callers_mistake(field: tuple[str, str], why: str) -> None:
     ours, theirs = wide()
-    with pytest.raises(LocalProtocolError, match=why) as caught:
+    with pytest.raises(UsageError, match=why) as caught:
         await dial(ours, URL, field)
     assert "secret" not in str(caught.value)
     assert theirs.heard == b""
@@ -417,21 +417,21 @@ class Ear:
 
     def __init__(self, name: str, limits: Limits) -> None:
         info = {"name": name, "version": "1"}
-        self.session = ClientSession(Offer(info, {}, (REVISIONS[LATEST],)), limits=limits)
+        self.session = ClientProtocol(Offer(info, {}, (REVISIONS[LATEST],)), limits=limits)
         self.heard: list[str] = []
         self.why: str | None = None
         self.scope = trio.CancelScope()  # of the task that carries the link
         self.over = trio.Event()
         self.over_at = -1.0
 
-    def hear(self, message: Message, now: float) -> None:
+    def receive(self, message: Message, now: float) -> None:
         assert isinstance(message, Notification)
         self.heard.append(message.method)
 
     def release(self) -> None:
         """Nobody waits for room."""
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         assert self.why is None
         self.why = why
 

@@ -37,7 +37,7 @@ from trio_mcp.core.http.websocket import WebSocketFrames
 from trio_mcp.core.revisions import Role
 from trio_mcp.server.driver import converse
 from trio_mcp.server.http.endpoint import Endpoint
-from trio_mcp.server.http.websocket import _Link, serve_upgrade
+from trio_mcp.server.http.websocket import _WebSocketStream, serve_upgrade
 from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import CLOSING
 
@@ -540,7 +540,7 @@ async def test_a_server_that_stops_says_1001(revision: str, autojump_clock: Mock
 async def test_a_session_that_fails_says_1011(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
     frames = WebSocketFrames(Role.SERVER, Limits())
-    link = _Link(theirs, frames, b"")
+    link = _WebSocketStream(theirs, frames, b"")
 
     def tap(direction: str, data: bytes) -> None:
         if direction == "out":
@@ -575,7 +575,7 @@ async def test_a_handler_hears_how_its_client_has_ended_the_connection(autojump_
 async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
     frames = WebSocketFrames(Role.SERVER, Limits())
-    link = _Link(theirs, frames, b"")
+    link = _WebSocketStream(theirs, frames, b"")
     await ours.send_all(close_frame(Role.SERVER, 1011))
     await link.aclose()
     assert ours.heard[:4] == b"\x88\x2e" + (1011).to_bytes(2, "big")
@@ -585,7 +585,7 @@ async def test_a_connection_that_is_closed_without_a_farewell_says_1011(autojump
 
 async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
     ours, theirs = narrow()
-    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
+    link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     with trio.move_on_after(60):
         await link.send_all(b"half a frame")
     ours._into.capacity = 100
@@ -596,7 +596,7 @@ async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
 @pytest.mark.parametrize("goes", [PipeEnd.aclose, PipeEnd.send_eof])
 async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock) -> None:
     ours, theirs = wide()
-    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"before")
+    link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"before")
     await link.wait_send_all_might_not_block()
     assert [await link.receive_some(3), await link.receive_some(3)] == [b"bef", b"ore"]
     await goes(ours)
@@ -607,12 +607,12 @@ async def test_who_has_gone_is_told_nothing(goes: Any, autojump_clock: MockClock
 
 async def test_a_stream_that_breaks_ends_the_connection(autojump_clock: MockClock) -> None:
     ours, theirs = wide()
-    link = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
+    link = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     await theirs.aclose()
     with pytest.raises(trio.ClosedResourceError):
         await link.receive_some()
     await link.aclose()
-    other = _Link(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
+    other = _WebSocketStream(theirs, WebSocketFrames(Role.SERVER, Limits()), b"")
     await other.aclose()
     assert ours.heard == b""
 

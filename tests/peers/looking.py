@@ -19,10 +19,10 @@ from tests.peers.programs.report import LARGE, ODD
 from trio_mcp import (
     BlobResourceContents,
     CallToolResult,
-    Change,
+    ChangeEvent,
     Client,
     EmbeddedResource,
-    FormRequest,
+    FormElicitationRequest,
     ImageContent,
     LoggingMessageParams,
     McpError,
@@ -66,7 +66,7 @@ def sampled(request: SamplingRequest) -> tuple[str, str]:
     return f"a model was told {message.content.text}", "none"
 
 
-def filled_in(form: FormRequest) -> dict[str, Any]:
+def filled_in(form: FormElicitationRequest) -> dict[str, Any]:
     assert form.message == "Which?"
     return {"response": "blue"}
 
@@ -219,7 +219,7 @@ class Visitor:
     async def subscribe(self) -> Any:
         async with self.client.listen(resources=[WATCHED]) as changes:
             await self.text("interop_touch", uri=WATCHED)
-            change: Change = await anext(changes)
+            change: ChangeEvent = await anext(changes)
             return change.item
 
     async def list_changed(self) -> Any:

@@ -23,7 +23,7 @@ AS_RESULT = Server("isError", "its kit makes a result of it")
 NO_CODE = Server(0, "its kit answers what its functions raise with the code 0")
 NEWER = Server(-32602, "its kit has the code of 2026-07-28 in all revisions")
 INTERNAL = Server(-32603, "its kit takes it for a fault of the server")
-NO_UPDATES = Server("NothingToHear", "its kit says that nobody can subscribe, whoever is told otherwise")
+NO_UPDATES = Server("SubscriptionUnsupported", "its kit says that nobody can subscribe, whoever is told otherwise")
 NO_INSTRUCTIONS = Server(["2024-11-05", None], "its kit has no place for instructions")
 
 FIRST_RELEASE = {
@@ -62,7 +62,7 @@ FASTMCP = {"unknown tool": AS_RESULT, "unknown resource": NEWER, "subscribe": NO
 FASTMCP_MODERN = {
     "unknown tool": AS_RESULT,
     "subscribe": NO_UPDATES,
-    "list changed": Server("NothingToHear", "its kit has no subscriptions"),
+    "list changed": Server("SubscriptionUnsupported", "its kit has no subscriptions"),
     "logging": WITH_MORE,
 }
 NOT_TOLD = Gap(

@@ -18,12 +18,11 @@ from tests.peers.listening import listening
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, visiting
 from trio_mcp import (
     BlobResourceContents,
-    Change,
+    ChangeEvent,
+    ChangeKind,
     EmbeddedResource,
-    FormRequest,
+    FormElicitationRequest,
     ImageContent,
-    Kind,
-    PageRequest,
     PromptReference,
     RequestError,
     ResourceLink,
@@ -31,6 +30,7 @@ from trio_mcp import (
     SamplingRequest,
     TextContent,
     TextResourceContents,
+    UrlElicitationRequest,
 )
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
@@ -47,11 +47,11 @@ def sample(request: SamplingRequest) -> tuple[str, str]:
     return "a parrot", f"{message.content.text}, {request.params.max_tokens} at most"
 
 
-def fill_in(form: FormRequest) -> dict[str, Any]:
+def fill_in(form: FormElicitationRequest) -> dict[str, Any]:
     return {"name": "Ada", "check": True, "titledMultipleSelectEnum": ["fish-1", "fish-3"]}
 
 
-def visit_page(page: PageRequest) -> bool:
+def visit_page(page: UrlElicitationRequest) -> bool:
     return page.host == "example.com"
 
 
@@ -149,7 +149,7 @@ async def prompted(visit: Visit) -> list[str]:
     return [each.messages[0].content.text for each in results]  # type: ignore[union-attr]
 
 
-async def subscribed(visit: Visit) -> Change:
+async def subscribed(visit: Visit) -> ChangeEvent:
     async with visit.client.listen(resources=["demo://resource/dynamic/text/1"]) as changes:
         await visit.client.call_tool("toggle-subscriber-updates")
         try:
@@ -210,7 +210,7 @@ TABLE: Table = {
     "image": (image, b"\x89PNG"),
     "linked": (linked, [BlobResourceContents, TextResourceContents]),
     "embedded": (embedded, Says("demo://resource/dynamic/text/7 Resource 7")),
-    "zipped": (zipped, [Change(Kind.RESOURCES), "application/gzip", True]),
+    "zipped": (zipped, [ChangeEvent(ChangeKind.RESOURCES), "application/gzip", True]),
     "document": (document, Says("# Everything Server")),
     "prompted": (
         prompted,
@@ -221,7 +221,7 @@ TABLE: Table = {
         ],
     ),
     "completed": (completed, [["Sales", "Support"], ["David", "Eve", "Frank"]]),
-    "subscribed": (subscribed, Change(Kind.RESOURCE, "demo://resource/dynamic/text/1")),
+    "subscribed": (subscribed, ChangeEvent(ChangeKind.RESOURCE, "demo://resource/dynamic/text/1")),
     "logged": (logged, ["text/100", "text/102"]),
     "bad arguments": (calls("get-sum", a="two", b=3), Says("failed:", "Input validation error")),
     "unknown tool": (calls("no-such-tool"), -32602),

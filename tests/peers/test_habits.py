@@ -16,7 +16,7 @@ import trio
 from tests.peers.installed import PEERS, PROGRAMS, needs, python_of
 from tests.peers.listening import listening
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, visiting
-from trio_mcp import NotAnswered, NothingToHear, SessionClosed, ToolFailed
+from trio_mcp import NoResponse, SessionClosed, SubscriptionUnsupported, ToolFailed
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
@@ -57,7 +57,7 @@ async def listens(visit: Visit) -> bool:
     try:
         async with visit.client.listen(resources=["small://item/7"]):
             return True
-    except NothingToHear:
+    except SubscriptionUnsupported:
         return False
 
 
@@ -122,7 +122,7 @@ async def test_what_is_too_large_for_a_server_costs_its_call_alone(
         if builder == PATIENT:
             assert name in (await client.prompt("greet", {"name": name})).messages[0].content.text  # type: ignore[union-attr]
         else:
-            with pytest.raises(NotAnswered, match=r"HTTP 413.*too large"):
+            with pytest.raises(NoResponse, match=r"HTTP 413.*too large"):
                 await client.prompt("greet", {"name": name})
         assert await client.call_tool("add", {"a": 2, "b": 3}, returns=int) == 5
 

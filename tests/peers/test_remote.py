@@ -19,7 +19,7 @@ import trio
 
 from tests.fixtures.everything_server import make_server
 from tests.peers.installed import PEERS, needs, node, npm
-from trio_mcp import Client, FormRequest, SamplingRequest, open_client, serve_http
+from trio_mcp import Client, FormElicitationRequest, SamplingRequest, open_client, serve_http
 from trio_mcp.core.subscriptions import resource_updated
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first of them installs the proxy
@@ -67,7 +67,7 @@ async def through_the_proxy(folder: Path, *words: str, **options: Any) -> AsyncI
             nursery.cancel_scope.cancel()
 
 
-def fill_in(form: FormRequest) -> Mapping[str, Any]:
+def fill_in(form: FormElicitationRequest) -> Mapping[str, Any]:
     return {"response": "blue"}
 
 

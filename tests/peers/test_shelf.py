@@ -18,7 +18,7 @@ import pytest
 
 from tests.peers.installed import SHELF, needs, tool
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, said, visiting
-from trio_mcp import Change, ImageContent, Kind, NothingToHear, TextResourceContents
+from trio_mcp import ChangeEvent, ChangeKind, ImageContent, SubscriptionUnsupported, TextResourceContents
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 
@@ -137,14 +137,14 @@ async def insight(visit: Visit) -> str:
     return await text_of(visit, "memo://insights")
 
 
-async def hears(visit: Visit) -> list[Change]:
+async def hears(visit: Visit) -> list[ChangeEvent]:
     async with visit.client.listen(resources=["memo://insights"], undeclared=True) as changes:
         await visit.client.call_tool("append_insight", {"insight": "violets do not"})
         return [await anext(changes)]
 
 
 async def listens(visit: Visit) -> str:
-    with pytest.raises(NothingToHear) as refused:
+    with pytest.raises(SubscriptionUnsupported) as refused:
         async with visit.client.listen(resources=["memo://insights"]):
             pass
     return str(refused.value)
@@ -166,7 +166,7 @@ SQLITE: Table = {
     "rows": (rows, [("roses",)]),
     "memo": (insight, Says("- roses sell")),
     "listen": (listens, Says("tells of nothing", "resourceSubscriptions")),
-    "hears": (hears, [Change(Kind.RESOURCE, "memo://insights")]),
+    "hears": (hears, [ChangeEvent(ChangeKind.RESOURCE, "memo://insights")]),
     "prompt": (seeded, Says("gardens")),
     "bad query": (calls("read_query", query="SELECT * FROM prose"), Says("failed:", "no such table")),
     "unknown prompt": (code_of(lambda client: client.prompt("no-such-prompt")), -32602),
@@ -225,7 +225,7 @@ async def graph(visit: Visit) -> str:
 
 MEMORY: Table = {
     "resources": (lists("resources"), ["knowledge-graph"]),
-    "remember": (remember, [{"entities": [ADA]}, Change(Kind.RESOURCE, GRAPH)]),
+    "remember": (remember, [{"entities": [ADA]}, ChangeEvent(ChangeKind.RESOURCE, GRAPH)]),
     "find": (find, [[ADA], []]),
     "remembered": (remembered, Says('"Ada"', "likes engines")),
     "graph": (graph, Says('"Ada"', "likes engines")),

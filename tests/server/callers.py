@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trio_mcp.core.jsonrpc import Message, Request
-from trio_mcp.server.conversation import Conversation
+from trio_mcp.server.conversation import ServerSession
 
 __all__ = ["known_callers", "named"]
 
@@ -29,14 +29,14 @@ def named(principal: str | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def known_callers() -> Iterator[None]:
-    hear = Conversation.hear
+    hear = ServerSession.receive
 
-    def recognise(conversation: Conversation, message: Message, now: float, **how: Any) -> None:
+    def recognise(conversation: ServerSession, message: Message, now: float, **how: Any) -> None:
         meta = message.params.get("_meta") if isinstance(message, Request) else None
         if isinstance(meta, dict) and _KEY in meta:
             how["principal"], how["headers"] = meta[_KEY], {"authorization": f"Bearer {meta[_KEY]}"}
         hear(conversation, message, now, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Conversation, "hear", recognise)
+        patch.setattr(ServerSession, "receive", recognise)
         yield

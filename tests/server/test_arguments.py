@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
 from trio_mcp.core.schema.validation import compile_schema
@@ -249,7 +249,7 @@ def test_other_hints_than_text_are_refused(hint: Any) -> None:
 
     greet.__annotations__["name"] = hint
     with pytest.raises(
-        LocalProtocolError,
+        UsageError,
         match=r"^parameter 'name' of .*greet: the variables are text; make it str, str \| None, a Literal of strings "
         r"or an Enum of strings, and convert it in the function$",
     ):

@@ -42,7 +42,6 @@ from trio_mcp import (
     ElicitUrl,
     InputRequired,
     ListRoots,
-    LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
     RequestError,
@@ -50,8 +49,9 @@ from trio_mcp import (
     Server,
     SessionClosed,
     UrlElicitationRequired,
+    UsageError,
 )
-from trio_mcp.core.jsonrpc import Notification, Request, Result
+from trio_mcp.core.jsonrpc import Notification, Request, Response
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
 from trio_mcp.core.terms import LOG_LEVELS
@@ -566,7 +566,7 @@ async def test_what_cannot_be_written_is_the_handlers_mistake_and_not_asked(
             return {"what": object()}
 
     async def it(ctx: Context) -> str:
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             await ctx.ask(what=Unwritable())
         return repr(await ctx.roots())
 
@@ -665,7 +665,7 @@ async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
 
     async def it(ctx: Context) -> str:
         page = ElicitUrl("Please pay.", PAGE)
-        with pytest.raises(LocalProtocolError, match="by the context that asked"):
+        with pytest.raises(UsageError, match="by the context that asked"):
             await ctx.completed(page)
         await ctx.ask(page=page)
         pages.append((ctx, page))
@@ -683,7 +683,7 @@ async def test_a_client_is_told_when_the_page_it_was_sent_to_is_done_with(
             await wait_all_tasks_blocked()
             ids = [params.get("elicitationId") for _, params in wire.asked]
             assert wire.noted("notifications/elicitation/complete") == [{"elicitationId": ids[0]}] * 2 * told
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 await pages[0][0].completed(pages[1][1])
         assert await pages[1][0].completed(pages[1][1]) is False  # the client has gone
         assert not other.notes
@@ -997,7 +997,7 @@ async def test_nobody_waits_for_a_client_that_is_gone_nor_for_a_call_that_is_ove
                 ended.append("shielded SessionClosed")
             try:
                 await ctx.sample("a", max_tokens=1)
-            except (LocalProtocolError, SessionClosed):
+            except (UsageError, SessionClosed):
                 ended.append("shielded again")
 
     def threaded(ctx: Context) -> None:
@@ -1086,14 +1086,18 @@ async def test_questions_go_on_the_stream_of_the_call_that_they_belong_to(
         conversation = session_of(run, revision, Nowhere())
         wires = Nowhere(), Nowhere()
         for id, wire in enumerate(wires, 7):
-            conversation.hear(Request(id, "tools/call", IT), 0, wire=wire)
+            conversation.receive(Request(id, "tools/call", IT), 0, wire=wire)
         await wait_all_tasks_blocked()
         asked = [label for _, label in conversation.session.outgoing()]
         assert [asked.count(wire) for wire in wires] == [2, 2]
         await trio.sleep(6)
         ended = conversation.session.outgoing()
         for wire in wires:
-            assert [type(message) for message, label in ended if label is wire] == [Notification, Notification, Result]
+            assert [type(message) for message, label in ended if label is wire] == [
+                Notification,
+                Notification,
+                Response,
+            ]
 
 
 # Whose answer it is.
@@ -1204,7 +1208,7 @@ async def test_what_is_no_question_is_said_to_be_none(
     revision: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def it(ctx: Context) -> str:
-        with pytest.raises(LocalProtocolError, match=r"'size' is no question; ask by Elicit\(\.\.\.\)"):
+        with pytest.raises(UsageError, match=r"'size' is no question; ask by Elicit\(\.\.\.\)"):
             await ctx.ask(size="Which size?")  # type: ignore[arg-type]
         return "went on"
 
@@ -1254,7 +1258,7 @@ async def test_progress_goes_to_who_asked_for_it_and_rises(revision: str, autoju
         await ctx.progress(2.5)
         await ctx.progress(2.5)
         for wrong in (1, True, float("inf")):
-            with pytest.raises(LocalProtocolError, match="must rise"):
+            with pytest.raises(UsageError, match="must rise"):
                 await ctx.progress(wrong)
         return ""
 
@@ -1287,7 +1291,7 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
             await trio.sleep(0.002)
             with assert_checkpoints():
                 await ctx.log(each, {"at": each}, logger="it" if each == "error" else None)  # type: ignore[arg-type]
-        with pytest.raises(LocalProtocolError, match="'loud' is no log level"):
+        with pytest.raises(UsageError, match="'loud' is no log level"):
             await ctx.log("loud", "")  # type: ignore[arg-type]
         return ""
 
@@ -1305,9 +1309,9 @@ async def test_logs_are_sent_from_the_level_that_the_client_set(
 @everywhere
 async def test_what_cannot_be_told_is_the_handlers_mistake(revision: str, autojump_clock: MockClock) -> None:
     async def it(ctx: Context) -> str:
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             await ctx.log("error", object())  # type: ignore[arg-type]
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             await ctx.progress(1, message=7)  # type: ignore[arg-type]
         return "went on"
 

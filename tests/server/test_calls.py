@@ -40,7 +40,6 @@ from trio_mcp import (
     GetPromptResult,
     ImageContent,
     Limits,
-    LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
     PromptMessage,
@@ -54,6 +53,7 @@ from trio_mcp import (
     TextResourceContents,
     Tool,
     ToolError,
+    UsageError,
     file,
     image,
 )
@@ -291,7 +291,7 @@ FAILURES: dict[str, Callable[[Context], Any]] = {
     "a group": fails(lambda: ExceptionGroup(SECRET, [secretly(), ToolError(SECRET)])),
     "a call to exit": fails(lambda: SystemExit(SECRET)),
     "a call to exit in a nursery": lambda ctx: with_nursery(ctx, lambda: SystemExit(SECRET), secretly),
-    "our own mistake": fails(lambda: LocalProtocolError(SECRET)),
+    "our own mistake": fails(lambda: UsageError(SECRET)),
     "a timeout": fails(trio.TooSlowError),
     "an error of no number": fails(lambda: RequestError("4711", "sold out")),  # type: ignore[arg-type]
     "an error of no text": fails(lambda: RequestError(4711, None)),  # type: ignore[arg-type]
@@ -1216,7 +1216,7 @@ async def test_progress_that_falls_is_a_mistake_and_not_sent(
 
     async def report(ctx: Context) -> str:
         await ctx.progress(1)
-        with pytest.raises(LocalProtocolError, match="must rise"):
+        with pytest.raises(UsageError, match="must rise"):
             await ctx.progress(next)
         await ctx.progress(1)  # as before
         await ctx.progress(1.5)
@@ -1331,7 +1331,7 @@ async def test_what_cannot_be_logged_is_the_handler_s_mistake(
     acting = Acting()
 
     async def log(ctx: Context) -> str:
-        with pytest.raises(LocalProtocolError):
+        with pytest.raises(UsageError):
             await ctx.log(level, data)
         return "fine"
 

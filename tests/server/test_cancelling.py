@@ -15,9 +15,9 @@ from tests.requirements import req
 from tests.server.checkpoints import narrow, unwrapped
 from tests.server.wire import CANCELLED, MESSAGE, PROGRESS, Wire, connected, everywhere, legacy, modern
 from trio_mcp import Context, Limits, Server, SessionClosed, serve_stream
-from trio_mcp.core.outcomes import Lost
+from trio_mcp.core.outcomes import ConnectionLost
 from trio_mcp.server.context import ClientGone
-from trio_mcp.server.conversation import _Asked
+from trio_mcp.server.conversation import _PendingQuestion
 
 Body = Callable[[Context], Awaitable[Any]]
 CALL = {"name": "work"}
@@ -518,7 +518,7 @@ async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
     cancelled: bool, autojump_clock: MockClock
 ) -> None:
     """As where each call has a stream of its own; when it is cancelled at the same moment, that says it better."""
-    asked, ends = _Asked(1), []
+    asked, ends = _PendingQuestion(1), []
 
     async def ask() -> None:
         try:
@@ -531,7 +531,7 @@ async def test_a_question_that_is_lost_while_its_call_goes_on_says_so(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
-            asked.outcome = Lost(1, "sampling/createMessage", "its stream is gone")
+            asked.outcome = ConnectionLost(1, "sampling/createMessage", "its stream is gone")
             asked.done.set()
             if cancelled:
                 scope.cancel()

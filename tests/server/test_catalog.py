@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import req
 from trio_mcp.core.content import Annotations, Icon, Resource
-from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError
+from trio_mcp.core.errors import INVALID_PARAMS, RequestError, UsageError
 from trio_mcp.core.jsonrpc import JsonObject, Limits
 from trio_mcp.core.models import (
     Prompt,
@@ -35,7 +35,7 @@ from trio_mcp.core.models import (
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.schema import templates
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
+from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent
 from trio_mcp.server.catalog import Catalog
 from trio_mcp.server.context import Context
 from trio_mcp.server.entries import Completer, Completing, Entry
@@ -366,9 +366,9 @@ def test_changes_while_a_client_pages_neither_repeat_nor_hide_what_stays(
 def test_a_name_or_uri_is_taken_once(entry: Callable[[], Entry], why: str) -> None:
     catalog = filled()
     before = {method: names(catalog, method) for method in LISTS}
-    heard: list[Change] = []
+    heard: list[ChangeEvent] = []
     catalog.on_change.append(heard.append)
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         catalog.add(entry())
     assert str(caught.value).startswith(why)
     assert {method: names(catalog, method) for method in LISTS} == before
@@ -409,7 +409,7 @@ def test_every_change_is_told_after_it_was_made() -> None:
     ],
 )
 def test_what_is_not_there_cannot_be_removed(remove: Callable[[Catalog], None], why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         remove(filled())
     assert str(caught.value) == why
 
@@ -526,7 +526,7 @@ def test_a_completer_of_nothing_or_for_the_second_time_is_refused(ref: Any, argu
     catalog.add(raw_prompt(Prompt("empty"), lambda ctx, arguments: ""))
     catalog.add_completer(says("first"), "review", "code")
     catalog.add_completer(says("any"))
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         catalog.add_completer(says("second"), ref, argument)
     assert str(caught.value).startswith(why)
     assert answer(catalog.completer("ref/prompt", "review", "code")) == ["first", "x"]
@@ -596,7 +596,7 @@ def test_a_mounted_entry_is_listed_as_it_is_but_for_its_name(revision: Revision)
 
 def test_live_changes_go_up_two_levels() -> None:
     outer, middle, inner = nested()
-    heard: list[tuple[str, Change]] = []
+    heard: list[tuple[str, ChangeEvent]] = []
     for name, catalog in (("outer", outer), ("middle", middle), ("inner", inner)):
         catalog.on_change.append(lambda change, name=name: heard.append((name, change)))  # type: ignore[misc]
     inner.add(tool("add"))
@@ -667,7 +667,7 @@ def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list
     before, heard = everywhere(*catalogs), []
     for catalog in catalogs:
         catalog.on_change.append(heard.append)
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         inner.add(new)
     assert str(caught.value).startswith(why.format(taken[level]))
     assert everywhere(*catalogs) == before
@@ -675,7 +675,7 @@ def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list
     # And a mount of what clashes mounts nothing.
     other = Catalog()
     other.add(new)
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         inner.mount(other)
     assert everywhere(*catalogs) == before
     other.add(tool("later"))
@@ -686,7 +686,7 @@ def test_a_clash_anywhere_above_changes_nothing_anywhere(level: int, taken: list
 def test_a_name_that_grows_too_long_above_changes_nothing() -> None:
     outer, middle, inner = nested()
     inner.add(tool("x" * 124))
-    with pytest.raises(LocalProtocolError, match="cannot be the name of a tool: use 1 to 128"):
+    with pytest.raises(UsageError, match="cannot be the name of a tool: use 1 to 128"):
         inner.add(tool("x" * 125))
     assert [len(names(catalog)) for catalog in (outer, middle, inner)] == [1, 1, 1]
     inner.add(prompt("x" * 200))
@@ -700,7 +700,7 @@ def test_one_catalog_in_two_places_of_another() -> None:
     right.mount(shared)
     shared.add(tool("a"))
     assert names(top) == ["l_a", "r_a"]
-    with pytest.raises(LocalProtocolError, match=r"^the resource 'a:b' is there already"):
+    with pytest.raises(UsageError, match=r"^the resource 'a:b' is there already"):
         shared.add(resource("a:b"))  # its URI would be there twice
     assert everywhere(left, right, shared)[2] == ([], ["tools"])
     shared.remove_tool("a")
@@ -790,7 +790,7 @@ def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_ha
         if world.note(*deed):
             world.do(*deed)
         else:
-            with pytest.raises(LocalProtocolError):
+            with pytest.raises(UsageError):
                 world.do(*deed)
         world.check()
 
@@ -808,7 +808,7 @@ def test_whatever_is_done_each_catalog_shows_its_own_and_all_below_or_nothing_ha
     ],
 )
 def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         mount(*nested())
     assert str(caught.value).startswith(why)
 
@@ -816,9 +816,7 @@ def test_mounts_that_make_no_sense_are_refused(mount: Callable[..., None], why: 
 def test_what_is_mounted_is_removed_where_it_belongs() -> None:
     outer, _, inner = nested()
     inner.add(tool("a"))
-    with pytest.raises(
-        LocalProtocolError, match=r"^the tool 'm_i_a' was mounted with what it belongs to; remove it th"
-    ):
+    with pytest.raises(UsageError, match=r"^the tool 'm_i_a' was mounted with what it belongs to; remove it th"):
         outer.remove_tool("m_i_a")
     assert names(outer) == ["m_i_a"]
 

@@ -28,13 +28,13 @@ from trio_mcp import (
     Context,
     JsonObject,
     Limits,
-    LocalProtocolError,
     Prompt,
     Request,
     Resource,
     ResourceTemplate,
     Server,
     Tool,
+    UsageError,
 )
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
 from trio_mcp.core.subscriptions import TOOLS_CHANGED
@@ -198,7 +198,7 @@ async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: 
 
 
 def test_what_is_no_list_has_not_changed() -> None:
-    with pytest.raises(LocalProtocolError, match="'tool' is no list; there are tools, prompts, resources"):
+    with pytest.raises(UsageError, match="'tool' is no list; there are tools, prompts, resources"):
         changing().changed("tools", "tool")  # type: ignore[arg-type]
 
 

@@ -17,11 +17,11 @@ from tests.server.wire import PROGRESS, Wire, WireError, connected, everywhere
 from trio_mcp import (
     Context,
     Limits,
-    LocalProtocolError,
     RequestError,
     Server,
     Tool,
     ToolError,
+    UsageError,
     serve_stream,
 )
 from trio_mcp.core.jsonrpc import Request
@@ -558,7 +558,7 @@ async def test_nothing_can_be_mounted_in_what_runs(revision: str, autojump_clock
     async with connected(top.server, revision) as wire:
         await wait_all_tasks_blocked()
         for server in (top.server, middle.server, leaf.server):
-            with pytest.raises(LocalProtocolError, match="mount it before it runs"):
+            with pytest.raises(UsageError, match="mount it before it runs"):
                 server.mount(other.server)
         assert len((await wire.call("tools/list"))["tools"]) == 3
     leaf.server.mount(other.server, prefix="o_")
@@ -572,7 +572,7 @@ async def test_a_clash_of_names_mounts_nothing(revision: str, autojump_clock: Mo
     clashing = Server("clashing", lifespan=middle.lifespan)
     clashing.tool(name="fine")(lambda: "")
     clashing.tool(name="tool")(lambda: "")
-    with pytest.raises(LocalProtocolError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         top.server.mount(clashing, prefix="top_")
     async with connected(top.server, revision) as wire:
         assert len((await wire.call("tools/list"))["tools"]) == 3
@@ -780,7 +780,7 @@ async def test_a_server_runs_once_at_a_time(autojump_clock: MockClock) -> None:
         nursery.start_soon(begin)
         await wait_all_tasks_blocked()
         for _ in range(2):  # while it begins, and while it runs
-            with pytest.raises(LocalProtocolError, match="once is running already"):
+            with pytest.raises(UsageError, match="once is running already"):
                 async with server.running():
                     pass
             await trio.sleep(2)

@@ -13,12 +13,12 @@ from tests.requirements import req
 from tests.server.checkpoints import PipeEnd, narrow
 from tests.server.wire import CAPABILITIES, LATEST, REVISION_NAMES, everywhere, legacy
 from tests.server.wires import Nowhere, session_of
-from trio_mcp import Context, ElicitUrl, Limits, LocalProtocolError, NotDeclared, Server, serve_stream
-from trio_mcp.core.jsonrpc import Error, Notification, Request, Result, encode
+from trio_mcp import Context, ElicitUrl, Limits, NotDeclared, Server, UsageError, serve_stream
+from trio_mcp.core.jsonrpc import Error, Notification, Request, Response, encode
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_LOG_LEVEL, META_VERSION, REVISIONS
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
-from trio_mcp.server.conversation import Conversation
+from trio_mcp.server.conversation import ServerSession
 from trio_mcp.server.run import Run
 
 OLD = REVISION_NAMES[-2]
@@ -109,19 +109,19 @@ def asked(id: int, revision: str, name: str, method: str = "tools/call") -> Requ
     return Request(id, method, {**params, "_meta": meta(revision)})
 
 
-def heard(conversation: Conversation, *requests: Request, wire: Nowhere) -> None:
+def heard(conversation: ServerSession, *requests: Request, wire: Nowhere) -> None:
     for request in requests:
-        conversation.hear(request, trio.current_time(), wire=wire)
+        conversation.receive(request, trio.current_time(), wire=wire)
 
 
-def sent(conversation: Conversation, wire: Nowhere) -> list[Any]:
+def sent(conversation: ServerSession, wire: Nowhere) -> list[Any]:
     """What of all that is to be sent goes out there."""
     return [message for message, label in conversation.session.outgoing() if label is wire]
 
 
-def conversing(run: Run, revision: str, own: Nowhere) -> Conversation:
+def conversing(run: Run, revision: str, own: Nowhere) -> ServerSession:
     """Over HTTP: a session, or what one request of the modern era makes."""
-    return session_of(run, revision, own) if revision != LATEST else Conversation(run, own, link=Link.EXCHANGE)
+    return session_of(run, revision, own) if revision != LATEST else ServerSession(run, own, link=LinkKind.EXCHANGE)
 
 
 @everywhere
@@ -141,7 +141,7 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
         own, wires = Nowhere(), (Nowhere(), Nowhere())
         conversation = conversing(run, revision, own)
         if revision != LATEST:
-            conversation.hear(Request(9, "logging/setLevel", {"level": "info"}), 0)
+            conversation.receive(Request(9, "logging/setLevel", {"level": "info"}), 0)
             assert [label for _, label in conversation.session.outgoing()] == [own]
         for id, wire in enumerate(wires):
             heard(conversation, asked(id, revision, "tells"), wire=wire)
@@ -172,7 +172,7 @@ async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
         heard(conversation, asked(2, revision, "slow", method), wire=wire)
         await wait_all_tasks_blocked()
         before = wire.woken
-        conversation.hear(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=Nowhere())
+        conversation.receive(Notification("notifications/cancelled", {"requestId": 2}), 0, wire=Nowhere())
         await wait_all_tasks_blocked()
         assert wire.woken == before + 1
         assert conversation.session.label_of(2) is None
@@ -192,12 +192,12 @@ async def test_a_lost_wire_of_a_session_ends_nothing_and_a_lost_session_everythi
         conversation = session_of(run, revision, Nowhere())
         heard(conversation, asked(1, revision, "slow"), wire=wire)
         await trio.sleep(1)
-        assert not conversation.session.lost(1)  # the stream of this request
+        assert not conversation.session.connection_lost(1)  # the stream of this request
         await trio.sleep(5)
-        assert [type(message) for message in sent(conversation, wire)] == [Result]
+        assert [type(message) for message in sent(conversation, wire)] == [Response]
         heard(conversation, asked(2, revision, "slow"), wire=wire)
         await trio.sleep(1)
-        conversation.lost("its client has ended the session")
+        conversation.connection_lost("its client has ended the session")
         await wait_all_tasks_blocked()
         assert server.statistics().running == 0
         assert not sent(conversation, wire)
@@ -239,7 +239,7 @@ async def test_reports_are_checked_also_where_nobody_can_hear_them(autojump_cloc
         for report in (lambda: ctx.progress(1), lambda: ctx.log("loud", "x")):  # type: ignore[arg-type]
             try:
                 await report()
-            except LocalProtocolError as error:
+            except UsageError as error:
                 failed.append(str(error))
         return "done"
 
@@ -267,7 +267,7 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
         (asking,) = sent(first, wires[0])
         result = json.loads(encode(asking))["result"]  # in the queue it is there as bytes only
         assert result["resultType"] == "input_required"
-        first.lost("the response has ended")
+        first.connection_lost("the response has ended")
         # The handler goes on under another request, by whose wire it tells and answers.
         (key,) = result["inputRequests"]
         again = asked(2, LATEST, "asks")
@@ -290,7 +290,7 @@ async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
         own, other = Nowhere(), Nowhere(full=True)
         conversation = session_of(run, revision, own)
         heard(conversation, Request(1, "ping", {}), wire=other)
-        assert [type(message) for message in sent(conversation, other)] == [Result]
+        assert [type(message) for message in sent(conversation, other)] == [Response]
         server.changed("tools")
         await trio.sleep(1)
         messages = conversation.session.outgoing()
@@ -371,11 +371,11 @@ async def test_a_drain_answers_each_request_where_it_came_in(revision: str, auto
             went = conversation.session.outgoing()
             expected = {(2, Error, wires["waits"]), (4, Error, wires["late"])}
             if revision == LATEST:
-                expected |= {(3, Result, wires["listens"])}
+                expected |= {(3, Response, wires["listens"])}
             assert {(message.id, type(message), label) for message, label in went} == expected  # type: ignore[union-attr]
             assert wires["waits"].woken
         (answer,) = sent(conversation, wires["runs"])
-        assert isinstance(answer, Result)
+        assert isinstance(answer, Response)
 
 
 async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_known(
@@ -393,7 +393,7 @@ async def test_a_request_of_the_legacy_era_may_stand_alone_under_terms_that_are_
 
     async with server.joined() as run:
         wire = Nowhere()
-        conversation = Conversation(run, wire, link=Link.SESSION, terms=Terms(REVISIONS[OLD]))
+        conversation = ServerSession(run, wire, link=LinkKind.SESSION, terms=Terms(REVISIONS[OLD]))
         heard(conversation, asked(1, OLD, "asks"), wire=wire)
         await wait_all_tasks_blocked()
         (answer,) = sent(conversation, wire)

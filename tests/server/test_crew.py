@@ -331,7 +331,7 @@ async def test_a_function_ends_with_the_workers(bench: Bench) -> None:
         inner = Bench(nursery)
 
         async def call() -> None:
-            with pytest.raises(crew.Stopped):
+            with pytest.raises(crew.RunStopped):
                 await inner.pool.call(trio.sleep_forever, "forever")
 
         bench.start(lambda _: call())

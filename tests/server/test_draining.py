@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import unwrapped, wide
 from tests.server.wire import LATEST, Broken, WireError, connected, everywhere, modern
-from trio_mcp import Context, LocalProtocolError, Server, serve_http, serve_stream
+from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.server.run import Run
 
 
@@ -244,7 +244,7 @@ async def test_a_mounted_server_drains_what_is_its_own_and_not_what_it_takes_par
 async def test_seconds_are_seconds(seconds: Any, autojump_clock: MockClock) -> None:
     server = working()
     async with connected(server, LATEST) as wire:
-        with pytest.raises(LocalProtocolError, match="seconds, 0 or more"):
+        with pytest.raises(UsageError, match="seconds, 0 or more"):
             server.draining(seconds)
         assert await wire.call("tools/call", work(0))
 

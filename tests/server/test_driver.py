@@ -34,7 +34,7 @@ from tests.server.wire import (
     since,
 )
 from trio_mcp import Accepted, Context, Limits, Server, serve_stream
-from trio_mcp.core.session import ServerSession
+from trio_mcp.core.session import ServerProtocol
 from trio_mcp.transport.outbox import CLOSING
 
 BATCHES = "2025-03-26"
@@ -537,9 +537,9 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
     ours, theirs = pipe_pair(10**7)
     turn = 0
     heard: Counter[int] = Counter()
-    receive = ServerSession.receive
+    receive = ServerProtocol.receive
 
-    def counted(self: ServerSession, *args: Any, **how: Any) -> Any:
+    def counted(self: ServerProtocol, *args: Any, **how: Any) -> Any:
         heard[turn] += 1
         return receive(self, *args, **how)
 
@@ -549,7 +549,7 @@ async def test_others_have_their_turn_while_a_flood_of_messages_is_heard(
             turn += 1
             await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(ServerSession, "receive", counted)
+    monkeypatch.setattr(ServerProtocol, "receive", counted)
     async with trio.open_nursery() as nursery:
         await ours.send_all(b"{}\n" * 5000)
         nursery.start_soon(other)

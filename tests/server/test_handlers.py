@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import pytest
 
 import trio_mcp.server.context
-from trio_mcp.core.errors import LocalProtocolError, name_of
+from trio_mcp.core.errors import UsageError, name_of
 from trio_mcp.server import handlers
 from trio_mcp.server.context import Context
-from trio_mcp.server.handlers import How, raw, typed
+from trio_mcp.server.handlers import RunMode, raw, typed
 
 if TYPE_CHECKING:
     from trio_mcp.server.context import Context as HiddenContext
@@ -100,50 +100,50 @@ class Remembering:
         return self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
 
 
-KINDS: dict[str, tuple[Callable[..., Any], How]] = {
-    "a function": (plain, How.THREAD),
-    "a coroutine function": (coroutine, How.ASYNC),
-    "a lambda": (lambda city: city, How.THREAD),
-    "a partial of a class": (functools.partial(Forecast), How.THREAD),
-    "a partial": (functools.partial(plain), How.THREAD),
-    "an async partial": (functools.partial(coroutine, "Oslo"), How.ASYNC),
-    "a partial of a partial": (functools.partial(functools.partial(coroutine), city="Oslo"), How.ASYNC),
-    "a method": (Weather().read, How.THREAD),
-    "an async method": (Weather().fetch, How.ASYNC),
-    "an async method of a class": (Weather.of_class, How.ASYNC),
-    "an async static method": (Weather.static, How.ASYNC),
-    "a static method not yet in its class": (staticmethod(coroutine), How.ASYNC),
-    "an object": (Weather(), How.THREAD),
-    "an async object": (AsyncWeather(), How.ASYNC),
-    "a partial of an async object": (functools.partial(AsyncWeather(), "Oslo"), How.ASYNC),
-    "a decorated function": (handed_on(plain), How.THREAD),
-    "a decorated coroutine function": (handed_on(coroutine), How.ASYNC),
-    "one that is decorated twice": (handed_on(handed_on(coroutine)), How.ASYNC),
-    "one that is decorated by an object": (Remembering(coroutine), How.ASYNC),
-    "a function made async by its decorator": (awaited(plain), How.ASYNC),
-    "a cached coroutine function": (functools.lru_cache(coroutine), How.ASYNC),
-    "a cached function": (functools.cache(plain), How.THREAD),
-    "a generator made a list by its decorator": (collected(numbers), How.THREAD),
-    "a built-in function": (len, How.THREAD),
+KINDS: dict[str, tuple[Callable[..., Any], RunMode]] = {
+    "a function": (plain, RunMode.THREAD),
+    "a coroutine function": (coroutine, RunMode.ASYNC),
+    "a lambda": (lambda city: city, RunMode.THREAD),
+    "a partial of a class": (functools.partial(Forecast), RunMode.THREAD),
+    "a partial": (functools.partial(plain), RunMode.THREAD),
+    "an async partial": (functools.partial(coroutine, "Oslo"), RunMode.ASYNC),
+    "a partial of a partial": (functools.partial(functools.partial(coroutine), city="Oslo"), RunMode.ASYNC),
+    "a method": (Weather().read, RunMode.THREAD),
+    "an async method": (Weather().fetch, RunMode.ASYNC),
+    "an async method of a class": (Weather.of_class, RunMode.ASYNC),
+    "an async static method": (Weather.static, RunMode.ASYNC),
+    "a static method not yet in its class": (staticmethod(coroutine), RunMode.ASYNC),
+    "an object": (Weather(), RunMode.THREAD),
+    "an async object": (AsyncWeather(), RunMode.ASYNC),
+    "a partial of an async object": (functools.partial(AsyncWeather(), "Oslo"), RunMode.ASYNC),
+    "a decorated function": (handed_on(plain), RunMode.THREAD),
+    "a decorated coroutine function": (handed_on(coroutine), RunMode.ASYNC),
+    "one that is decorated twice": (handed_on(handed_on(coroutine)), RunMode.ASYNC),
+    "one that is decorated by an object": (Remembering(coroutine), RunMode.ASYNC),
+    "a function made async by its decorator": (awaited(plain), RunMode.ASYNC),
+    "a cached coroutine function": (functools.lru_cache(coroutine), RunMode.ASYNC),
+    "a cached function": (functools.cache(plain), RunMode.THREAD),
+    "a generator made a list by its decorator": (collected(numbers), RunMode.THREAD),
+    "a built-in function": (len, RunMode.THREAD),
 }
 ODD = pytest.mark.parametrize(("function", "how"), KINDS.values(), ids=KINDS)
 
 
 @ODD
-def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Callable[..., Any], how: How) -> None:
+def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Callable[..., Any], how: RunMode) -> None:
     assert typed(function).how is how
-    if how is How.THREAD:
-        assert typed(function, thread=False).how is How.INLINE
+    if how is RunMode.THREAD:
+        assert typed(function, thread=False).how is RunMode.INLINE
         assert typed(function).abandon
         assert not typed(function, abandon=False).abandon
 
 
 @pytest.mark.parametrize("option", ["thread", "abandon"])
 @pytest.mark.parametrize(
-    "function", [function for function, how in KINDS.values() if how is How.ASYNC][:8], ids=name_of
+    "function", [function for function, how in KINDS.values() if how is RunMode.ASYNC][:8], ids=name_of
 )
 def test_options_for_threads_are_refused_where_there_is_none(function: Callable[..., Any], option: str) -> None:
-    with pytest.raises(LocalProtocolError, match=rf"is async, so no thread runs it; drop {option}=False, or the async"):
+    with pytest.raises(UsageError, match=rf"is async, so no thread runs it; drop {option}=False, or the async"):
         typed(function, **{option: False})
 
 
@@ -151,12 +151,12 @@ def test_a_class_is_refused_with_what_to_register_instead() -> None:
     why = (
         r"^Forecast is a class, .*; register a method of one of its objects, such as Forecast\(...\).run, or a function"
     )
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         typed(Forecast)
 
 
 def test_what_runs_inline_abandons_nothing() -> None:
-    with pytest.raises(LocalProtocolError, match=r"^plain has thread=False, so no thread runs it; drop abandon=False$"):
+    with pytest.raises(UsageError, match=r"^plain has thread=False, so no thread runs it; drop abandon=False$"):
         typed(plain, thread=False, abandon=False)
 
 
@@ -166,35 +166,33 @@ def test_what_runs_inline_abandons_nothing() -> None:
 def test_generators_are_refused(function: Callable[..., Any]) -> None:
     for make in (typed, lambda it: raw(it, ("city",))):
         with pytest.raises(
-            LocalProtocolError, match=r"numbers is a generator, which would give nothing but itself; return all"
+            UsageError, match=r"numbers is a generator, which would give nothing but itself; return all"
         ):
             make(function)
 
 
 def test_what_cannot_be_called_is_no_handler() -> None:
-    with pytest.raises(LocalProtocolError, match=r"^a handler is a function or another callable, not dict$"):
+    with pytest.raises(UsageError, match=r"^a handler is a function or another callable, not dict$"):
         typed({})  # type: ignore[arg-type]
-    with pytest.raises(LocalProtocolError, match="not classmethod"):  # @server.tool above @classmethod
+    with pytest.raises(UsageError, match="not classmethod"):  # @server.tool above @classmethod
         typed(vars(Weather)["of_class"])
 
 
 def test_what_does_not_say_what_it_takes_is_refused() -> None:
-    with pytest.raises(
-        LocalProtocolError, match=r"^dict\.update does not say what it takes: .*; wrap it in a function"
-    ):
+    with pytest.raises(UsageError, match=r"^dict\.update does not say what it takes: .*; wrap it in a function"):
         typed({}.update)
 
     @functools.wraps(plain)
     def circular() -> None: ...
 
     circular.__wrapped__ = circular  # type: ignore[attr-defined]
-    with pytest.raises(LocalProtocolError, match=r"^plain does not say what it takes: wrapper loop"):
+    with pytest.raises(UsageError, match=r"^plain does not say what it takes: wrapper loop"):
         typed(circular)
 
 
 def test_a_method_without_its_object_is_refused_with_the_way_out() -> None:
     with pytest.raises(
-        LocalProtocolError,
+        UsageError,
         match=r"^parameter 'self' of Weather\.read would be an argument: this is a method without its object; register",
     ):
         typed(Weather.read)
@@ -370,7 +368,7 @@ def test_two_contexts_are_refused() -> None:
     def twice(ctx, context: Context) -> None: ...  # type: ignore[no-untyped-def]
 
     with pytest.raises(
-        LocalProtocolError,
+        UsageError,
         match=r"the parameters 'ctx' and 'context' of test_two.*twice both take the Context; keep one of them$",
     ):
         typed(twice)
@@ -380,7 +378,7 @@ def test_a_context_by_position_only_is_refused() -> None:
     def placed(ctx: Context, /, city: str) -> None: ...
 
     with pytest.raises(
-        LocalProtocolError,
+        UsageError,
         match=r"^parameter 'ctx' of .*placed is positional-only, but the Context is given by name; make it an ordinary",
     ):
         typed(placed)
@@ -420,7 +418,7 @@ def three(ctx: Any, uri: str, variables: Any) -> Any:
 )
 def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]) -> None:
     handler = raw(function, ("ctx", "uri", "variables"))
-    assert (handler.how, handler.abandon, handler.context, handler.skip) == (How.THREAD, True, None, set())
+    assert (handler.how, handler.abandon, handler.context, handler.skip) == (RunMode.THREAD, True, None, set())
     assert handler.bind(CTX, {"ignored": 1}, "a:b", {"x": "y"})() == (CTX, "a:b", {"x": "y"})
 
 
@@ -433,15 +431,15 @@ def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]
     ],
 )
 def test_a_raw_handler_of_the_wrong_shape_is_refused(function: Callable[..., Any], why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=r"<lambda> is called by position, with \(ctx, uri\), " + why):
+    with pytest.raises(UsageError, match=r"<lambda> is called by position, with \(ctx, uri\), " + why):
         raw(function, ("ctx", "uri"))
 
 
 def test_raw_handlers_are_run_like_others() -> None:
     async def fetch(ctx: Any) -> None: ...
 
-    assert raw(fetch, ("ctx",)).how is How.ASYNC
-    assert raw(lambda ctx: 0, ("ctx",), thread=False).how is How.INLINE
+    assert raw(fetch, ("ctx",)).how is RunMode.ASYNC
+    assert raw(lambda ctx: 0, ("ctx",), thread=False).how is RunMode.INLINE
     assert not raw(lambda ctx: 0, ("ctx",), abandon=False).abandon
 
 

@@ -559,7 +559,10 @@ print(json.dumps(sorted(unwanted & {name.partition(".")[0] for name in sys.modul
 ENDS = {
     ("child", "aclose"): "it waits for `_live`",
     ("child", "_live"): "each step of the end has a deadline",
-    ("workers", "_ended"): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
+    (
+        "workers",
+        "_ended",
+    ): "it is cancelled, unless it shields itself: then it ends as any handler does that is shielded",
     ("conversation", "_work_in_turn"): "whoever is before has been cancelled, too",
     ("driver", "serve"): "what it waits for has been cancelled",
     ("duplex", "run"): "the write that it waits for has a deadline by then",

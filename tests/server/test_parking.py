@@ -34,20 +34,20 @@ from trio_mcp import (
     InputRequired,
     Limits,
     ListRoots,
-    LocalProtocolError,
     RequestError,
     Sample,
     Server,
     SessionClosed,
     ToolError,
     UrlElicitationRequired,
+    UsageError,
 )
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import Terms
 from trio_mcp.server.driver import converse
-from trio_mcp.server.parking import Parking, Place
+from trio_mcp.server.parking import ParkedCall, Parking
 from trio_mcp.server.questions import Inquiry
 from trio_mcp.transport.duplex import Lines
 
@@ -186,7 +186,7 @@ async def test_nobody_is_told_of_progress_while_no_request_is_open(autojump_cloc
                 await trio.sleep(0.25)  # at no moment at which anything else begins or ends
                 with trio.testing.assert_checkpoints():
                     await ctx.log("error", number)
-                with pytest.raises(LocalProtocolError, match="no log level"):
+                with pytest.raises(UsageError, match="no log level"):
                     await ctx.log("loud", number)  # type: ignore[arg-type]
                 await trio.sleep(0.75)
 
@@ -217,7 +217,7 @@ async def test_two_questions_at_once_go_by_ask(talks: bool, autojump_clock: Mock
         async def ask(question: Callable[[], Awaitable[object]]) -> None:
             try:
                 await question()
-            except LocalProtocolError as error:
+            except UsageError as error:
                 failed.append(error)
 
         for number in range(2 * talks):
@@ -485,7 +485,7 @@ async def test_a_state_is_good_for_some_minutes_whatever_the_clock_of_the_loop_s
 
 async def test_a_principal_is_known_by_a_name(autojump_clock: MockClock) -> None:
     parking = Parking(StateSealer([KEY]), Limits())
-    with pytest.raises(LocalProtocolError, match="stable name"):
+    with pytest.raises(UsageError, match="stable name"):
         parking.park(context(IT, principal=object()), FORM)
     assert len(parking) == 0
 
@@ -655,7 +655,7 @@ async def test_who_does_not_come_back_in_time_finds_nobody(
             return await one(ctx)
         except trio.Cancelled:
             # A handler may do what it likes while it is stopped; there is nobody to be asked.
-            with pytest.raises((trio.Cancelled, LocalProtocolError)):
+            with pytest.raises((trio.Cancelled, UsageError)):
                 await ctx.elicit("Are you still there?", Size)
             with pytest.raises(trio.Cancelled):
                 await ctx.progress(1)
@@ -729,13 +729,13 @@ async def test_what_fails_before_it_is_asked_leaves_nothing_behind(autojump_cloc
     parking, ctx = Parking(StateSealer([KEY]), Limits()), context(IT)
     with pytest.raises(ZeroDivisionError):
         parking.park(ctx, {"a": Broken()})
-    with pytest.raises(LocalProtocolError, match="does not exist"):
+    with pytest.raises(UsageError, match="does not exist"):
         parking.park(context({}, method="completion/complete"), FORM)
     ctx.replay, ctx.recorded = True, {"picture": {"data": "x" * 2_000_000}}
     for question in (parking.park, lambda *each: parking.ask_again(*each, None)):
         with pytest.raises(RequestError, match="What this call has to remember is too large"):
             question(ctx, FORM)
-    with pytest.raises(LocalProtocolError, match="holds JSON only"):
+    with pytest.raises(UsageError, match="holds JSON only"):
         parking.ask_again(context(IT), FORM, cast(Any, object()))
     assert (len(parking), ctx.rounds) == (0, 0)
 
@@ -1238,7 +1238,7 @@ async def test_new_keys_seal_and_old_ones_are_still_read(autojump_clock: MockClo
 async def test_a_place_is_told_what_became_of_it(autojump_clock: MockClock) -> None:
     parking = Parking(StateSealer([KEY]), Limits())
     place, asking = parking.park(context(IT), FORM)
-    assert isinstance(place, Place)
+    assert isinstance(place, ParkedCall)
     assert (len(parking), [each.key for each in place.open]) == (1, ["form"])
     parking.give_up(place)
     parking.give_up(place)

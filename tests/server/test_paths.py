@@ -299,6 +299,7 @@ def test_a_root_that_became_a_link_allows_where_it_leads_and_no_more(tree: Path)
 
 
 def test_importing_it_loads_no_models() -> None:
-    code = "import sys, trio_mcp.transport.paths; print([name for name in sys.modules if name.endswith(('models', 'trio'))])"
+    shown = "print([name for name in sys.modules if name.endswith(('models', 'trio'))])"
+    code = f"import sys, trio_mcp.transport.paths; {shown}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

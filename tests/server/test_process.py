@@ -24,9 +24,9 @@ import trustme
 
 import trio_mcp
 from tests.server.wire import LATEST
-from trio_mcp import LocalProtocolError, Server
+from trio_mcp import Server, UsageError
 from trio_mcp.core.revisions import META_CLIENT_CAPABILITIES, META_VERSION
-from trio_mcp.server.process import Life, live, place
+from trio_mcp.server.process import ProcessLife, live, place
 
 PROGRAM = """
 import sys
@@ -83,9 +83,9 @@ def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> N
     ],
 )
 def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
-    with pytest.raises(LocalProtocolError, match=hint):
+    with pytest.raises(UsageError, match=hint):
         place(text)
-    with pytest.raises(LocalProtocolError, match=hint):
+    with pytest.raises(UsageError, match=hint):
         Server("nowhere").run(http=text)
 
 
@@ -101,21 +101,21 @@ def test_an_option_that_does_not_exist_is_told() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"http": "127.0.0.1:0"}], ids=["stdio", "http"])
 async def test_a_trio_program_is_told_what_to_await_instead(options: dict[str, Any]) -> None:
-    with pytest.raises(LocalProtocolError, match=r"await serve_stdio\(server\), or serve_http\(server, host, port\)"):
+    with pytest.raises(UsageError, match=r"await serve_stdio\(server\), or serve_http\(server, host, port\)"):
         Server("inside").run(**options)
 
 
 def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
-    with pytest.raises(LocalProtocolError, match="allowed_hosts"):
+    with pytest.raises(UsageError, match="allowed_hosts"):
         Server("open").run(http="0.0.0.0:0")
 
 
 @pytest.mark.parametrize("grace", [-1, math.nan, "5", None])
 def test_the_grace_is_a_number_of_seconds(grace: Any) -> None:
-    async def serve(_: Life) -> None:
+    async def serve(_: ProcessLife) -> None:
         pytest.fail("it began")
 
-    with pytest.raises(LocalProtocolError, match="grace is a number of seconds"):
+    with pytest.raises(UsageError, match="grace is a number of seconds"):
         live(Server("impatient"), serve, grace=grace)
 
 
@@ -314,7 +314,7 @@ def test_it_serves_at_a_unix_socket_and_by_tls(tmp_path: Path) -> None:
 def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_when(
     before: tuple[int, int, int], meanwhile: tuple[int, int, int]
 ) -> None:
-    async def serve(_: Life) -> None:
+    async def serve(_: ProcessLife) -> None:
         seen.append(gc.get_threshold())
 
     seen: list[tuple[int, int, int]] = []
@@ -329,7 +329,7 @@ def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_
 
 
 def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
-    async def serve(_: Life) -> None:
+    async def serve(_: ProcessLife) -> None:
         gc.set_threshold(1234, 5, 6)
 
     here = gc.get_threshold()
@@ -341,7 +341,7 @@ def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
 
 
 def test_nobody_ends_a_process_that_has_gone_on() -> None:
-    async def serve(life: Life) -> None:
+    async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
         assert deadlines()
 
@@ -356,7 +356,7 @@ def deadlines() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("grace", [5, math.inf])
 def test_outside_the_main_thread_the_process_is_not_ended(grace: float) -> None:
-    async def serve(life: Life) -> None:
+    async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
         seen.append((life.patience, deadlines()))
 

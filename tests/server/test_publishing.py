@@ -12,12 +12,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.requirements import req
 from trio_mcp.core.jsonrpc import Id, Limits, Notification, Request
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change, resource_updated
-from trio_mcp.server.publishing import Key, Publisher
+from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent, resource_updated
+from trio_mcp.server.publishing import ListenerKey, Publisher
 
 WINDOW = 0.5
 DECLARED = {name: {"listChanged": True, "subscribe": True} for name in ("tools", "prompts", "resources")}
-LISTEN: dict[Change, Any] = {
+LISTEN: dict[ChangeEvent, Any] = {
     TOOLS_CHANGED: {"toolsListChanged": True},
     PROMPTS_CHANGED: {"promptsListChanged": True},
     RESOURCES_CHANGED: {"resourcesListChanged": True},
@@ -48,9 +48,9 @@ async def publishing(window: float = WINDOW) -> AsyncIterator[Publisher]:
         nursery.cancel_scope.cancel()
 
 
-def listen(publisher: Publisher, hearer: Hearer, id: Id, *changes: Change) -> Key:
+def listen(publisher: Publisher, hearer: Hearer, id: Id, *changes: ChangeEvent) -> ListenerKey:
     asked = {name: value for change in changes for name, value in LISTEN[change].items()}
-    key = Key(hearer, id)
+    key = ListenerKey(hearer, id)
     publisher.listeners.listen(key, Request(id, "subscriptions/listen", {"notifications": asked}), DECLARED)
     return key
 

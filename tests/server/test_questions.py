@@ -37,11 +37,11 @@ from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     MISSING_CLIENT_CAPABILITY,
     URL_ELICITATION_REQUIRED,
-    LocalProtocolError,
     NotDeclared,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
 )
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, LEGACY, REVISIONS, Revision, Role
 from trio_mcp.core.rounds import Question, input_required
@@ -487,16 +487,16 @@ FLAT = "a form is flat: text, numbers, booleans, and choices of one or several s
     ],
 )
 def test_what_no_form_can_ask_is_refused_with_what_to_change(form: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Elicit("?", form)
 
 
 @req("elic-13")
 @pytest.mark.parametrize("message", ["", " \n", None, 5])
 def test_an_elicitation_has_a_message(message: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="needs a message"):
+    with pytest.raises(UsageError, match="needs a message"):
         Elicit(message, bool)
-    with pytest.raises(LocalProtocolError, match="needs a message"):
+    with pytest.raises(UsageError, match="needs a message"):
         ElicitUrl(message, "https://a.example")
 
 
@@ -522,11 +522,11 @@ def one_field(name: str, field: Mapping[str, Any]) -> dict[str, Any]:
 )
 def test_a_form_that_asks_for_a_secret_is_refused_in_favour_of_a_url(name: str) -> None:
     for kind in ("string", "integer", "number"):
-        with pytest.raises(LocalProtocolError, match="use ElicitUrl"):
+        with pytest.raises(UsageError, match="use ElicitUrl"):
             Elicit("?", one_field(name, {"type": kind}))
-    with pytest.raises(LocalProtocolError, match="use ElicitUrl"):
+    with pytest.raises(UsageError, match="use ElicitUrl"):
         Elicit("?", one_field("x", {"type": "string", "title": f"Your {name}"}))
-    with pytest.raises(LocalProtocolError, match="use ElicitUrl"):
+    with pytest.raises(UsageError, match="use ElicitUrl"):
         Elicit("?", one_field(name, {"anyOf": [{"type": "string"}, {"type": "null"}]}))
     # What can hold none may speak of one.
     assert asked(one_field(name, {"type": "boolean"}))
@@ -544,10 +544,10 @@ def test_what_only_sounds_like_a_secret_may_be_asked(name: str) -> None:
     ["[here](https://a.example)", "see <https://a.example>", "<a HREF='http://a'>x</a>", "[x]( http://a)"],
 )
 def test_a_form_has_no_clickable_links(text: str) -> None:
-    with pytest.raises(LocalProtocolError, match="clickable link; use ElicitUrl"):
+    with pytest.raises(UsageError, match="clickable link; use ElicitUrl"):
         Elicit(text, bool)
     for field in ({"type": "string", "description": text}, {"type": "string", "enum": ["a", text]}):
-        with pytest.raises(LocalProtocolError, match="field 'x' of a form has a clickable link"):
+        with pytest.raises(UsageError, match="field 'x' of a form has a clickable link"):
             Elicit("?", one_field("x", field))
 
 
@@ -713,7 +713,7 @@ def test_a_page_is_https_or_on_this_machine(revision: Revision, url: str) -> Non
     ],
 )
 def test_any_other_page_is_refused_before_it_is_sent(url: Any) -> None:
-    with pytest.raises(LocalProtocolError, match=r"the url to visit (is not a valid URL|must be https)"):
+    with pytest.raises(UsageError, match=r"the url to visit (is not a valid URL|must be https)"):
         ElicitUrl("?", url)
 
 
@@ -730,7 +730,7 @@ def test_any_other_page_is_refused_before_it_is_sent(url: Any) -> None:
     ],
 )
 def test_a_page_that_would_log_its_visitor_in_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(LocalProtocolError, match="holds credentials") as caught:
+    with pytest.raises(UsageError, match="holds credentials") as caught:
         ElicitUrl("?", url)
     assert "hunter2" not in str(caught.value)
 
@@ -752,7 +752,7 @@ def test_an_error_can_ask_for_pages(shared_schemas: Path) -> None:
 @req("elic-27")
 @pytest.mark.parametrize("wrong", [(), (Elicit("?", bool),), (ElicitUrl("?", "https://a"), "https://b")])
 def test_that_error_is_for_pages_only(wrong: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="one ElicitUrl or more, and nothing else"):
+    with pytest.raises(UsageError, match="one ElicitUrl or more, and nothing else"):
         UrlElicitationRequired(*wrong)
 
 
@@ -870,7 +870,7 @@ def test_an_answer_goes_back_as_a_message() -> None:
     [_, said, _] = follow.params(LATEST)["messages"]
     assert said["role"] == "assistant"
     assert said["content"] == [{"type": "tool_use", "id": "7", "name": "f", "input": {}, "_meta": {"k": "v"}}]
-    with pytest.raises(LocalProtocolError, match="the tool uses of the last message have no results"):
+    with pytest.raises(UsageError, match="the tool uses of the last message have no results"):
         Sample(["Do it", answer], max_tokens=1, tools=[TOOL])
 
 
@@ -896,7 +896,7 @@ ALONE = "tool results stand in a message of the user that holds nothing else"
     ],
 )
 def test_tool_uses_and_results_are_balanced_before_anything_is_sent(messages: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Sample(messages, max_tokens=1)
 
 
@@ -905,9 +905,7 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
     def ask(tools: Sequence[models.Tool] | None = (TOOL,), **more: Any) -> Sample:
         return Sample([says("assistant", use("1")), says("user", result("1", **more))], max_tokens=1, tools=tools)
 
-    with pytest.raises(
-        LocalProtocolError, match=r"messages\[1\]: structuredContent/n does not fit .* 'f': it must be"
-    ) as c:
+    with pytest.raises(UsageError, match=r"messages\[1\]: structuredContent/n does not fit .* 'f': it must be") as c:
         ask(structured_content={"n": "hunter2"})
     assert "hunter2" not in str(c.value)
     ask(structured_content={"n": 1})
@@ -925,7 +923,7 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
         ([says("system", text("x"))], {}, r"messages\[0\].role: expected one of user, assistant"),
         ([models.SamplingMessage("user", [])], {}, r"messages\[0\] has no content"),
         ([5], {}, "int cannot stand where"),
-        (["hi", content.Malformed({"role": "user"}, "?")], {}, r"messages\[1\]"),
+        (["hi", content.MalformedContent({"role": "user"}, "?")], {}, r"messages\[1\]"),
         ([models.SamplingMessage("user", "hi")], {}, "str cannot stand where"),  # type: ignore[arg-type]
         ([says("user", content.ResourceLink(name="x", uri="file:///x"))], {}, "ResourceLink cannot stand where"),
         ([says("user", content.TextContent(5))], {}, "text: expected string"),  # type: ignore[arg-type]
@@ -941,7 +939,7 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
     ],
 )
 def test_what_no_model_can_be_asked_is_refused_when_it_is_written(messages: Any, options: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         Sample(messages, **{"max_tokens": 1, **options})
 
 

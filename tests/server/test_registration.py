@@ -12,7 +12,7 @@ import pytest
 from tests.requirements import req
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.content import Annotations, Icon, Resource
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Mirror
 from trio_mcp.core.models import Prompt, PromptArgument, ResourceTemplate, Tool, ToolAnnotations
 from trio_mcp.core.revisions import LATEST
@@ -23,7 +23,7 @@ from trio_mcp.server.arguments import BadArguments
 from trio_mcp.server.catalog import Catalog
 from trio_mcp.server.context import Context
 from trio_mcp.server.entries import PromptEntry, ResourceEntry, TemplateEntry, ToolEntry
-from trio_mcp.server.handlers import How
+from trio_mcp.server.handlers import RunMode
 
 CTX: Any = object()
 ICONS = [Icon("https://example.com/icon.png")]
@@ -72,7 +72,7 @@ def test_a_tool_is_what_its_function_says() -> None:
     tool = entries.tool_of(forecast)
     assert isinstance(tool, ToolEntry)
     assert (tool.name, tool.kind, tool.replay, tool.owners, tool.mirrors) == ("forecast", "tools", False, (), ())
-    assert tool.handler.how is How.ASYNC
+    assert tool.handler.how is RunMode.ASYNC
     assert tool.model == Tool(
         "forecast",
         {
@@ -119,7 +119,7 @@ def test_everything_about_a_tool_can_be_said_by_hand() -> None:
     )
     assert tool.output is None
     assert tool.replay
-    assert tool.handler.how is How.INLINE
+    assert tool.handler.how is RunMode.INLINE
     assert not entries.tool_of(today, abandon=False).handler.abandon
 
 
@@ -140,7 +140,7 @@ def test_a_partial_has_the_name_of_its_function() -> None:
 def test_a_raw_tool_is_what_it_says_and_checked_just_the_same() -> None:
     said = Tool("forecast", SCHEMA, description="The forecast.", output_schema={"type": "object"})
     tool = entries.raw_tool(said, given, replay=True, thread=False)
-    assert (tool.name, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, How.INLINE)
+    assert (tool.name, tool.model, tool.replay, tool.handler.how) == ("forecast", said, True, RunMode.INLINE)
     assert tool.output is not None
     assert tool.output.schema == {"type": "object"}
     assert tool.prepare(CTX, {"city": "Oslo", "more": 1})() == (CTX, {"city": "Oslo", "more": 1})
@@ -320,7 +320,7 @@ def test_names_that_no_tool_may_have(name: str) -> None:
         lambda: entries.raw_tool(Tool(name, SCHEMA), given),
     ):
         with pytest.raises(
-            LocalProtocolError,
+            UsageError,
             match=r"cannot be the name of a tool: use 1 to 128 of the characters A-Z a-z 0-9 _ - \. \(name=\.\.\.\)$",
         ):
             make()
@@ -556,7 +556,7 @@ REFUSED = {
 @req("tool-16")
 @pytest.mark.parametrize(("make", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_mistake_is_told_when_it_is_made(make: Make, why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(why)
 
@@ -565,7 +565,7 @@ def test_a_return_hint_that_cannot_be_promised_is_refused_and_left_out_on_demand
     def parts() -> complex:
         return 1j
 
-    with pytest.raises(LocalProtocolError, match=r"^the tool 'parts': .*complex"):
+    with pytest.raises(UsageError, match=r"^the tool 'parts': .*complex"):
         entries.tool_of(parts)
     assert entries.tool_of(parts, structured=False).model.output_schema is None  # type: ignore[attr-defined]
 
@@ -579,9 +579,7 @@ def test_a_bad_schema_keeps_its_reason() -> None:
 def test_a_marked_argument_that_no_header_can_hold_is_refused() -> None:
     def query(texts: Annotated[list[str], Field(header="Texts")]) -> None: ...
 
-    with pytest.raises(
-        LocalProtocolError, match=r"^the tool 'query' cannot have its arguments in headers: x-mcp-header"
-    ):
+    with pytest.raises(UsageError, match=r"^the tool 'query' cannot have its arguments in headers: x-mcp-header"):
         entries.tool_of(query)
 
 
@@ -597,10 +595,10 @@ def test_a_marked_argument_that_no_header_can_hold_is_refused() -> None:
     ],
 )
 def test_annotations_of_resources_are_checked(annotations: Annotations, why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         entries.resource_of(today, "a:b", annotations=annotations)
     assert str(caught.value) == why
-    with pytest.raises(LocalProtocolError):
+    with pytest.raises(UsageError):
         entries.raw_template(ResourceTemplate("n", "a:{b}", annotations=annotations), given)
 
 
@@ -636,12 +634,10 @@ def test_uris_as_rfc_3986_has_them_are_taken(uri: str) -> None:
 )  # fmt: skip
 def test_other_uris_are_refused(uri: str) -> None:
     for make in (lambda: entries.resource_of(today, uri), lambda: entries.raw_resource(Resource("n", uri), given)):
-        with pytest.raises(
-            LocalProtocolError, match="is no absolute URI as RFC 3986 has them: it needs a scheme, such"
-        ):
+        with pytest.raises(UsageError, match="is no absolute URI as RFC 3986 has them: it needs a scheme, such"):
             make()
 
 
 def test_a_uri_that_is_no_text_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match=r"^None is no absolute URI"):
+    with pytest.raises(UsageError, match=r"^None is no absolute URI"):
         entries.resource_of(today, None)  # type: ignore[arg-type]

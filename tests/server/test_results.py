@@ -36,9 +36,9 @@ from trio_mcp.core.content import (
     ResourceLink,
     TextContent,
     TextResourceContents,
-    Unknown,
+    UnknownContent,
 )
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RequestError, ResourceNotFound
+from trio_mcp.core.errors import NotInThisRevision, RequestError, ResourceNotFound, UsageError
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import (
     CallToolResult,
@@ -53,7 +53,7 @@ from trio_mcp.core.schema.validation import InvalidSchema
 from trio_mcp.server.results import (
     BadResult,
     InputRequired,
-    Output,
+    OutputSchema,
     ToolError,
     audio,
     completion_result,
@@ -153,7 +153,7 @@ CONTENT: list[tuple[Any, list[Any]]] = [
 @REVISION
 @pytest.mark.parametrize(("value", "content"), CONTENT)
 def test_what_a_tool_returns_is_its_content(official: Official, revision: Revision, value: Any, content: Any) -> None:
-    for output in (None, Output(), Output(str)):
+    for output in (None, OutputSchema(), OutputSchema(str)):
         result = tool_result(value, output, "t", revision)
         assert result == {"content": content}
         official.check("CallToolResult", revision, "tools/call", result)
@@ -185,7 +185,7 @@ def test_links_are_content_where_the_revision_has_them(official: Official, revis
 
 
 def test_content_of_a_kind_that_is_not_known_is_sent_on() -> None:
-    assert tool_result(Unknown({"type": "new"}), None, "t", LATEST) == {"content": [{"type": "new"}]}
+    assert tool_result(UnknownContent({"type": "new"}), None, "t", LATEST) == {"content": [{"type": "new"}]}
 
 
 @req("tool-39")
@@ -252,7 +252,7 @@ SCALARS: list[tuple[Any, Any, Any]] = [
 def test_data_is_structured_content_beside_its_text(
     official: Official, revision: Revision, hint: Any, value: Any, structured: Any
 ) -> None:
-    output = Output(hint)
+    output = OutputSchema(hint)
     assert output.schema is not None
     result = tool_result(value, output, "t", revision)
     official.check("CallToolResult", revision, "tools/call", result)
@@ -279,7 +279,7 @@ class Tree:
 @req("tool-34", "tool-36")
 @pytest.mark.parametrize("revision", [V2025_06, V2025_11], ids=str)
 def test_what_is_no_object_by_its_schema_is_boxed_whatever_is_returned(revision: Revision) -> None:
-    output = Output(Tree | None)
+    output = OutputSchema(Tree | None)
     schema = output.boxed_schema()
     assert output.schema is not None
     assert "$defs" in output.schema
@@ -298,15 +298,15 @@ def test_what_is_no_object_by_its_schema_is_boxed_whatever_is_returned(revision:
 @req("tool-36")
 @STRUCTURED
 def test_a_schema_by_hand_is_never_boxed(revision: Revision) -> None:
-    output = Output(schema={"type": "array", "items": {"$ref": "#/definitions/n"}, "definitions": {"n": {}}})
+    output = OutputSchema(schema={"type": "array", "items": {"$ref": "#/definitions/n"}, "definitions": {"n": {}}})
     assert not output.boxed_in(revision)
     assert ("structuredContent" in tool_result([1], output, "t", revision)) is (revision is V2026_07)
 
 
 @req("tool-35")
 def test_null_is_a_result_and_absence_is_none() -> None:
-    assert tool_result(None, Output(int | None), "t", LATEST) == {**text("null"), "structuredContent": None}
-    assert tool_result(None, Output(None), "t", LATEST) == {"content": []}
+    assert tool_result(None, OutputSchema(int | None), "t", LATEST) == {**text("null"), "structuredContent": None}
+    assert tool_result(None, OutputSchema(None), "t", LATEST) == {"content": []}
 
 
 def test_a_derived_object_says_no_more_than_was_promised() -> None:
@@ -314,7 +314,7 @@ def test_a_derived_object_says_no_more_than_was_promised() -> None:
     class More(Forecast):
         secret: str = "s3cr3t"
 
-    assert tool_result(More("Oslo", []), Output(Forecast), "t", LATEST)["structuredContent"] == {
+    assert tool_result(More("Oslo", []), OutputSchema(Forecast), "t", LATEST)["structuredContent"] == {
         "city": "Oslo",
         "days": [],
     }
@@ -326,13 +326,13 @@ RAW = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": [
 @req("tool-14")
 @STRUCTURED
 def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
-    output = Output(schema=RAW)
+    output = OutputSchema(schema=RAW)
     assert output.schema == RAW
     assert tool_result({"n": 1}, output, "t", revision) == {**text('{"n": 1}'), "structuredContent": {"n": 1}}
     with pytest.raises(BadResult, match="'t': it is not what the output schema promises: /n must be of type integer"):
         tool_result({"n": "s3cr3t"}, output, "t", revision)
     with pytest.raises(InvalidSchema):
-        Output(schema={"type": 3})
+        OutputSchema(schema={"type": 3})
 
 
 @req("tool-14")
@@ -352,14 +352,14 @@ def test_a_schema_by_hand_is_kept_just_the_same(revision: Revision) -> None:
 )
 def test_what_breaks_the_promise_does_not_leave(revision: Revision, hint: Any, value: Any, why: str) -> None:
     with pytest.raises(BadResult, match=why) as caught:
-        tool_result(value, Output(hint), "t", revision)
+        tool_result(value, OutputSchema(hint), "t", revision)
     assert "s3cr3t" not in str(caught.value)
 
 
 @req("tool-13")
 @STRUCTURED
 def test_an_explicit_result_is_checked_and_has_a_text(official: Official, revision: Revision) -> None:
-    output = Output(Forecast)
+    output = OutputSchema(Forecast)
     for content in ([], [ImageContent(PNG, "image/png")]):
         result = tool_result(CallToolResult(content, structured_content=OSLO), output, "t", revision)
         assert result["structuredContent"] == OSLO_JSON
@@ -373,7 +373,7 @@ def test_an_explicit_result_is_checked_and_has_a_text(official: Official, revisi
 
 @REVISION
 def test_an_error_keeps_no_promise(revision: Revision) -> None:
-    output = Output(Forecast)
+    output = OutputSchema(Forecast)
     assert tool_result(CallToolResult([], is_error=True), output, "t", revision)["isError"] is True
     result = tool_result(CallToolResult([], structured_content=[1], is_error=True), output, "t", revision)
     assert result["content"] == [{"type": "text", "text": "[1]"}]
@@ -397,12 +397,12 @@ UNSTRUCTURED += [
     Any | int,
     typing.NoReturn,
 ]
-UNSTRUCTURED += [EmbeddedResource | Unknown, list[str | Any], Anything, Annotated[Blocks | None, 1]]
+UNSTRUCTURED += [EmbeddedResource | UnknownContent, list[str | Any], Anything, Annotated[Blocks | None, 1]]
 
 
 @pytest.mark.parametrize("hint", UNSTRUCTURED, ids=repr)
 def test_hints_of_content_promise_no_data(hint: Any) -> None:
-    assert Output(hint).schema is None
+    assert OutputSchema(hint).schema is None
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_hints_of_content_promise_no_data(hint: Any) -> None:
     ],
 )
 def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
-    assert Output(hint).schema == schema
+    assert OutputSchema(hint).schema == schema
 
 
 @pytest.mark.parametrize(
@@ -432,8 +432,8 @@ def test_hints_of_data_promise_it(hint: Any, schema: Mapping[str, Any]) -> None:
     ],
 )
 def test_a_hint_that_promises_nothing_clear_is_refused_with_what_to_change(hint: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
-        Output(hint)
+    with pytest.raises(UsageError, match=why):
+        OutputSchema(hint)
 
 
 # Failures.
@@ -529,7 +529,7 @@ def test_the_suffix_tells_the_type_wherever_it_runs(tmp_path: Path, name: str, m
     ],
 )
 def test_helpers_say_what_is_missing(folder: Path, make: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         make(folder)
 
 
@@ -805,8 +805,8 @@ BUILT_WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("embedded", lambda: EmbeddedResource(TextResourceContents(*typing.cast(Any, (5, 5)))), "expected string"),
     ("embedded, no uri", lambda: EmbeddedResource(NO_URI), "the uri of a resource begins with a scheme"),
     ("no resource", lambda: EmbeddedResource(typing.cast(Any, None)), "NoneType cannot stand where"),
-    ("unknown", lambda: Unknown({"type": "image"}), "data: missing"),
-    ("not even unknown", lambda: Unknown(typing.cast(Any, 5)), "expected object, got integer"),
+    ("unknown", lambda: UnknownContent({"type": "image"}), "data: missing"),
+    ("not even unknown", lambda: UnknownContent(typing.cast(Any, 5)), "expected object, got integer"),
 ]
 NO_URI = TextResourceContents("no uri", "hi")
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -908,7 +908,7 @@ LEAVES = st.sampled_from(
     ]
 )  # fmt: skip
 MODELS: list[Callable[..., Any]] = [
-    TextContent, ImageContent, AudioContent, EmbeddedResource, ResourceLink, TextResourceContents, Unknown,
+    TextContent, ImageContent, AudioContent, EmbeddedResource, ResourceLink, TextResourceContents, UnknownContent,
     BlobResourceContents, PromptMessage, CallToolResult, GetPromptResult, ReadResourceResult, Completion, Annotations,
 ]  # fmt: skip
 
@@ -916,8 +916,8 @@ MODELS: list[Callable[..., Any]] = [
 def built(inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     def build(model: Callable[..., Any], parts: list[Any]) -> Any:
         try:
-            return model(*parts[: 1 if model is Unknown else 2])
-        except (TypeError, LocalProtocolError):  # it can be seen when it is built
+            return model(*parts[: 1 if model is UnknownContent else 2])
+        except (TypeError, UsageError):  # it can be seen when it is built
             return parts
 
     return st.builds(build, st.sampled_from(MODELS), st.lists(inside, min_size=1, max_size=2)) | st.lists(
@@ -952,11 +952,11 @@ def test_who_returns_text_needs_no_models() -> None:
         "from trio_mcp.core.revisions import LATEST\n"
         "import trio_mcp.core.schema.schema\n"
         "from trio_mcp.server.results import *\n"
-        "output = Output(str)\n"
+        "output = OutputSchema(str)\n"
         "tool_result('a', output, 't', LATEST), tool_result(None, output, 't', LATEST), tool_failure('a', LATEST)\n"
         "tool_result({'a': 1}, None, 't', LATEST), tool_result(['a'], None, 't', LATEST)\n"
         "prompt_result('a', None, LATEST), resource_result('a', 'a:b', None, LATEST), completion_result(['a'])\n"
-        "Output(int), Output(list[str]), Output(str | InputRequired)\n"
+        "OutputSchema(int), OutputSchema(list[str]), OutputSchema(str | InputRequired)\n"
         "print([name for name in ('trio_mcp.core.content', 'trio_mcp.core.models', 'trio_mcp.core.codec', 'cattrs',\n"
         "    'jsonschema_rs', 'mimetypes', 'dataclasses') if name in sys.modules])"
     )

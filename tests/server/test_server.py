@@ -22,13 +22,13 @@ from trio_mcp import (
     CacheHints,
     Context,
     Limits,
-    LocalProtocolError,
     Prompt,
     RequestError,
     Resource,
     ResourceTemplate,
     Server,
     Tool,
+    UsageError,
 )
 
 PACKAGE = Path(trio_mcp.__file__).parent
@@ -84,7 +84,7 @@ def test_a_fresh_interpreter_finds_every_name_at_once() -> None:
 # What needs no words: the name says it all.
 _PLAIN = {"remove_tool", "remove_prompt", "remove_resource", "remove_template", "method", "request_id"}
 # For the machinery, and out of reach for it with an underscore.
-_INSIDE = {"let_go", "go_on", "cancel", "cancelled", "opened"}
+_INSIDE = {"detach", "attach", "cancel", "cancelled", "opened"}
 
 
 @pytest.mark.parametrize("owner", [Server, Context], ids=lambda owner: owner.__name__)
@@ -225,7 +225,7 @@ async def test_what_is_added_by_hand_can_be_removed_and_added_again(revision: st
                 with pytest.raises(WireError):
                     await wire.call(method, params)
             add()
-    with pytest.raises(LocalProtocolError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         add()
 
 
@@ -277,14 +277,14 @@ MISTAKES: list[tuple[Object, str]] = [
 
 @pytest.mark.parametrize(("options", "why"), MISTAKES, ids=range(len(MISTAKES)))
 def test_a_mistake_in_what_a_server_is_made_with_is_told_at_once(options: Object, why: str) -> None:
-    with pytest.raises(LocalProtocolError) as caught:
+    with pytest.raises(UsageError) as caught:
         Server(**{"name": "mistaken", **options})
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("keys", [[], [b"short"], b"x" * 32, ["x" * 32]])
 def test_a_key_that_seals_nothing_is_told_at_once(keys: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="sealing needs a sequence of keys"):
+    with pytest.raises(UsageError, match="sealing needs a sequence of keys"):
         Server("sealed", state_keys=keys)
 
 
@@ -299,12 +299,12 @@ def test_a_filter_that_waits_is_told_at_once() -> None:
             return False
 
     for filter in (never, Never()):
-        with pytest.raises(LocalProtocolError, match="give a plain function"):
+        with pytest.raises(UsageError, match="give a plain function"):
             Server("filtered", filter=filter)  # type: ignore[arg-type]
 
 
 def test_limits_are_limits_and_options_are_known() -> None:
-    with pytest.raises(LocalProtocolError, match="limits are given as"):
+    with pytest.raises(UsageError, match="limits are given as"):
         Server("limited", limits={})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
         Server("typo").tool(nam="add")(lambda: "")  # type: ignore[call-overload]
@@ -368,7 +368,7 @@ def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
 
 
 def test_an_update_names_a_uri() -> None:
-    with pytest.raises(LocalProtocolError, match="is told by its URI, text; not PosixPath"):
+    with pytest.raises(UsageError, match="is told by its URI, text; not PosixPath"):
         Server("updating").updated(Path("/tmp"))  # type: ignore[arg-type]
 
 
@@ -382,7 +382,7 @@ from typing import Annotated, Any
 
 import trio
 from trio_mcp import (
-    CacheHints, Context, Field, LocalProtocolError, Prompt, RequestError, Resource, ResourceTemplate, Server, Tool,
+    CacheHints, Context, Field, UsageError, Prompt, RequestError, Resource, ResourceTemplate, Server, Tool,
     ToolAnnotations, ToolError, image, serve_stdio, serve_stream,
 )
 from trio_mcp.core.content import Described
@@ -558,23 +558,23 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
 
 def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
     server = Server("mistaken")
-    with pytest.raises(LocalProtocolError, match=r"options have names: @server\.tool\(name='adder'\)"):
+    with pytest.raises(UsageError, match=r"options have names: @server\.tool\(name='adder'\)"):
         server.tool("adder")  # type: ignore[call-overload]
-    with pytest.raises(LocalProtocolError, match=r"options have names: @server\.prompt\(name='greeting'\)"):
+    with pytest.raises(UsageError, match=r"options have names: @server\.prompt\(name='greeting'\)"):
         server.prompt("greeting")  # type: ignore[call-overload]
-    with pytest.raises(LocalProtocolError, match="a resource has a URI"):
+    with pytest.raises(UsageError, match="a resource has a URI"):
         server.resource(lambda: "text")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("lifespan", [lambda server: None, lambda server: iter(())])
 async def test_a_lifespan_that_is_none_says_what_to_write(lifespan: Any, autojump_clock: MockClock) -> None:
-    with pytest.raises(LocalProtocolError, match=r"write @contextlib\.asynccontextmanager above it"):
+    with pytest.raises(UsageError, match=r"write @contextlib\.asynccontextmanager above it"):
         async with Server("living", lifespan=lifespan).running():
             pytest.fail("it began")
 
 
 def test_a_server_has_a_name() -> None:
-    with pytest.raises(LocalProtocolError, match="a server has a name"):
+    with pytest.raises(UsageError, match="a server has a name"):
         Server("")
 
 

@@ -32,7 +32,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import trio_mcp
 from tests.requirements import req
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.session import Offer
 from trio_mcp.server import process
 from trio_mcp.server import stdio as serving_stdio
@@ -401,7 +401,7 @@ async def test_what_is_printed_before_and_within_reaches_stderr_or_nobody(
 async def test_there_is_one_owner_at_a_time(tmp_path: Path) -> None:
     with standing_in(pipes(tmp_path)):
         async with own_stdio() as stream:
-            with pytest.raises(LocalProtocolError, match="one at a time"):
+            with pytest.raises(UsageError, match="one at a time"):
                 async with own_stdio():
                     pass
             await stream.send_all(b"still ours")
@@ -958,7 +958,7 @@ def test_a_closed_stderr_takes_nothing_and_is_not_the_wire(launch: Launch, tmp_p
 async def test_an_fd_that_was_closed_since_is_a_clear_error_too(fd: int, tmp_path: Path) -> None:
     with standing_in(pipes(tmp_path)):
         os.close(fd)
-        with pytest.raises(LocalProtocolError, match=r"standard \w+ is closed"):
+        with pytest.raises(UsageError, match=r"standard \w+ is closed"):
             async with own_stdio():
                 pass
 
@@ -969,7 +969,7 @@ async def test_a_standard_stream_that_python_did_not_find_is_not_taken(monkeypat
     for name, text in (("__stdin__", "input"), ("__stdout__", "output")):
         with monkeypatch.context() as patch:
             patch.setattr(sys, name, None)
-            with pytest.raises(LocalProtocolError, match=f"standard {text} is closed"):
+            with pytest.raises(UsageError, match=f"standard {text} is closed"):
                 async with own_stdio():
                     pass
     assert (looks(0), looks(1)) == before
@@ -977,7 +977,7 @@ async def test_a_standard_stream_that_python_did_not_find_is_not_taken(monkeypat
 
 async def test_windows_is_told_that_it_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(LocalProtocolError, match="not supported on Windows"):
+    with pytest.raises(UsageError, match="not supported on Windows"):
         async with own_stdio():
             pass
 
@@ -1041,7 +1041,7 @@ async def test_an_hour_of_silence_can_be_left_without_the_end_of_input(
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runs]:
     monkeypatch.setattr(serving_stdio, "serve_stream", serve_stream)
     monkeypatch.setattr(process, "_replaced", [])
-    monkeypatch.setattr(process.Life, "leave", lambda *_: None)  # the process is ours, and may be slow
+    monkeypatch.setattr(process.ProcessLife, "leave", lambda *_: None)  # the process is ours, and may be slow
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         monkeypatch.setattr(sys, name, getattr(sys, name))  # put back afterwards
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

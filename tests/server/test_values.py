@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tests.core import test_schema as hints
 from tests.core.test_schema import HINTS, Colour, Forecast, Level, Movie, Person, Point, Tree
 from trio_mcp.core.content import TextContent
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.schema import Field, parameters_schema, schema_of
 from trio_mcp.core.schema.validation import compile_schema
 from trio_mcp.core.schema.values import Unreadable, arguments_reader, reader_of, to_json_value, writer_of
@@ -709,7 +709,7 @@ class Zone(datetime.tzinfo):
     ],
 )
 def test_what_has_no_json_form_is_refused_by_its_type(value: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         to_json_value(value)
 
 
@@ -719,15 +719,13 @@ def test_a_coroutine_is_to_be_awaited() -> None:
 
     forgotten = answer()
     for hint in (Any, int, list[int]):
-        with pytest.raises(
-            LocalProtocolError, match=r"^a coroutine is no value yet: await it, and return what that gives"
-        ):
+        with pytest.raises(UsageError, match=r"^a coroutine is no value yet: await it, and return what that gives"):
             to_json_value(forgotten, hint)
     forgotten.close()
 
 
 def test_a_datetime_is_no_date() -> None:
-    with pytest.raises(LocalProtocolError, match=r"a datetime stands where a date was promised; use its date\(\)"):
+    with pytest.raises(UsageError, match=r"a datetime stands where a date was promised; use its date\(\)"):
         to_json_value([NOON], list[datetime.date])
     assert to_json_value(NOON, datetime.date | datetime.datetime) == "2026-01-31T12:00:00+00:00"
 
@@ -746,7 +744,7 @@ def test_a_datetime_is_no_date() -> None:
     ],
 )
 def test_hints_without_a_schema_are_refused(convert: Callable[[Any], Any], hint: Any, why: str) -> None:
-    with pytest.raises(LocalProtocolError, match=why):
+    with pytest.raises(UsageError, match=why):
         convert(hint)
 
 

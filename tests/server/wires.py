@@ -9,8 +9,8 @@ import trio
 
 from tests.server.wire import CAPABILITIES, CLIENT_INFO
 from trio_mcp.core.jsonrpc import Notification, Request
-from trio_mcp.core.state import Link
-from trio_mcp.server.conversation import Conversation
+from trio_mcp.core.state import LinkKind
+from trio_mcp.server.conversation import ServerSession
 from trio_mcp.server.run import Run
 
 __all__ = ["Nowhere", "session_of"]
@@ -47,12 +47,14 @@ class Nowhere:
         self.closed = True
 
 
-def session_of(run: Run, revision: str, own: Nowhere, *, capabilities: Mapping[str, Any] | None = None) -> Conversation:
+def session_of(
+    run: Run, revision: str, own: Nowhere, *, capabilities: Mapping[str, Any] | None = None
+) -> ServerSession:
     """A conversation with a session over HTTP, after the handshake."""
-    conversation = Conversation(run, own, link=Link.SESSION)
+    conversation = ServerSession(run, own, link=LinkKind.SESSION)
     declared = CAPABILITIES[revision] if capabilities is None else capabilities
     opening = {"protocolVersion": revision, "capabilities": declared, "clientInfo": CLIENT_INFO}
-    conversation.hear(Request(0, "initialize", opening), trio.current_time())
-    conversation.hear(Notification("notifications/initialized", {}), trio.current_time())
+    conversation.receive(Request(0, "initialize", opening), trio.current_time())
+    conversation.receive(Notification("notifications/initialized", {}), trio.current_time())
     conversation.session.outgoing()
     return conversation

@@ -32,15 +32,15 @@ import trio
 
 from trio_mcp import (
     ConnectionFailed,
-    InputNotGiven,
-    LocalProtocolError,
+    InputUnavailable,
     McpError,
-    NotAnswered,
-    NothingToHear,
+    NoResponse,
     RequestError,
     SessionClosed,
     SessionLost,
+    SubscriptionUnsupported,
     Unauthorized,
+    UsageError,
 )
 from trio_mcp.oauth.client import AuthorizationFailed
 
@@ -50,9 +50,9 @@ ANSWERED, FAILED, ERROR, CANCELLED, LATE = "answered", "tool failed", "error", "
 # Which outcome a call has that raises this; the first that fits.
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (trio.TooSlowError, LATE), (ConnectionFailed, "no connection"), (SessionLost, "session lost"),
-    (NotAnswered, "not answered"), (SessionClosed, "closed"), (Unauthorized, "unauthorized"),
-    (AuthorizationFailed, "no access"), (InputNotGiven, "input not given"), (LocalProtocolError, "refused here"),
-    (NothingToHear, "nothing to hear"), (RequestError, ERROR), (McpError, "blamed"),
+    (NoResponse, "not answered"), (SessionClosed, "closed"), (Unauthorized, "unauthorized"),
+    (AuthorizationFailed, "no access"), (InputUnavailable, "input not given"), (UsageError, "refused here"),
+    (SubscriptionUnsupported, "nothing to hear"), (RequestError, ERROR), (McpError, "blamed"),
 )  # fmt: skip
 ASKING = ("ask", "wizard")
 REPEATED = ("prompt", "wizard")
@@ -78,9 +78,9 @@ class Call:
     @property
     def claims_that_it_did_not_run(self) -> bool:
         error = self.error
-        if isinstance(error, NotAnswered | SessionLost):
+        if isinstance(error, NoResponse | SessionLost):
             return not error.request_may_have_run
-        return isinstance(error, ConnectionFailed | LocalProtocolError)
+        return isinstance(error, ConnectionFailed | UsageError)
 
 
 @attrs.define(eq=False)

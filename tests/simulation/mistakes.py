@@ -14,7 +14,7 @@ from unittest import mock
 
 import trio
 
-from trio_mcp import Client, Context, NotAnswered, SessionLost
+from trio_mcp import Client, Context, NoResponse, SessionLost
 from trio_mcp.core.shares import Account
 from trio_mcp.core.subscriptions import Listeners
 from trio_mcp.server.dispatch import Dispatcher
@@ -29,7 +29,7 @@ def _replayed_call() -> AbstractContextManager[Any]:
     async def again(self: Client, *args: Any, **options: Any) -> Any:
         try:
             return await call(self, *args, **options)
-        except (NotAnswered, SessionLost):
+        except (NoResponse, SessionLost):
             return await call(self, *args, **options)
 
     return mock.patch.object(Client, "call_tool", again)
@@ -37,12 +37,12 @@ def _replayed_call() -> AbstractContextManager[Any]:
 
 def _false_not_run() -> AbstractContextManager[Any]:
     """A connection that ends before there was a reply is taken for one that carried nothing."""
-    init = NotAnswered.__init__
+    init = NoResponse.__init__
 
-    def claim(self: NotAnswered, why: str, **options: Any) -> None:
+    def claim(self: NoResponse, why: str, **options: Any) -> None:
         init(self, why, **{**options, "request_may_have_run": "ended before" not in why})
 
-    return mock.patch.object(NotAnswered, "__init__", claim)
+    return mock.patch.object(NoResponse, "__init__", claim)
 
 
 def _kept_listener() -> AbstractContextManager[Any]:

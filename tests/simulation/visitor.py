@@ -14,7 +14,7 @@ from tests.simulation.book import ANSWERED, CANCELLED, FAILED, LATE, Book, Call,
 from tests.simulation.host import KEYS, TOOLS
 from tests.simulation.network import caller
 from tests.simulation.plan import Move
-from trio_mcp import Client, McpError, NotAnswered, PromptReference, SessionClosed, SessionLost, open_client
+from trio_mcp import Client, McpError, NoResponse, PromptReference, SessionClosed, SessionLost, open_client
 from trio_mcp.client.options import ClientOptions
 
 __all__ = ["Surroundings", "Visitor"]
@@ -147,7 +147,7 @@ class Visitor:
             else:
                 self._book.settle(call, outcome)
         # A stream and a WebSocket stay lost.
-        if isinstance(failure, SessionClosed) and not isinstance(failure, NotAnswered | SessionLost):
+        if isinstance(failure, SessionClosed) and not isinstance(failure, NoResponse | SessionLost):
             self._lost = True
         if call.outcome in (CANCELLED, LATE):
             self._world.start(self._book.watch, call)
@@ -205,7 +205,7 @@ class Visitor:
         self._book.check(names == TOOLS, f"{call.token} found {names}")
 
     async def _follow(self, client: Client, call: Call, move: Move, along: Any) -> None:
-        async with client.follow_tool("count", {"token": call.token, "to": move.size}, **along) as followed:
+        async with client.stream_tool("count", {"token": call.token, "to": move.size}, **along) as followed:
             async for report in followed:
                 self._book.progressed(call, report.progress, report.message)
             self._take(call, await followed.result())

@@ -7,8 +7,8 @@ input-required result in the modern one (`answer_all`).  What was not offered is
 | A callback for | is given | and returns |
 |---|---|---|
 | sampling | `SamplingRequest` | a `CreateMessageResult`, `(text, model)`, or `Declined` |
-| elicitation | `FormRequest` | the values, or `Accepted` with them, `Declined`, None or `Dismissed` |
-| elicitation_url | `PageRequest` | True or `Accepted`, False or `Declined`, None or `Dismissed` |
+| elicitation | `FormElicitationRequest` | the values, or `Accepted` with them, `Declined`, None or `Dismissed` |
+| elicitation_url | `UrlElicitationRequest` | True or `Accepted`, False or `Declined`, None or `Dismissed` |
 | roots | nothing | the roots |
 
 Each may be `async def`, or a plain `def`, which runs in the loop as it is and must not block.  Up to `Limits.questions`
@@ -17,7 +17,7 @@ callback that calls the server, which asks again, keeps its place meanwhile.  A 
 is taken back.
 
 Who is to blame: what the server asks wrongly is answered with -32602, by a `RequestError`.  What a callback answers
-wrongly is never sent: `LocalProtocolError` says what does not fit, and where, but not what stood there.  What a
+wrongly is never sent: `UsageError` says what does not fit, and where, but not what stood there.  What a
 callback raises leaves as it is; a `RequestError` is an answer, and any other the caller of `answer` makes one of.
 
 Forms: values are a mapping by field, or an object of a dataclass or attrs class with these fields.  A field for which
@@ -41,7 +41,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 import attrs
 import trio
 
-from trio_mcp.client.asked import Form, FormRequest, PageRequest, SamplingRequest, host_of
+from trio_mcp.client.asked import AnswerForm, FormElicitationRequest, SamplingRequest, UrlElicitationRequest, host_of
 from trio_mcp.client.caller import too_many_questions
 from trio_mcp.core import codec, forms, models
 from trio_mcp.core.content import Model, TextContent, ToolUseContent, well_formed
@@ -49,10 +49,10 @@ from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    LocalProtocolError,
     McpError,
     RemoteProtocolError,
     RequestError,
+    UsageError,
     name_of,
     shown,
 )
@@ -107,8 +107,8 @@ FormAnswer: TypeAlias = (
 )
 PageAnswer: TypeAlias = bool | Accepted[Any] | Declined | Dismissed | None
 OnSampling: TypeAlias = Callable[[SamplingRequest], SamplingAnswer | Awaitable[SamplingAnswer]]
-OnElicitation: TypeAlias = Callable[[FormRequest], FormAnswer | Awaitable[FormAnswer]]
-OnElicitationUrl: TypeAlias = Callable[[PageRequest], PageAnswer | Awaitable[PageAnswer]]
+OnElicitation: TypeAlias = Callable[[FormElicitationRequest], FormAnswer | Awaitable[FormAnswer]]
+OnElicitationUrl: TypeAlias = Callable[[UrlElicitationRequest], PageAnswer | Awaitable[PageAnswer]]
 
 RootLike: TypeAlias = str | os.PathLike[str] | models.Root
 """An absolute path, or a `file:` URI."""
@@ -118,7 +118,7 @@ GivenRoots: TypeAlias = Sequence[RootLike] | Callable[[], Sequence[RootLike] | A
 class Answering:
     """See the head of this file.
 
-    Raises `LocalProtocolError` for `sampling_tools` without `sampling`, what cannot be called, and what is no root.
+    Raises `UsageError` for `sampling_tools` without `sampling`, what cannot be called, and what is no root.
     """
 
     def __init__(
@@ -131,18 +131,18 @@ class Answering:
         roots: GivenRoots | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._turns = _Turns(limits or Limits())
+        self._turns = _CallbackQueue(limits or Limits())
         given = {"sampling": sampling, "elicitation": elicitation, "elicitation_url": elicitation_url}
         for name, callback in given.items():
             if callback is not None and not callable(callback):
-                raise LocalProtocolError(f"{name} is a callback, not {type(callback).__name__}")
+                raise UsageError(f"{name} is a callback, not {type(callback).__name__}")
         if sampling_tools and sampling is None:
-            raise LocalProtocolError("sampling_tools says what the sampling callback can do, and there is none")
+            raise UsageError("sampling_tools says what the sampling callback can do, and there is none")
         self._sampling = sampling
         self._elicitation = elicitation
         self._elicitation_url = elicitation_url
         self._roots = None if roots is None else _kept(roots)
-        self._pages: dict[str | None, PageRequest] = {}  # by elicitation id, oldest first
+        self._pages: dict[str | None, UrlElicitationRequest] = {}  # by elicitation id, oldest first
 
         self.capabilities: JsonObject = {}
         """What was offered and nothing else, for an `Offer`: for the newest revision that knows it."""
@@ -157,7 +157,7 @@ class Answering:
     async def answer(self, method: str, params: JsonObject, terms: Terms) -> JsonObject:
         """The result of a request of the server, as its revision writes it.
 
-        Raises `RequestError` for what is refused, with the code to refuse it by, `LocalProtocolError` for what a
+        Raises `RequestError` for what is refused, with the code to refuse it by, `UsageError` for what a
         callback should not have answered, and what a callback raises.
         """
         revision = terms.revision
@@ -211,14 +211,14 @@ class Answering:
         """Expose these from now on.  Whether they may be others than before, so that servers of the legacy era are to
         be sent `notifications/roots/list_changed`; the modern one asks again each time.
 
-        Raises `LocalProtocolError` for what is no root, and if roots were not offered from the start.
+        Raises `UsageError` for what is no root, and if roots were not offered from the start.
         """
         if self._roots is None:
-            raise LocalProtocolError("the server was told that there are no roots; offer roots=[] from the start")
+            raise UsageError("the server was told that there are no roots; offer roots=[] from the start")
         before, self._roots = self._roots, _kept(roots)
         return callable(before) or callable(self._roots) or before != self._roots
 
-    def finished(self, params: JsonObject) -> PageRequest | None:
+    def finished(self, params: JsonObject) -> UrlElicitationRequest | None:
         """Which page `notifications/elicitation/complete` is about, once; None for what is not, or no longer, known.
 
         A page is known from the moment the callback sees it, for it may be visited before the callback has returned,
@@ -237,7 +237,7 @@ class Answering:
             # samp-14, samp-15, samp-32: what our own servers could not ask is not to be asked of our clients.
             check_sampling(well_formed(asked.messages))
             if asked.max_tokens < 1:
-                raise LocalProtocolError("max_tokens must be at least 1")
+                raise UsageError("max_tokens must be at least 1")
         assert self._sampling is not None  # or it would not have been declared
         said = await _called(self._sampling, SamplingRequest(asked, _server(terms)))
         if isinstance(said, Declined | Dismissed):
@@ -247,7 +247,7 @@ class Answering:
         try:  # samp-07: read as strictly as a server would
             codec.from_json(models.CreateMessageResult, codec.to_json(result, terms.revision), strict=True)
         except RemoteProtocolError as error:
-            raise LocalProtocolError(f"the sampling callback returned no answer: {error}") from None
+            raise UsageError(f"the sampling callback returned no answer: {error}") from None
         return result
 
     async def _elicit(self, params: JsonObject, terms: Terms) -> forms.ElicitResult:
@@ -255,9 +255,9 @@ class Answering:
             return await self._visit(params, terms)
         with _blaming_the_server("elicitation/create"):
             asked = codec.from_json(forms.ElicitFormParams, params)  # elic-15: without a mode, too
-            form = Form(params["requestedSchema"])
+            form = AnswerForm(params["requestedSchema"])
         assert self._elicitation is not None  # or it would not have been declared
-        said = await _called(self._elicitation, FormRequest(asked, _server(terms), form.defaults))
+        said = await _called(self._elicitation, FormElicitationRequest(asked, _server(terms), form.defaults))
         if said is None or isinstance(said, Dismissed):
             return forms.ElicitResult("cancel")
         if isinstance(said, Declined):
@@ -269,11 +269,11 @@ class Answering:
         told = terms.revision.notification(Role.SERVER, "notifications/elicitation/complete") is not None
         with _blaming_the_server("elicitation/create"):
             asked = codec.from_json(forms.ElicitUrlParams, params)
-            page = PageRequest(asked, _server(terms), host_of(asked.url))
+            page = UrlElicitationRequest(asked, _server(terms), host_of(asked.url))
             if told and asked.elicitation_id is None:  # elic-18
                 raise RemoteProtocolError("ElicitUrlParams: elicitationId: missing")
         assert self._elicitation_url is not None  # or it would not have been declared
-        with _Visit(self._pages, page if told else None) as visit:
+        with _PageVisit(self._pages, page if told else None) as visit:
             said = await _called(self._elicitation_url, page)
             if said is True or isinstance(said, Accepted):
                 visit.agreed = True
@@ -283,7 +283,7 @@ class Answering:
         if said is None or isinstance(said, Dismissed):
             return forms.ElicitResult("cancel")
         wanted = "True, False, Accepted, Declined, Dismissed or None"
-        raise LocalProtocolError(f"the elicitation_url callback returns {wanted}, not {_kind_of(said)}")
+        raise UsageError(f"the elicitation_url callback returns {wanted}, not {_kind_of(said)}")
 
     async def _list_roots(self, params: JsonObject, terms: Terms) -> models.ListRootsResult:
         roots = self._roots
@@ -299,7 +299,7 @@ class Answering:
     }
 
 
-class _Turns:
+class _CallbackQueue:
     """As many at work as may be; the others wait in order of arrival.
 
     Entering raises `RequestError` if too many wait already.
@@ -343,7 +343,7 @@ def _why_not(question: Question, error: Exception) -> str:
     """Why a question has no answer, for whoever made the call that it belongs to."""
     if isinstance(error, RequestError):
         return error.message  # its code is for the server, which is not told
-    if isinstance(error, LocalProtocolError):
+    if isinstance(error, UsageError):
         return str(error)
     return f"the callback for {question.method} has failed: {shown(error, _REASON)}"
 
@@ -353,7 +353,7 @@ def _blaming_the_server(method: str) -> Iterator[None]:
     """What is wrong with a question is told the server: with -32602, and the name of the field."""
     try:
         yield
-    except (RemoteProtocolError, LocalProtocolError) as error:
+    except (RemoteProtocolError, UsageError) as error:
         raise RequestError(INVALID_PARAMS, f"{method}: {error}") from None
 
 
@@ -383,7 +383,7 @@ def _values(said: object) -> Mapping[str, Any]:
     values = to_json_value(said) if has_fields else None
     if not isinstance(values, dict):
         wanted = "the values by field, an object with those fields, Accepted, Declined, Dismissed or None"
-        raise LocalProtocolError(f"the elicitation callback returns {wanted}, not {_kind_of(said)}")
+        raise UsageError(f"the elicitation callback returns {wanted}, not {_kind_of(said)}")
     return values
 
 
@@ -397,7 +397,7 @@ def _sampled(said: object) -> models.CreateMessageResult:
         text, model = said
         return models.CreateMessageResult("assistant", TextContent(text), model)
     wanted = "a CreateMessageResult, (text, model) or Declined"  # not the text alone: servers are told who said it
-    raise LocalProtocolError(f"the sampling callback returns {wanted}, not {_kind_of(said)}")
+    raise UsageError(f"the sampling callback returns {wanted}, not {_kind_of(said)}")
 
 
 # "Model MUST use at least one tool before completing": it has completed, unless something stopped it.
@@ -411,15 +411,15 @@ def _check_use_of_tools(asked: models.CreateMessageParams, result: models.Create
     used = [block.name for block in result.blocks if isinstance(block, ToolUseContent)]
     for name in used:
         if name not in usable:
-            raise LocalProtocolError(f"the sampling callback uses {name!r}, which is no tool that may be used here")
+            raise UsageError(f"the sampling callback uses {name!r}, which is no tool that may be used here")
     if mode == "required" and usable and not used and result.stop_reason in _COMPLETED:
-        raise LocalProtocolError("the sampling callback uses no tool, though toolChoice is 'required'")
+        raise UsageError("the sampling callback uses no tool, though toolChoice is 'required'")
 
 
 # Pages
 
 
-class _Visit:
+class _PageVisit:
     """While the user is asked whether to visit `page`, and, if that was `agreed`, until it is told to be finished.
 
     `page` is None where that is never told.
@@ -427,12 +427,12 @@ class _Visit:
 
     __slots__ = ("_page", "_pages", "agreed")
 
-    def __init__(self, pages: dict[str | None, PageRequest], page: PageRequest | None) -> None:
+    def __init__(self, pages: dict[str | None, UrlElicitationRequest], page: UrlElicitationRequest | None) -> None:
         self._pages = pages
         self._page = page
         self.agreed = False
 
-    def __enter__(self) -> _Visit:
+    def __enter__(self) -> _PageVisit:
         if self._page is not None:  # elic-55: the id is only ever compared
             self._pages[self._page.params.elicitation_id] = self._page
             if len(self._pages) > _PAGES:
@@ -457,21 +457,21 @@ def _kept(roots: GivenRoots) -> _Kept:
 
 def _checked(roots: object) -> tuple[models.Root, ...]:
     if isinstance(roots, str | bytes) or not isinstance(roots, Sequence):
-        raise LocalProtocolError(f"roots are a sequence of paths, file: URIs or Root, not {type(roots).__name__}")
+        raise UsageError(f"roots are a sequence of paths, file: URIs or Root, not {type(roots).__name__}")
     return tuple(_root(number, each) for number, each in enumerate(roots))
 
 
 def _root(number: int, given: object) -> models.Root:
     """A root that is exposed.  root-04: its URI begins with file://; root-06: and climbs nowhere, however encoded."""
     if not isinstance(given, models.Root | str | os.PathLike):
-        raise LocalProtocolError(f"roots[{number}] must be a path, a file: URI or a Root, not {type(given).__name__}")
+        raise UsageError(f"roots[{number}] must be a path, a file: URI or a Root, not {type(given).__name__}")
     root = given if isinstance(given, models.Root) else models.Root(_uri(number, given))
     if not root.uri.startswith("file://"):
-        raise LocalProtocolError(f"roots[{number}]: the URI of a root begins with file://")
+        raise UsageError(f"roots[{number}]: the URI of a root begins with file://")
     try:
         file_path(root.uri)
     except PathRefused as error:
-        raise LocalProtocolError(f"roots[{number}]: {error.message}; Path(...).resolve() is a root") from None
+        raise UsageError(f"roots[{number}]: {error.message}; Path(...).resolve() is a root") from None
     return root
 
 
@@ -481,7 +481,5 @@ def _uri(number: int, given: str | os.PathLike[str]) -> str:
         return given
     if not os.path.isabs(path):
         # A relative one would mean another directory when the program has changed its own.
-        raise LocalProtocolError(
-            f"roots[{number}] must be an absolute path, as Path(...).resolve() is, or a file:// URI"
-        )
+        raise UsageError(f"roots[{number}] must be an absolute path, as Path(...).resolve() is, or a file:// URI")
     return Path(os.fsdecode(path)).as_uri()

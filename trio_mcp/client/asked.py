@@ -4,7 +4,7 @@ Each is told which server asks (elic-04), by the name that the server gives itse
 What the server says may be private, so none of it is in a repr (samp-10).
 
 A request is checked before it is one: what a server may not ask raises `RemoteProtocolError`, and no callback hears of
-it.  What is filled in is held against the form here as well; `LocalProtocolError` names the place that does not fit,
+it.  What is filled in is held against the form here as well; `UsageError` names the place that does not fit,
 never what stood there.
 """
 
@@ -19,12 +19,12 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 
 from trio_mcp.core import forms, models
-from trio_mcp.core.content import Malformed, well_formed
-from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, shown
+from trio_mcp.core.content import MalformedContent, well_formed
+from trio_mcp.core.errors import RemoteProtocolError, UsageError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.schema.validation import CompiledSchema, compile_schema
 
-__all__ = ["Form", "FormRequest", "PageRequest", "SamplingRequest", "host_of"]
+__all__ = ["AnswerForm", "FormElicitationRequest", "SamplingRequest", "UrlElicitationRequest", "host_of"]
 
 
 @attrs.frozen(eq=False)
@@ -54,7 +54,7 @@ class SamplingRequest:
 
 
 @attrs.frozen(eq=False)
-class FormRequest:
+class FormElicitationRequest:
     """The server asks the user to fill in a form.
 
     `defaults` are the values to show before the user has entered any (elic-17), and what stands for a field that the
@@ -71,13 +71,13 @@ class FormRequest:
         return self.params.message
 
     @property
-    def fields(self) -> Mapping[str, forms.FieldSchema | Malformed]:
-        """The fields by name.  A `Malformed` one is more than a form may have: its `raw` is a JSON Schema."""
+    def fields(self) -> Mapping[str, forms.FieldSchema | MalformedContent]:
+        """The fields by name.  A `MalformedContent` one is more than a form may have: its `raw` is a JSON Schema."""
         return self.params.requested_schema.properties
 
 
 @attrs.frozen(eq=False)
-class PageRequest:
+class UrlElicitationRequest:
     """The server asks the user to visit a page.
 
     Show the whole `url`, with `host` and `warnings`, and open it only if the user agrees, in a browser of the user's
@@ -107,7 +107,7 @@ class PageRequest:
 # Forms
 
 
-class Form:
+class AnswerForm:
     """The schema of a form, as what is filled in is held against it.
 
     Raises `RemoteProtocolError` for one that is no schema, or too much work.
@@ -120,7 +120,7 @@ class Form:
         try:
             self._check = compile_schema(schema)
             alone = compile_schema({key: each for key, each in schema.items() if key != "required"})
-        except LocalProtocolError as error:  # said of us, but the schema is the server's
+        except UsageError as error:  # said of us, but the schema is the server's
             raise RemoteProtocolError(f"requestedSchema: {error}") from None
         self._names = tuple(properties)
         self.defaults = _defaults(properties, alone)
@@ -129,12 +129,12 @@ class Form:
         """The content of the answer (elic-44)."""
         for name in values:
             if name not in self._names:
-                raise LocalProtocolError(f"the form has no field {shown(name)}; it asks for {shown(self._names)}")
+                raise UsageError(f"the form has no field {shown(name)}; it asks for {shown(self._names)}")
         given = {**self.defaults, **values}
         content = {name: _plain(name, value) for name, value in given.items() if value is not None}
         if problems := self._check.errors(content):
             why = "; ".join(f"content{each.path} {each.message}" for each in problems)
-            raise LocalProtocolError(f"what the elicitation callback returned does not fit the form: {why}")
+            raise UsageError(f"what the elicitation callback returned does not fit the form: {why}")
         return content
 
 
@@ -156,7 +156,7 @@ def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:
 def _plain(name: str, value: Any) -> forms.ElicitValue:
     if not _is_plain(value):
         wanted = "a str, a finite number, a bool or a list of str"
-        raise LocalProtocolError(f"field {shown(name)} of the form takes {wanted}, not this {type(value).__name__}")
+        raise UsageError(f"field {shown(name)} of the form takes {wanted}, not this {type(value).__name__}")
     return list(value) if isinstance(value, tuple) else value
 
 

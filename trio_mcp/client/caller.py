@@ -1,7 +1,7 @@
 """One server, whatever carries its messages: what is asked of it, and what it asks.
 
 The client's half of a `Conversation`.  Messages go in by `hear`; what is to be sent waits in the session until the
-`Carrier` takes it out.  Whoever calls `request` waits in its own task, and everything that concerns the call happens
+`Transport` takes it out.  Whoever calls `request` waits in its own task, and everything that concerns the call happens
 there: reports of progress, the result, and whatever went wrong.  So a caller's cancel scope is its timeout, and what a
 callback raises reaches whoever gave it.
 
@@ -43,26 +43,39 @@ from trio_mcp.core.errors import (
     SessionClosed,
 )
 from trio_mcp.core.http.fields import Fields
-from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Result
-from trio_mcp.core.opening import ClientSession, Negotiation, OpeningFailed
+from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Event, Id, JsonObject, Limits, Message, Response
+from trio_mcp.core.opening import ClientProtocol, Negotiation, OpeningFailed
 from trio_mcp.core.outcomes import (
     Answered,
-    Complained,
-    Garbled,
+    InvalidAnswer,
     Outcome,
+    PeerComplaint,
     PeerMistake,
     ProgressReported,
     Refused,
     RequestCancelled,
-    TornDown,
+    SubscriptionEnded,
 )
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.session import Call, Notice, Opened
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 
 __all__ = [
-    "Caller", "Carrier", "Failure", "HeadersRefused", "NotAnswered", "OnProgress", "OpeningError", "Reports",
-    "SessionLost", "Talk", "Timer", "Unauthorized", "failure_of", "too_many_questions", "worn_out",
+    "Caller",
+    "Failure",
+    "HandshakeError",
+    "HeadersRefused",
+    "NoResponse",
+    "OnProgress",
+    "Reports",
+    "ServerMessageHandler",
+    "SessionLost",
+    "Timer",
+    "Transport",
+    "Unauthorized",
+    "failure_of",
+    "too_many_questions",
+    "worn_out",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -97,7 +110,7 @@ _REPORTS = 1000  # of progress that wait for a slow callback, or to be iterated 
 _CHARACTERS = 1024 * 1024  # of their messages
 
 
-class OpeningError(McpError):
+class HandshakeError(McpError):
     """The server and this client have found no way to speak with each other.
 
     `negotiation` is what was tried, what came back, and why it ended; `error` what the server refused with, if it did.
@@ -127,7 +140,7 @@ class SessionLost(SessionClosed):
         self.request_may_have_run = request_may_have_run
 
 
-class NotAnswered(SessionClosed):
+class NoResponse(SessionClosed):
     """One request has no answer, and will have none; the session goes on.
 
     `status` is that of the reply, where it was one that says so.  `request_may_have_run` is False if nothing of the
@@ -162,12 +175,12 @@ def failure_of(outcome: Outcome, failure: Failure | None) -> Failure:
     if isinstance(outcome, Refused):
         error = outcome.error
         return lambda: RequestError(error.code, error.message, None if error.data is ABSENT else error.data)
-    if isinstance(outcome, Garbled):
+    if isinstance(outcome, InvalidAnswer):
         garbled = f"the server's answer to {outcome.method} is none: {outcome.why}"
         return lambda: RemoteProtocolError(garbled)
     if failure is not None:
         return failure
-    why = outcome.reason if isinstance(outcome, TornDown) else getattr(outcome, "why", "no answer in time")
+    why = outcome.reason if isinstance(outcome, SubscriptionEnded) else getattr(outcome, "why", "no answer in time")
     return lambda: SessionClosed(f"{outcome.method} has no answer: {why}")
 
 
@@ -185,7 +198,7 @@ def worn_out(last: Failure, why: str) -> Failure:
     return failure
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """What carries the messages of one session."""
 
     def wake(self) -> None:
@@ -208,7 +221,7 @@ class Carrier(Protocol):
         """What the message that is being heard takes while it is held, in bytes."""
 
 
-class Talk(Protocol):
+class ServerMessageHandler(Protocol):
     """What the owner of a caller does with what the server says of itself."""
 
     async def answer(self, call: Call) -> JsonObject:
@@ -226,7 +239,7 @@ class Talk(Protocol):
     def mistake(self, why: str) -> None:
         """The server did something off the protocol that cost nothing."""
 
-    def lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: Failure) -> None:
         """The link is gone; called once, after everybody who waited has been told."""
 
 
@@ -297,7 +310,7 @@ class Reports(Generic[R]):
         return report
 
 
-class _Asked:
+class _PendingRequest:
     """A request of ours, as whoever made it waits for it."""
 
     __slots__ = ("failure", "headers", "on_progress", "outcome", "reports", "timer", "waiting")
@@ -346,12 +359,12 @@ class Caller:
     `nursery` is where requests of the server are answered; it must outlast the link.  The carrier is given by `carry`.
     """
 
-    def __init__(self, session: ClientSession, talk: Talk, *, nursery: trio.Nursery) -> None:
+    def __init__(self, session: ClientProtocol, talk: ServerMessageHandler, *, nursery: trio.Nursery) -> None:
         self.session = session
         self._talk = talk
         self._nursery = nursery
-        self._carrier: Carrier | None = None
-        self._asked: dict[Id, _Asked] = {}
+        self._carrier: Transport | None = None
+        self._asked: dict[Id, _PendingRequest] = {}
         self._timers: set[Timer] = set()  # of requests that wait
         self._given_up: dict[Id, float] = {}  # requests of ours without an answer, and when they were cancelled
         self._overflowed_at = -math.inf  # when there were too many of them to keep one more
@@ -370,10 +383,10 @@ class Caller:
 
     # For the carrier.
 
-    def carry(self, carrier: Carrier) -> None:
+    def carry(self, carrier: Transport) -> None:
         self._carrier = carrier
 
-    def hear(self, message: Message, now: float, *, about: Id | None = None) -> None:
+    def receive(self, message: Message, now: float, *, about: Id | None = None) -> None:
         """Take in what came; `about` is the request of ours in whose reply it came, where there is one."""
         self.take(message, now, about)
         if self.session.queued:
@@ -384,7 +397,7 @@ class Caller:
         self.heard_at = now
         if self._given_up:
             for each in message.items if isinstance(message, Batch) else (message,):
-                if isinstance(each, Result | Error):
+                if isinstance(each, Response | Error):
                     self._given_up.pop(each.id, None)  # type: ignore[arg-type]  # None is no id of ours
         for event in self.session.receive(message, now, about=about):
             if type(event) is Answered:
@@ -392,13 +405,13 @@ class Caller:
             else:
                 self._act(event, None)
 
-    def lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: Failure) -> None:
         """The link is gone: every call that waits ends with such an error, and so does every later one."""
         if self.failure is None:
             self.failure = failure
             self.over.set()
-            self.act(self.session.lost(why=str(failure())), failure)
-            self._talk.lost(failure)
+            self.act(self.session.connection_lost(why=str(failure())), failure)
+            self._talk.connection_lost(failure)
 
     def fail(self, id: Id, failure: Failure) -> None:
         """This request can never be answered; the link goes on."""
@@ -443,7 +456,7 @@ class Caller:
             self._settled.set()
         elif isinstance(event, PeerMistake):
             self._talk.mistake(event.why)
-        elif isinstance(event, Complained):
+        elif isinstance(event, PeerComplaint):
             self._talk.mistake(f"the server could not read something: {event.error.message!r} ({event.error.code})")
 
     def _over(self, outcome: Outcome, failure: Failure | None) -> None:
@@ -471,7 +484,7 @@ class Caller:
 
         Where `unread` can tell that nobody has read the question yet, these begin when somebody has.
 
-        Raises `OpeningError` if that is nothing we speak, or it took longer than `within` seconds; if the link was
+        Raises `HandshakeError` if that is nothing we speak, or it took longer than `within` seconds; if the link was
         lost, what its carrier says of it.
         """
         now = trio.current_time()
@@ -499,12 +512,12 @@ class Caller:
         negotiation, refused = self._failed.negotiation, self._failed.error
         if self.failure is not None:
             error = self.failure()
-            error.__cause__ = error.__cause__ or OpeningError(negotiation, refused, told=True)
+            error.__cause__ = error.__cause__ or HandshakeError(negotiation, refused, told=True)
             raise error
         if within is not None and trio.current_time() >= now + within:
             why = f"{negotiation.why}, which was {within:g} seconds; a cancel scope around the opening can make it less"
             negotiation = attrs.evolve(negotiation, why=why)
-        raise OpeningError(negotiation, refused)
+        raise HandshakeError(negotiation, refused)
 
     def fall_back(self, why: str) -> None:
         """The carrier has seen that the server which is being probed is not modern."""
@@ -529,7 +542,7 @@ class Caller:
         await trio.lowlevel.checkpoint_if_cancelled()  # or the end of a link would be told instead of the cancellation
         progress = on_progress is not None or (timer is not None and timer.progress)
         id = self.begin(method, params, progress=progress)
-        asked = self._asked[id] = _Asked(headers, on_progress, timer)
+        asked = self._asked[id] = _PendingRequest(headers, on_progress, timer)
         if timer is not None:
             self._timers.add(timer)
             timer.pause(bool(self._serving))
@@ -559,7 +572,8 @@ class Caller:
     def begin(
         self, method: str, params: JsonObject | None = None, *, progress: bool = False, undeclared: bool = False
     ) -> int:
-        """Make a request whose outcome goes to `Talk.ended`; `carrier.wake` is to follow.  Raises as `request`.
+        """Make a request whose outcome goes to `ServerMessageHandler.ended`; `carrier.wake` is to follow.  Raises as
+        `request`.
 
         With `undeclared` the server need not have declared the capability for it.
         """
@@ -601,7 +615,7 @@ class Caller:
     def _remember(self, id: Id) -> None:
         """The server may ignore that this request is cancelled, unless its response stream is closed with that."""
         terms = self.session.terms
-        if terms is None or not (terms.revision.handshake or self.session.link is Link.DUPLEX):
+        if terms is None or not (terms.revision.handshake or self.session.link is LinkKind.DUPLEX):
             return
         now = trio.current_time()
         self._forget_ignored(now)

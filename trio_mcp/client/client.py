@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack, overload
 import trio
 
 from trio_mcp.client.answering import Answering, GivenRoots
-from trio_mcp.client.caller import HeadersRefused, NotAnswered, OnProgress, Timer
+from trio_mcp.client.caller import HeadersRefused, NoResponse, OnProgress, Timer
 from trio_mcp.client.connecting import PROBE, Target, how_to_reach
-from trio_mcp.client.following import Follow
-from trio_mcp.client.keeper import Household, Keeper, terms_of
+from trio_mcp.client.following import _ToolCallBlock
+from trio_mcp.client.keeper import ClientParts, Keeper, terms_of
 from trio_mcp.client.options import (
     ANSWERING,
     CHILD,
-    Along,
     ClientOptions,
+    RequestOptions,
     check_along,
     check_options,
     checked_level,
@@ -40,17 +40,17 @@ from trio_mcp.client.options import (
     members,
     offer_of,
 )
-from trio_mcp.client.subscriptions import Changes
-from trio_mcp.client.tools import Returned, ToolBook
+from trio_mcp.client.subscriptions import Subscription
+from trio_mcp.client.tools import ReturnType, ToolBook
 from trio_mcp.core.codec import from_json, to_json
-from trio_mcp.core.content import Malformed, Model, Resource
+from trio_mcp.core.content import MalformedContent, Model, Resource
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
     RESOURCE_NOT_FOUND,
     ConnectionFailed,
-    LocalProtocolError,
     RequestError,
     ResourceNotFound,
+    UsageError,
 )
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject, Limits
@@ -78,8 +78,8 @@ from trio_mcp.core.opening import Negotiation
 from trio_mcp.core.pages import Pager
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.rounds import Ask, Rounds, is_complete
-from trio_mcp.core.state import Link
-from trio_mcp.core.subscriptions import Change
+from trio_mcp.core.state import LinkKind
+from trio_mcp.core.subscriptions import ChangeEvent
 from trio_mcp.core.terms import Terms
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
@@ -99,11 +99,11 @@ def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsy
     """``async with open_client(target) as client``: a client for as long as the block.
 
     `target` is a URL (http, https, ws, wss), a command as a list of words, a `Server` of this process, or any stream
-    with one message a line.  Raises LocalProtocolError for what is none and for options that it has no use for.
-    Entering raises `OpeningError` if the two sides find no common language, and `McpError` (such as `ConnectionFailed`
+    with one message a line.  Raises UsageError for what is none and for options that it has no use for.
+    Entering raises `HandshakeError` if the two sides have no revision in common, and `McpError` (as `ConnectionFailed`
     or `ServerExited`) if there is no connection.  What the block raises leaves it as it is.
     """
-    return _Block(Client(target, options))
+    return _OpenClient(Client(target, options))
 
 
 async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpack[ClientOptions]) -> Client:
@@ -116,7 +116,7 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
     return client
 
 
-class _Block(Block["Client"]):
+class _OpenClient(Block["Client"]):
     """A class, as `groups.open_nursery` is one."""
 
     _usage = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
@@ -150,9 +150,9 @@ class Client:
 
     Every method that asks the server raises `RequestError` if that answers with an error, `RemoteProtocolError` if its
     answer breaks the rules, `SessionClosed` (or what it was closed by) if there is none, `NotInThisRevision` and
-    `NotDeclared` for what this server cannot be asked, and `InputNotGiven` if it wanted something first that it was not
-    given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.  With a timeout
-    (see `ClientOptions` and `Along`) they raise `trio.TooSlowError` when that is over.
+    `NotDeclared` for what this server cannot be asked, and `InputUnavailable` if it wanted something first that it was
+    not given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.  With a
+    timeout (see `ClientOptions` and `RequestOptions`) they raise `trio.TooSlowError` when that is over.
     """
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
@@ -172,21 +172,32 @@ class Client:
         self._max_timeout = options.get("max_timeout") or math.inf
         self._timed = min(self._timeout, self._max_timeout) < math.inf
         self._offer = offer_of(options, self._answering.capabilities)
-        household = Household(
-            self._answering, options.get("on_log"), options.get("on_page_done"), options.get("on_notification"),
-            log_level_of(options), options.get("ping_seconds"), options.get("cache", True), lambda: self._book.forget(),
-        )  # fmt: skip
+        parts = ClientParts(
+            self._answering,
+            options.get("on_log"),
+            options.get("on_elicitation_complete"),
+            options.get("on_notification"),
+            log_level_of(options),
+            options.get("ping_seconds"),
+            options.get("cache", True),
+            lambda: self._book.forget(),
+        )
         self._keeper = Keeper(
-            hold, self._offer, self._limits, household,
-            headers=self._own_headers, mirrors=self._mirrors, tap=options.get("tap"),
-        )  # fmt: skip
+            hold,
+            self._offer,
+            self._limits,
+            parts,
+            headers=self._own_headers,
+            mirrors=self._mirrors,
+            tap=options.get("tap"),
+        )
         self._book = ToolBook(self._keeper.loss)
 
     if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
 
         def __new__(cls, target: object = None, options: object = None, **other: object) -> Client:
             if options is None or other:  # as FastMCP has it
-                raise TypeError(f"a Client is made by open_client: write {_Block._usage}")
+                raise TypeError(f"a Client is made by open_client: write {_OpenClient._usage}")
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Never:
@@ -248,7 +259,7 @@ class Client:
         params: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> JsonObject:
         """The result of any request of the protocol, as it came, with the server's questions answered on the way.
 
@@ -265,7 +276,7 @@ class Client:
             result, _ = await self._rounds(result, method, asked, on_progress, headers, timer)
         return result
 
-    def _timer(self, along: Along, *, progress: bool = False) -> Timer | None:
+    def _timer(self, along: RequestOptions, *, progress: bool = False) -> Timer | None:
         """What bounds a call; None if nothing does.  `progress`: its server may be asked for reports."""
         seconds, at_most = along.get("timeout"), along.get("max_timeout")
         seconds = self._timeout if seconds is None else seconds
@@ -318,8 +329,8 @@ class Client:
                         raise refused.error from refused
                     result = await self._ask_anew(refused, asked, on_progress, headers, timer)
             except ConnectionFailed as error:  # which says that nothing was asked of the server
-                raise NotAnswered(f"{method} has no answer after its first round: {error}") from error
-            except NotAnswered as error:
+                raise NoResponse(f"{method} has no answer after its first round: {error}") from error
+            except NoResponse as error:
                 error.request_may_have_run = True  # an earlier round of it has
                 raise
         return step.result, asked
@@ -329,7 +340,7 @@ class Client:
             return params
         given = params.get("_meta", {})
         if not isinstance(given, Mapping):
-            raise LocalProtocolError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
+            raise UsageError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
         more = {**(self._meta() if self._meta is not None else {}), **members("meta", meta)}
         if more:
             check_meta(more, self._terms.revision)
@@ -343,7 +354,7 @@ class Client:
         named = {name.lower() for name, _ in own}
         return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
 
-    async def _cached(self, method: str, params: JsonObject, along: Along) -> JsonObject:
+    async def _cached(self, method: str, params: JsonObject, along: RequestOptions) -> JsonObject:
         """As `request`, of what the server may have said how long it holds."""
         await self._keeper.caller()  # who has closed the client has no more use for it
         timer, headers = self._timer(along), along.get("headers")
@@ -374,7 +385,7 @@ class Client:
             return await self._keeper.share(key, ask)
         return await timer.run(method, lambda: self._keeper.share(key, ask))
 
-    async def _page(self, method: str, shape: type[M], cursor: str | None, along: Along) -> M:
+    async def _page(self, method: str, shape: type[M], cursor: str | None, along: RequestOptions) -> M:
         check_along(along)
         return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, along))
 
@@ -391,11 +402,11 @@ class Client:
             pager.received(result)
             yield from_json(shape, result)
 
-    def _good(self, items: Iterable[T | Malformed]) -> list[T]:
+    def _good(self, items: Iterable[T | MalformedContent]) -> list[T]:
         """What can be read; one that cannot must not hide the others."""
         good = []
         for each in items:
-            if isinstance(each, Malformed):
+            if isinstance(each, MalformedContent):
                 self._keeper.loss(f"left out of a list: {each.why}")
             else:
                 good.append(each)
@@ -407,7 +418,7 @@ class Client:
 
     # Tools.
 
-    async def list_tools(self, cursor: str | None = None, **along: Unpack[Along]) -> ListToolsResult:
+    async def list_tools(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListToolsResult:
         """One page of the tools; `tools` goes through all of them."""
         page = await self._page("tools/list", ListToolsResult, cursor, along)
         self._learn(page)
@@ -420,7 +431,7 @@ class Client:
                 yield tool
 
     def _learn(self, page: ListToolsResult) -> list[Tool]:
-        return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is Link.EXCHANGE)
+        return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
 
     def _mirrors(self, name: str) -> Sequence[Mirror]:
         return self._book.mirrors(name)
@@ -432,7 +443,7 @@ class Client:
         arguments: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> CallToolResult: ...
 
     @overload
@@ -443,7 +454,7 @@ class Client:
         *,
         returns: type[T],
         on_progress: OnProgress | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> T: ...
 
     @overload
@@ -454,7 +465,7 @@ class Client:
         *,
         returns: Any,  # a union or None, which to a type checker are no types
         on_progress: OnProgress | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> Any: ...
 
     async def call_tool(
@@ -464,7 +475,7 @@ class Client:
         *,
         returns: Any = ABSENT,
         on_progress: OnProgress | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> Any:
         """The result of a tool: all of it, or with `returns` its structured value, as that type.
 
@@ -476,9 +487,9 @@ class Client:
         if along:
             check_along(along, "call_tool", name)
         params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
-        returned: Returned[Any] | None = None
+        returned: ReturnType[Any] | None = None
         if returns is not ABSENT:
-            returned = Returned(returns)  # before anything is done
+            returned = ReturnType(returns)  # before anything is done
             await self._book.look_for(name, self._walk_tools)
         asked, headers = self._with_meta(params, along.get("meta")), along.get("headers")
         timer = self._timer(along, progress=True) if along or self._timed else None
@@ -493,40 +504,45 @@ class Client:
         return result if returned is None else returned.value(name, result, boxed=self._book.boxes(name))
 
     @overload
-    def follow_tool(
-        self, name: str, arguments: Mapping[str, Json] | None = None, **along: Unpack[Along]
-    ) -> Follow[CallToolResult]: ...
+    def stream_tool(
+        self, name: str, arguments: Mapping[str, Json] | None = None, **along: Unpack[RequestOptions]
+    ) -> _ToolCallBlock[CallToolResult]: ...
 
     @overload
-    def follow_tool(
-        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: type[T], **along: Unpack[Along]
-    ) -> Follow[T]: ...
+    def stream_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Json] | None = None,
+        *,
+        returns: type[T],
+        **along: Unpack[RequestOptions],
+    ) -> _ToolCallBlock[T]: ...
 
     @overload
-    def follow_tool(
-        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **along: Unpack[Along]
-    ) -> Follow[Any]: ...
+    def stream_tool(
+        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **along: Unpack[RequestOptions]
+    ) -> _ToolCallBlock[Any]: ...
 
-    def follow_tool(
+    def stream_tool(
         self,
         name: str,
         arguments: Mapping[str, Json] | None = None,
         *,
         returns: Any = ABSENT,
-        **along: Unpack[Along],
-    ) -> Follow[Any]:
-        """``async with client.follow_tool(...) as call``: the call runs beside the block, which iterates over its
-        progress and asks for its `result`, which is as that of `call_tool`; see `FollowedCall`.  A call that is not
+        **along: Unpack[RequestOptions],
+    ) -> _ToolCallBlock[Any]:
+        """``async with client.stream_tool(...) as call``: the call runs beside the block, which iterates over its
+        progress and asks for its `result`, which is as that of `call_tool`; see `ToolCall`.  A call that is not
         done at the end is cancelled.
         """
 
-        check_along(along, "follow_tool", name)
+        check_along(along, "stream_tool", name)
         given = members("arguments", arguments)
 
         async def call(on_progress: OnProgress) -> Any:
             return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **along)
 
-        return Follow(call, f"tools/call {name[:80]!r}, followed")
+        return _ToolCallBlock(call, f"tools/call {name[:80]!r}, followed")
 
     async def _walk_tools(self) -> None:
         async for _ in self.tools():
@@ -534,7 +550,7 @@ class Client:
 
     # Resources.
 
-    async def list_resources(self, cursor: str | None = None, **along: Unpack[Along]) -> ListResourcesResult:
+    async def list_resources(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListResourcesResult:
         """One page of the resources; `resources` goes through all of them."""
         return await self._page("resources/list", ListResourcesResult, cursor, along)
 
@@ -544,7 +560,9 @@ class Client:
             for resource in self._good(page.resources):
                 yield resource
 
-    async def list_templates(self, cursor: str | None = None, **along: Unpack[Along]) -> ListResourceTemplatesResult:
+    async def list_templates(
+        self, cursor: str | None = None, **along: Unpack[RequestOptions]
+    ) -> ListResourceTemplatesResult:
         """One page of the resource templates; `templates` goes through all of them."""
         return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, along)
 
@@ -554,7 +572,7 @@ class Client:
             for template in self._good(page.resource_templates):
                 yield template
 
-    async def read(self, uri: str, **along: Unpack[Along]) -> ReadResourceResult:
+    async def read(self, uri: str, **along: Unpack[RequestOptions]) -> ReadResourceResult:
         """What is in a resource.  Raises `ResourceNotFound` where the server says that there is none."""
         check_along(along)
         try:
@@ -569,7 +587,7 @@ class Client:
 
     # Prompts and completion.
 
-    async def list_prompts(self, cursor: str | None = None, **along: Unpack[Along]) -> ListPromptsResult:
+    async def list_prompts(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListPromptsResult:
         """One page of the prompts; `prompts` goes through all of them."""
         return await self._page("prompts/list", ListPromptsResult, cursor, along)
 
@@ -580,7 +598,7 @@ class Client:
                 yield prompt
 
     async def prompt(
-        self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[Along]
+        self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[RequestOptions]
     ) -> GetPromptResult:
         """A prompt, filled in."""
         check_along(along, "prompt", name)
@@ -594,7 +612,7 @@ class Client:
         value: str,
         *,
         context: Mapping[str, str] | None = None,
-        **along: Unpack[Along],
+        **along: Unpack[RequestOptions],
     ) -> Completion:
         """What the server would complete `value` to, as this argument of a prompt or template.
 
@@ -611,16 +629,16 @@ class Client:
 
     def listen(
         self,
-        *changes: Change,
+        *changes: ChangeEvent,
         tools: bool = False,
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
-    ) -> AbstractAsyncContextManager[Changes]:
+    ) -> AbstractAsyncContextManager[Subscription]:
         """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: hear of changes for as long
-        as the block; see `Changes`.  ``resources=True`` is the list of resources, URIs are what the resources hold.
-        With ``undeclared=True`` the block also waits for what the server does not declare: some, such as mcp up to
-        1.30, send it all the same.
+        as the block; see `Subscription`.  ``resources=True`` is the list of resources, URIs are what the resources
+        hold.  With ``undeclared=True`` the block also waits for what the server does not declare: some, such as mcp up
+        to 1.30, send it all the same.
         """
         self._keeper.check_run()
         return self._keeper.listening.listen(
@@ -653,7 +671,7 @@ class Client:
         try:
             headers = self._headers() if callable(self._headers) else self._headers
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
-            raise LocalProtocolError("the headers for a request could not be made") from error
+            raise UsageError("the headers for a request could not be made") from error
         return fields_of(headers)
 
 

@@ -35,16 +35,16 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trio_mcp.client.caller import Caller, NotAnswered, OpeningError, Talk
+from trio_mcp.client.caller import Caller, HandshakeError, NoResponse, ServerMessageHandler
 from trio_mcp.client.stream_link import StreamLink
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
 from trio_mcp.core.http.client_rules import place_of
 from trio_mcp.core.http.fields import Fields, Mirror
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
-from trio_mcp.core.opening import Attempt, ClientSession, Negotiation
+from trio_mcp.core.opening import Attempt, ClientProtocol, Negotiation
 from trio_mcp.core.session import Offer
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.transport.duplex import Framing, Lines, Tap, keep_alive
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     import ssl
 
     from trio_mcp.client.starting import Startup, Timeouts
-    from trio_mcp.oauth.client import Authorization, OAuth
+    from trio_mcp.oauth.client import OAuth, TokenSource
     from trio_mcp.transport.http_pool import HttpPool
 
-__all__ = ["Connection", "Hold", "Manner", "Target", "how_to_reach"]
+__all__ = ["Hold", "OpenSession", "SessionOptions", "Target", "how_to_reach"]
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ Target: TypeAlias = "str | Sequence[str | os.PathLike[str]] | InProcess | trio.a
 
 E = TypeVar("E", bound=McpError)
 T = TypeVar("T")
-Hold: TypeAlias = "Callable[[Manner, trio.TaskStatus[Connection]], Any]"
+Hold: TypeAlias = "Callable[[SessionOptions, trio.TaskStatus[OpenSession]], Any]"
 
 PROBE = 5.0
 """Seconds for which a server on a stream may think about `server/discover`; some of the legacy era say nothing."""
@@ -89,11 +89,11 @@ _MOST_REMEMBERED = 1000
 
 
 @attrs.frozen(eq=False, repr=False)
-class Manner:
+class SessionOptions:
     """How a client wants its sessions to be."""
 
     offer: Offer
-    talk: Talk
+    talk: ServerMessageHandler
     limits: Limits
     headers: Callable[[], Fields]
     """What goes along with each HTTP request, asked for each time."""
@@ -107,7 +107,7 @@ class Manner:
 
 
 @attrs.frozen(eq=False, repr=False)
-class Connection:
+class OpenSession:
     """An open session."""
 
     caller: Caller
@@ -125,7 +125,7 @@ def how_to_reach(
 ) -> Hold:
     """What opens a session with `target`, and holds it; `child` are the options of `start_child` and `starting`.
 
-    Raises LocalProtocolError for what is no target, and for options that it has no use for.
+    Raises UsageError for what is no target, and for options that it has no use for.
     """
     of_the_web = {"ssl_context": ssl_context, "headers": headers, "auth": auth}
     web = {name: value for name, value in of_the_web.items() if value is not None}
@@ -148,7 +148,7 @@ def how_to_reach(
         starting = _starting(timeouts)
         return lambda manner, status: _hold_child(target, of_process, manner, probe, starting, status)
     # Not as it is, for arguments may be secrets.
-    raise LocalProtocolError(
+    raise UsageError(
         f'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got {_kind_of(target)}'
     )
 
@@ -183,23 +183,23 @@ def _kind_of(target: Any) -> str:
     return f"{kind} of {first}" + (f" and {', '.join(others)}" if others else "")
 
 
-def _useless(target: Any, options: Mapping[str, Any]) -> LocalProtocolError:
+def _useless(target: Any, options: Mapping[str, Any]) -> UsageError:
     what = f"a {type(target).__name__}"
     if isinstance(target, Sequence):
         what = "a URL" if isinstance(target, str) else "a command"
-    return LocalProtocolError(f"{', '.join(sorted(options))} means nothing to {what}")
+    return UsageError(f"{', '.join(sorted(options))} means nothing to {what}")
 
 
 def _by_url(
     url: str, ssl_context: ssl.SSLContext | None, auth: OAuth | None, probe: float, child: Mapping[str, Any]
 ) -> Hold:
     if not url:
-        raise LocalProtocolError(
+        raise UsageError(
             'a target is a URL, a command such as ["python", "server.py"], a Server or a stream; got an empty string'
         )
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in ("http", "https", "ws", "wss"):
-        raise LocalProtocolError(
+        raise UsageError(
             "a URL begins with http://, https://, ws:// or wss://; "
             'a command is a list, one string for each word: ["python", "server.py"]'
         )
@@ -217,12 +217,12 @@ def _by_url(
     return _authorized(granting, lambda manner, status: _hold_url(url, ssl_context, granting, manner, status))
 
 
-def _authorized(granting: Authorization | None, hold: Hold) -> Hold:
+def _authorized(granting: TokenSource | None, hold: Hold) -> Hold:
     """The same, with what gives it tokens for as long."""
     if granting is None:
         return hold
 
-    async def holding(manner: Manner, status: trio.TaskStatus[Connection]) -> None:
+    async def holding(manner: SessionOptions, status: trio.TaskStatus[OpenSession]) -> None:
         granting.enter()
         try:
             await hold(attrs.evolve(manner, patience=granting.patience), status)
@@ -236,10 +236,10 @@ def _authorized(granting: Authorization | None, hold: Hold) -> Hold:
 
 
 async def _hold_stream(
-    manner: Manner,
+    manner: SessionOptions,
     stream: trio.abc.Stream,
     framing: Framing,
-    status: trio.TaskStatus[Connection],
+    status: trio.TaskStatus[OpenSession],
     *,
     probe: float,
     heartbeat: float | None = None,
@@ -249,7 +249,7 @@ async def _hold_stream(
     attempts: tuple[Attempt, ...] = (),
 ) -> None:
     async with open_nursery() as nursery:
-        caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        caller = Caller(ClientProtocol(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
         explain = None if startup is None else startup.explain
         link = StreamLink(caller, stream, framing, nursery=nursery, tap=manner.tap, explain=explain, received=received)
         carried = trio.Event()
@@ -271,9 +271,9 @@ async def _hold_stream(
 
 
 async def _use(
-    manner: Manner,
+    manner: SessionOptions,
     caller: Caller,
-    status: trio.TaskStatus[Connection],
+    status: trio.TaskStatus[OpenSession],
     *,
     probe: float | None = None,
     within: float = OPENING,
@@ -288,14 +288,14 @@ async def _use(
     try:
         await caller.open(probe=probe, within=within + manner.patience, unread=unread)
     except McpError as error:
-        opening = error if isinstance(error, OpeningError) else error.__cause__
-        if isinstance(opening, OpeningError):
+        opening = error if isinstance(error, HandshakeError) else error.__cause__
+        if isinstance(opening, HandshakeError):
             opening.negotiation = _after(attempts, opening.negotiation)
         raise
     assert caller.session.negotiation is not None
     if begin is not None:
         await begin()
-    status.started(Connection(caller, _after(attempts, caller.session.negotiation)))
+    status.started(OpenSession(caller, _after(attempts, caller.session.negotiation)))
     await manner.ending.wait()
 
 
@@ -304,7 +304,11 @@ def _after(attempts: tuple[Attempt, ...], negotiation: Negotiation) -> Negotiati
 
 
 async def _hold_given(
-    stream: trio.abc.Stream, manner: Manner, probe: float, timeouts: Timeouts, status: trio.TaskStatus[Connection]
+    stream: trio.abc.Stream,
+    manner: SessionOptions,
+    probe: float,
+    timeouts: Timeouts,
+    status: trio.TaskStatus[OpenSession],
 ) -> None:
     from trio_mcp.client.starting import Startup
 
@@ -313,7 +317,9 @@ async def _hold_given(
     await _hold_stream(manner, stream, lines, status, probe=probe, startup=Startup(lines, timeouts))
 
 
-async def _hold_server(server: InProcess, manner: Manner, probe: float, status: trio.TaskStatus[Connection]) -> None:
+async def _hold_server(
+    server: InProcess, manner: SessionOptions, probe: float, status: trio.TaskStatus[OpenSession]
+) -> None:
     from trio.testing import memory_stream_pair
 
     ours, theirs = memory_stream_pair()
@@ -333,17 +339,17 @@ async def _hold_server(server: InProcess, manner: Manner, probe: float, status: 
 async def _hold_child(
     command: Any,
     options: Mapping[str, Any],
-    manner: Manner,
+    manner: SessionOptions,
     probe: float,
     timeouts: Timeouts,
-    status: trio.TaskStatus[Connection],
+    status: trio.TaskStatus[OpenSession],
 ) -> None:
     from trio_mcp.client.starting import Startup
     from trio_mcp.transport.child import Child, ServerExited, start_child
 
     child: Child
 
-    async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
+    async def hold(manner: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
         nonlocal child
         async with open_nursery() as nursery:
             child = await start_child(nursery, command, **options)
@@ -367,8 +373,8 @@ async def _hold_child(
 
 
 async def _perhaps_again(
-    hold: Callable[[Manner, tuple[Attempt, ...]], Awaitable[None]],
-    manner: Manner,
+    hold: Callable[[SessionOptions, tuple[Attempt, ...]], Awaitable[None]],
+    manner: SessionOptions,
     over: type[E],
     what: Callable[[E], str | None],
 ) -> None:
@@ -392,10 +398,10 @@ async def _perhaps_again(
 async def _hold_websocket(
     url: str,
     ssl_context: ssl.SSLContext | None,
-    granting: Authorization | None,
-    manner: Manner,
+    granting: TokenSource | None,
+    manner: SessionOptions,
     probe: float,
-    status: trio.TaskStatus[Connection],
+    status: trio.TaskStatus[OpenSession],
 ) -> None:
     from trio_mcp.client.websocket import dial_websocket
     from trio_mcp.core.http.websocket import WebSocketFrames
@@ -404,7 +410,7 @@ async def _hold_websocket(
     async def dial(headers: Fields) -> tuple[trio.abc.Stream, bytes]:
         return await dial_websocket(url, ssl_context=ssl_context, headers=headers, limits=manner.limits)
 
-    async def hold(manner: Manner, attempts: tuple[Attempt, ...]) -> None:
+    async def hold(manner: SessionOptions, attempts: tuple[Attempt, ...]) -> None:
         if granting is None:
             stream, received = await dial(manner.headers())
         else:
@@ -424,7 +430,7 @@ async def _hold_websocket(
     await _perhaps_again(hold, manner, SessionClosed, str)
 
 
-async def _granted(granting: Authorization, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]) -> T:
+async def _granted(granting: TokenSource, headers: Callable[[], Fields], dial: Callable[[Fields], Awaitable[T]]) -> T:
     """What `dial` gives, with what the server wants to see."""
     from trio_mcp.client.websocket import UpgradeRefused
 
@@ -476,9 +482,9 @@ def _key(url: str) -> str:
 async def _hold_url(
     url: str,
     ssl_context: ssl.SSLContext | None,
-    granting: Authorization | None,
-    manner: Manner,
-    status: trio.TaskStatus[Connection],
+    granting: TokenSource | None,
+    manner: SessionOptions,
+    status: trio.TaskStatus[OpenSession],
 ) -> None:
     from trio_mcp.client.http_link import NeedsSse
     from trio_mcp.transport.http_pool import HttpPool
@@ -507,11 +513,11 @@ async def _hold_url(
 
 
 def _attempts(error: McpError) -> tuple[Attempt, ...]:
-    opening = error if isinstance(error, OpeningError) else error.__cause__
-    return opening.negotiation.attempts if isinstance(opening, OpeningError) else ()
+    opening = error if isinstance(error, HandshakeError) else error.__cause__
+    return opening.negotiation.attempts if isinstance(opening, HandshakeError) else ()
 
 
-def _legacy_only(manner: Manner) -> Manner | None:
+def _legacy_only(manner: SessionOptions) -> SessionOptions | None:
     older = tuple(each for each in manner.offer.revisions if each.handshake)
     return attrs.evolve(manner, offer=attrs.evolve(manner.offer, revisions=older)) if older else None
 
@@ -519,16 +525,16 @@ def _legacy_only(manner: Manner) -> Manner | None:
 async def _hold_http(
     pool: HttpPool,
     url: str,
-    granting: Authorization | None,
-    manner: Manner,
-    status: trio.TaskStatus[Connection],
+    granting: TokenSource | None,
+    manner: SessionOptions,
+    status: trio.TaskStatus[OpenSession],
     attempts: tuple[Attempt, ...],
     found: Callable[[bool | None], object],
 ) -> None:
     from trio_mcp.client.http_link import HttpLink
 
     async with open_nursery() as nursery:
-        session = ClientSession(manner.offer, link=Link.SESSION, limits=manner.limits)
+        session = ClientProtocol(manner.offer, link=LinkKind.SESSION, limits=manner.limits)
         caller = Caller(session, manner.talk, nursery=nursery)
         link = HttpLink(
             caller, pool, url,
@@ -555,9 +561,9 @@ async def _hold_http(
 async def _hold_sse(
     pool: HttpPool,
     url: str,
-    granting: Authorization | None,
-    manner: Manner,
-    status: trio.TaskStatus[Connection],
+    granting: TokenSource | None,
+    manner: SessionOptions,
+    status: trio.TaskStatus[OpenSession],
     attempts: tuple[Attempt, ...],
     found: Callable[[bool | None], object],
 ) -> None:
@@ -565,14 +571,14 @@ async def _hold_sse(
 
     by_sse = "HTTP+SSE at the same URL"
     async with open_nursery() as nursery:
-        caller = Caller(ClientSession(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
+        caller = Caller(ClientProtocol(manner.offer, limits=manner.limits), manner.talk, nursery=nursery)
         link = SseLink(caller, pool, url, nursery=nursery, headers=manner.headers, authorization=granting)
         try:
             await nursery.start(link.run)
-        except (NotAnswered, RemoteProtocolError) as error:
+        except (NoResponse, RemoteProtocolError) as error:
             tried = (*attempts, Attempt(by_sse, str(error)))
             why = f"no MCP server answers at {place_of(url)}; the path of the URL may be a wrong one"
-            raise OpeningError(Negotiation(tried, None, why)) from error
+            raise HandshakeError(Negotiation(tried, None, why)) from error
         tried = (*attempts, Attempt(by_sse, "an endpoint event"))
 
         async def begin() -> None:

@@ -1,6 +1,6 @@
 """A call that is followed while it runs: its progress is iterated over, and its result waited for.
 
-async with client.follow_tool("forecast", {"city": "Oslo"}) as call:
+async with client.stream_tool("forecast", {"city": "Oslo"}) as call:
     async for report in call:
         print(report.progress, report.total, report.message)
     result = await call.result()
@@ -20,7 +20,7 @@ from trio_mcp.core.errors import SessionClosed
 from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.transport.nursery import open_nursery
 
-__all__ = ["Follow", "FollowedCall", "Progress"]
+__all__ = ["Progress", "ToolCall", "_ToolCallBlock"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Progress:
     message: str | None = None
 
 
-class FollowedCall(Generic[T]):
+class ToolCall(Generic[T]):
     """An asynchronous iterator of `Progress`, for one task at a time; it ends with the call, well or not."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class FollowedCall(Generic[T]):
         self._error: Exception | None = None
         self._told = False  # somebody has heard of the error
 
-    def __aiter__(self) -> FollowedCall[T]:
+    def __aiter__(self) -> ToolCall[T]:
         return self
 
     async def __anext__(self) -> Progress:
@@ -81,7 +81,7 @@ class FollowedCall(Generic[T]):
             self._news.set()
 
 
-class Follow(Generic[T]):
+class _ToolCallBlock(Generic[T]):
     """The block of a followed call; a class, as `groups.open_nursery` is one.  Its end cancels the call.
 
     What a call has failed with is raised at the end of a block that did not ask for the result.
@@ -91,10 +91,10 @@ class Follow(Generic[T]):
         self._call = call
         self._name = name
 
-    async def __aenter__(self) -> FollowedCall[T]:
+    async def __aenter__(self) -> ToolCall[T]:
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
-        self._followed: FollowedCall[T] = FollowedCall()
+        self._followed: ToolCall[T] = ToolCall()
         nursery.start_soon(self._followed._run, self._call, name=self._name)
         return self._followed
 

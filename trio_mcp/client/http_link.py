@@ -29,11 +29,11 @@ import trio
 from trio_mcp.client.caller import Caller, SessionLost
 from trio_mcp.client.http_posts import (
     ACKNOWLEDGED,
-    Flight,
+    InFlight,
     Listen,
     NeedsSse,
-    NotAnswered,
-    Posts,
+    NoResponse,
+    PostTransport,
     Unauthorized,
     closed_here,
     drain,
@@ -43,10 +43,10 @@ from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, r
 from trio_mcp.core.http.client_rules import (
     Challenged,
     Exchange,
-    Failed,
     KeepAlives,
     NoStream,
     Reconnect,
+    ReplyLost,
     ReplyVerdict,
     SessionGone,
     Streaming,
@@ -64,9 +64,9 @@ from trio_mcp.core.shares import weight
 from trio_mcp.transport.http_pool import ConnectionFailed, HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth.client import Authorization, Credentials
+    from trio_mcp.oauth.client import Credentials, TokenSource
 
-__all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NotAnswered", "SseLink", "Unauthorized"]
+__all__ = ["ENDPOINT", "HttpLink", "NeedsSse", "NoResponse", "SseLink", "Unauthorized"]
 
 ENDPOINT = 10.0
 """Seconds in which an HTTP+SSE stream has to begin: what is none may be a stream that never says a word."""
@@ -80,12 +80,12 @@ _LEFT_SILENT, _LEFT_IN_ALL = 300.0, 3600.0
 
 
 @attrs.define(eq=False, repr=False)
-class _Stream:
+class _ResumedStream:
     """An event stream over all its connections."""
 
     exchange: Exchange  # the POST that it answers; the GET, if it is for what belongs to no request
     resumption: StreamResumption
-    flight: Flight | None = None  # of the request that it answers
+    flight: InFlight | None = None  # of the request that it answers
     begun: trio.Event = attrs.field(factory=trio.Event)  # it has been asked for, however that went
     opened: bool = False
     tried: int = 0  # connections by GET
@@ -97,7 +97,7 @@ class _Stream:
     broken: McpError | None = None  # how its last connection ended, unless in good order
 
 
-class HttpLink(Posts):
+class HttpLink(PostTransport):
     """A session by Streamable HTTP, in both eras, as a `Carrier`.
 
     Tasks run in `nursery`, which must outlast the session.  `headers` gives the caller's own headers for each request,
@@ -122,11 +122,11 @@ class HttpLink(Posts):
 
     async def _stand(self, standing: trio.Event) -> None:
         resumption = StreamResumption(self._revision, standalone=True)
-        stream = _Stream(self._exchange(None, "GET"), resumption, begun=standing)
+        stream = _ResumedStream(self._exchange(None, "GET"), resumption, begun=standing)
         try:
             verdict = await self._follow(stream, Reconnect(0, ""))
         except McpError as error:
-            verdict = Failed(str(error))
+            verdict = ReplyLost(str(error))
         if isinstance(verdict, SessionGone):
             if stream.opened:
                 self._forgotten(None)
@@ -154,12 +154,12 @@ class HttpLink(Posts):
                 await self._ask(goodbye)
         await trio.lowlevel.checkpoint()
 
-    async def _answer(self, exchange: Exchange, flight: Flight) -> ReplyVerdict | None:
-        stream: _Stream | None = None
+    async def _answer(self, exchange: Exchange, flight: InFlight) -> ReplyVerdict | None:
+        stream: _ResumedStream | None = None
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
             nonlocal stream
-            stream = _Stream(exchange, StreamResumption(exchange.revision), flight)
+            stream = _ResumedStream(exchange, StreamResumption(exchange.revision), flight)
             flight.streams = True
             self._news.unpark_all()
             await self._listen(stream, reply)
@@ -174,11 +174,11 @@ class HttpLink(Posts):
         if isinstance(verdict, SessionGone):
             self._forgotten(None)  # and not with this id, for it may have run
             return None
-        if isinstance(verdict, Failed) and stream.broken is not None:
-            raise NotAnswered(f"{name_of(exchange.message)} has no answer: {verdict.why}") from stream.broken
+        if isinstance(verdict, ReplyLost) and stream.broken is not None:
+            raise NoResponse(f"{name_of(exchange.message)} has no answer: {verdict.why}") from stream.broken
         return verdict
 
-    async def _follow(self, stream: _Stream, plan: Reconnect | Failed) -> ReplyVerdict:
+    async def _follow(self, stream: _ResumedStream, plan: Reconnect | ReplyLost) -> ReplyVerdict:
         """Take the stream up again, until what was asked for has come, or it is over."""
 
         async def listen(exchange: Exchange, reply: HttpReply) -> None:
@@ -217,7 +217,7 @@ class HttpLink(Posts):
                 plan = stream.resumption.refused(verdict)
         return plan
 
-    async def _listen(self, stream: _Stream, reply: HttpReply) -> None:
+    async def _listen(self, stream: _ResumedStream, reply: HttpReply) -> None:
         """Read one connection of the stream, to its end or to the answer."""
         stream.reader, stream.keep_alives = EventReader(self._limits.message_bytes), KeepAlives()
         stream.opened, stream.broken = True, None
@@ -236,7 +236,7 @@ class HttpLink(Posts):
             raise
         stream.held = trio.current_time() - start
 
-    async def _read(self, stream: _Stream, reply: HttpReply) -> None:
+    async def _read(self, stream: _ResumedStream, reply: HttpReply) -> None:
         reader, keep_alives = stream.reader, stream.keep_alives
         while not stream.settled and (data := await self._receive(reply, keep_alives.patience)):
             comments = reader.comments
@@ -248,7 +248,7 @@ class HttpLink(Posts):
                     self._take(stream, event)
             await self._has_room()
 
-    async def _read_on(self, stream: _Stream, block: AbstractAsyncContextManager[HttpReply]) -> None:
+    async def _read_on(self, stream: _ResumedStream, block: AbstractAsyncContextManager[HttpReply]) -> None:
         """Hear what else is said on the stream of a request that nobody waits for any more."""
         start = trio.current_time()
         stream.until = start + _LEFT_IN_ALL
@@ -269,7 +269,7 @@ class HttpLink(Posts):
             async with block as reply:
                 await drain(reply)
 
-    def _take(self, stream: _Stream, event: SseEvent | Oversized) -> None:
+    def _take(self, stream: _ResumedStream, event: SseEvent | Oversized) -> None:
         exchange = stream.exchange
         if isinstance(event, Oversized):
             self._skip(stream, event)
@@ -287,15 +287,15 @@ class HttpLink(Posts):
                 self._left[stream] = scope = self._left.pop(stream)  # behind the others
                 scope.deadline = min(trio.current_time() + _LEFT_SILENT, stream.until)
             self.size = weight(event.data, self._limits.values)
-            self._caller.hear(message, trio.current_time(), about=about)
+            self._caller.receive(message, trio.current_time(), about=about)
 
-    def _skip(self, stream: _Stream, event: Oversized) -> None:
+    def _skip(self, stream: _ResumedStream, event: Oversized) -> None:
         why = f"an event was longer than {event.limit} bytes (Limits.message_bytes)"
         if stream.exchange.message is None:
             self._caller.act([PeerMistake(f"{why}; skipped")])
         else:  # It is the answer, most likely, and who waited for another might wait for ever.
             stream.settled = True
-            self._settle(stream.exchange.message, Failed(why))
+            self._settle(stream.exchange.message, ReplyLost(why))
 
 
 def _is_keep_alive(commented: bool, events: Sequence[SseEvent | Oversized]) -> bool:
@@ -313,7 +313,7 @@ def _is_progress(message: Message, id: Id | None) -> bool:
     return message.params.get("progressToken") in (id, str(id))
 
 
-class SseLink(Posts):
+class SseLink(PostTransport):
     """A session by HTTP+SSE (2024-11-05), as a `Carrier`: what is sent is posted, what is heard comes by one stream.
 
     The session is one of `Link.DUPLEX`: with the stream everything is lost, and what was asked may have run.
@@ -329,7 +329,7 @@ class SseLink(Posts):
         *,
         nursery: trio.Nursery,
         headers: Callable[[], Fields],
-        authorization: Authorization | None = None,
+        authorization: TokenSource | None = None,
     ) -> None:
         super().__init__(
             caller, pool, url, nursery=nursery, headers=headers, mirrors=lambda tool: (), authorization=authorization
@@ -354,7 +354,7 @@ class SseLink(Posts):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry the session until its stream ends; started once the server has said where to post.
 
-        Raises what went wrong before that: `Unauthorized`, `NotAnswered`, `RemoteProtocolError`, and as the pool does.
+        Raises what went wrong before that: `Unauthorized`, `NoResponse`, `RemoteProtocolError`, and as the pool does.
         """
         get = Exchange(self._url, LEGACY[0], method="GET", sse=True)
         verdict: ReplyVerdict | None = None
@@ -391,7 +391,7 @@ class SseLink(Posts):
             for event in events:
                 if self._target is None:
                     target = read_endpoint(exchange.url, event)
-                    if isinstance(target, Failed):
+                    if isinstance(target, ReplyLost):
                         raise RemoteProtocolError(target.why)
                     self._target = target
                     scope.deadline = math.inf
@@ -404,7 +404,7 @@ class SseLink(Posts):
                 elif event.event == "message" and event.data:
                     message = decode(event.data, self._limits)
                     self.size = weight(event.data, self._limits.values)
-                    self._caller.hear(message, trio.current_time())
+                    self._caller.receive(message, trio.current_time())
             await self._has_room()
 
 
@@ -416,5 +416,5 @@ def _no_endpoint(verdict: ReplyVerdict | None) -> McpError:
         return RemoteProtocolError("the event stream has ended before its endpoint event")
     if isinstance(verdict, Challenged):
         return Unauthorized(f"the event stream was refused: {verdict.why}", verdict.status, verdict.challenge)
-    status = verdict.status if isinstance(verdict, Failed) else None
-    return NotAnswered(f"there is no event stream here: {getattr(verdict, 'why', 'GET is not served')}", status=status)
+    status = verdict.status if isinstance(verdict, ReplyLost) else None
+    return NoResponse(f"there is no event stream here: {getattr(verdict, 'why', 'GET is not served')}", status=status)

@@ -42,24 +42,24 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import trio
 
-from trio_mcp.client.caller import Caller, Failure, HeadersRefused, NotAnswered, SessionLost, Unauthorized
+from trio_mcp.client.caller import Caller, Failure, HeadersRefused, NoResponse, SessionLost, Unauthorized
 from trio_mcp.core.errors import (
     ConnectionFailed,
-    LocalProtocolError,
     McpError,
     RemoteProtocolError,
     RequestError,
     SessionClosed,
+    UsageError,
     repeated,
 )
 from trio_mcp.core.http.client_rules import (
-    Accepted,
+    AnswerReceived,
     Challenged,
     Exchange,
-    Failed,
-    Received,
     Redirected,
     RefreshTools,
+    ReplyAccepted,
+    ReplyLost,
     ReplyVerdict,
     RetryAfter,
     SessionGone,
@@ -84,17 +84,28 @@ from trio_mcp.core.http.fields import (
     Mirror,
     blotted,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Batch, Error, Id, Invalid, Message, Notification, Request, Result, encode
+from trio_mcp.core.jsonrpc import (
+    ABSENT,
+    Batch,
+    Error,
+    Id,
+    InvalidMessage,
+    Message,
+    Notification,
+    Request,
+    Response,
+    encode,
+)
 from trio_mcp.core.opening import Phase
 from trio_mcp.core.outcomes import PeerMistake
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 from trio_mcp.transport.http_pool import HttpPool, HttpReply, ReplyBroken
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth.client import Authorization, Credentials
+    from trio_mcp.oauth.client import Credentials, TokenSource
 
 __all__ = [
-    "ACKNOWLEDGED", "PATIENCE", "Flight", "Listen", "NeedsSse", "NotAnswered", "Posts", "Unauthorized",
+    "ACKNOWLEDGED", "PATIENCE", "InFlight", "Listen", "NeedsSse", "NoResponse", "PostTransport", "Unauthorized",
     "closed_here", "drain", "name_of",
 ]  # fmt: skip
 
@@ -137,7 +148,7 @@ class NeedsSse(McpError):
 
 
 @attrs.define(eq=False, repr=False)
-class Flight:
+class InFlight:
     """A message on its way; of a request, until it has its answer."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -147,7 +158,7 @@ class Flight:
     answered: bool = False  # by another stream
 
 
-class Posts:
+class PostTransport:
     """What both kinds of HTTP have in common: a POST for each message."""
 
     _sse = False
@@ -161,7 +172,7 @@ class Posts:
         nursery: trio.Nursery,
         headers: Callable[[], Fields],
         mirrors: Callable[[str], Sequence[Mirror]],
-        authorization: Authorization | None = None,
+        authorization: TokenSource | None = None,
     ) -> None:
         self.size = 0
         self._caller = caller
@@ -176,7 +187,7 @@ class Posts:
         self._id: str | None = None  # of the session; http-61: never shown
         self._proposed: Revision | None = None  # while nothing is agreed
         self._target: str | None = url  # of every POST
-        self._flights: dict[Id, Flight] = {}
+        self._flights: dict[Id, InFlight] = {}
         self._probe: Id | None = None  # the last request that was to open the session
         self._scopes: set[trio.CancelScope] = set()  # of everything that runs
         self._answers: deque[Message] = deque()  # that wait
@@ -209,7 +220,7 @@ class Posts:
 
     def _send(self, message: Message) -> None:
         """Have it carried by a task of its own, or an answer by one of those that carry answers."""
-        if not isinstance(message, Result | Error | Batch):
+        if not isinstance(message, Response | Error | Batch):
             if (flight := self._begin(message)) is not None:
                 self._nursery.start_soon(self._carry, message, flight, name=f"to the server: {name_of(message)}")
             return
@@ -271,13 +282,13 @@ class Posts:
     def give_up(self, why: str) -> None:
         self._lose(lambda: SessionLost(True, why))
 
-    def _begin(self, message: Message) -> Flight | None:
+    def _begin(self, message: Message) -> InFlight | None:
         """What is to be carried; None if it cannot be any more."""
         if self._gone:
             if isinstance(message, Request):
                 self._caller.fail(message.id, lambda: SessionLost(False))
             return None
-        flight = Flight()
+        flight = InFlight()
         if isinstance(message, Request):
             if message.method in _OPENING:
                 if self._probe is not None:
@@ -290,7 +301,7 @@ class Posts:
 
     # One message.
 
-    async def _carry(self, message: Message, flight: Flight) -> None:
+    async def _carry(self, message: Message, flight: InFlight) -> None:
         try:
             with flight.scope:
                 if not self._ready.is_set():
@@ -301,7 +312,7 @@ class Posts:
                     if verdict is not None:
                         self._settle(message, verdict)
                 except ReplyBroken as error:
-                    why = NotAnswered(f"{name_of(message)} has no answer: {error}", request_may_have_run=error.sent)
+                    why = NoResponse(f"{name_of(message)} has no answer: {error}", request_may_have_run=error.sent)
                     why.__cause__ = error
                     self._fail(message, why)
                 except McpError as error:
@@ -315,7 +326,7 @@ class Posts:
     async def _turn(self, message: Message) -> None:
         """Wait until the server can make sense of it."""
         early = isinstance(message, Request | Notification) and message.method in (*_OPENING, _INITIALIZED)
-        if not early and not isinstance(message, Result | Error | Batch):
+        if not early and not isinstance(message, Response | Error | Batch):
             await self._ready.wait()
 
     def _exchange(self, message: Message | None, method: str = "POST", url: str | None = None) -> Exchange:
@@ -338,7 +349,7 @@ class Posts:
         assert revision is not None  # nothing is sent before something is proposed
         return revision
 
-    async def _answer(self, exchange: Exchange, flight: Flight) -> ReplyVerdict | None:
+    async def _answer(self, exchange: Exchange, flight: InFlight) -> ReplyVerdict | None:
         """What came of it; None if that has been settled already."""
         return await self._ask(exchange)
 
@@ -346,7 +357,7 @@ class Posts:
         """Send it, wherever that leads, and say what came back; a stream has been read by `listen` then."""
         moves = 0
         body = b"" if exchange.message is None else self._encoded(exchange.message)
-        answers = isinstance(exchange.message, Result | Error)  # the server waits for it, and takes it but once
+        answers = isinstance(exchange.message, Response | Error)  # the server waits for it, and takes it but once
         # Without `initialized` a server asks nothing and tells of no change, for as long as the session lives.  But
         # some servers break off over it, or do not reply to it, and are fine otherwise.
         owed = answers or _is_initialized(exchange.message)
@@ -356,9 +367,9 @@ class Posts:
         while True:
             try:
                 status, verdict = await send(exchange, body, listen, after)
-            except (ReplyBroken, ConnectionFailed, NotAnswered) as error:
+            except (ReplyBroken, ConnectionFailed, NoResponse) as error:
                 broken += not isinstance(error, ConnectionFailed)
-                if not owed or (not answers and (broken > _BROKEN or isinstance(error, NotAnswered))):
+                if not owed or (not answers and (broken > _BROKEN or isinstance(error, NoResponse))):
                     raise
                 await self._pause(pauses, f"{name_of(exchange.message)} did not reach the server: {error}")
                 continue
@@ -366,15 +377,15 @@ class Posts:
                 await self._pause(pauses, f"{name_of(exchange.message)} did not reach the server: HTTP {status}")
                 continue
             if answers and broken and status in (400, 404, 409):  # the first attempt has got there
-                return Accepted()
+                return ReplyAccepted()
             if isinstance(verdict, Redirected):
                 moves += 1
                 if moves > _MOVES:
-                    return Failed(f"the server redirects more than {_MOVES} times")
+                    return ReplyLost(f"the server redirects more than {_MOVES} times")
                 exchange = attrs.evolve(exchange, url=verdict.url)
             elif isinstance(verdict, RetryAfter) and exchange.method == "POST":
                 if verdict.seconds > PATIENCE:
-                    return Failed(f"HTTP {status}: the server is busy for {verdict.seconds} seconds", status)
+                    return ReplyLost(f"HTTP {status}: the server is busy for {verdict.seconds} seconds", status)
                 await trio.sleep(verdict.seconds)
                 exchange = attrs.evolve(exchange, again=True)
             else:
@@ -418,7 +429,7 @@ class Posts:
             with trio.fail_after(ACKNOWLEDGED):
                 return await self._once(exchange, body, listen, after, credentials)
         except trio.TooSlowError:
-            raise NotAnswered(f"no answer within {ACKNOWLEDGED:g} seconds") from None
+            raise NoResponse(f"no answer within {ACKNOWLEDGED:g} seconds") from None
 
     async def _once(
         self, exchange: Exchange, body: bytes, listen: Listen | None, after: str, credentials: Credentials | None
@@ -443,12 +454,12 @@ class Posts:
         if not good:
             body = blotted(body, sent)
         verdict = read_reply(exchange, reply.status, reply.headers, body, self._limits)
-        if isinstance(verdict, Received | Streaming) and verdict.session is not None:
+        if isinstance(verdict, AnswerReceived | Streaming) and verdict.session is not None:
             self._id = verdict.session
         return verdict
 
     def _encoded(self, message: Message) -> bytes:
-        assert not isinstance(message, Invalid)  # what is sent is what we have made
+        assert not isinstance(message, InvalidMessage)  # what is sent is what we have made
         null_id = isinstance(message, Request) or self._session.unreadable_id_is_null
         return encode(message, null_id=null_id)
 
@@ -465,16 +476,16 @@ class Posts:
         given = own or self._general()
         for name, _ in given:
             if name.lower() in _OURS or name.lower().startswith(PARAM_PREFIX.lower()):
-                raise LocalProtocolError(f"the header {name} is the protocol's own; leave it out")
+                raise UsageError(f"the header {name} is the protocol's own; leave it out")
         return (*protocol, *(given if credentials is None else credentials.beside(given)))
 
     def _general(self) -> Fields:
         try:
             return self._headers()
-        except LocalProtocolError:
+        except UsageError:
             raise
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
-            raise LocalProtocolError("the headers for a request could not be made") from error
+            raise UsageError("the headers for a request could not be made") from error
 
     @contextmanager
     def _running(self, deadline: float = math.inf) -> Iterator[trio.CancelScope]:
@@ -494,15 +505,15 @@ class Posts:
         if isinstance(message, Request) and self._flights.pop(message.id, None) is None:
             return  # nobody waits for it any more
         id = message.id if isinstance(message, Request) else None
-        if isinstance(verdict, Received):
-            self._caller.hear(verdict.message, trio.current_time(), about=id)
+        if isinstance(verdict, AnswerReceived):
+            self._caller.receive(verdict.message, trio.current_time(), about=id)
         elif isinstance(verdict, TryVersion):
-            self._caller.hear(verdict.error, trio.current_time(), about=id)
+            self._caller.receive(verdict.error, trio.current_time(), about=id)
         elif isinstance(verdict, TryInitialize):
             self._caller.fall_back(verdict.why)
         elif isinstance(verdict, SessionGone):
             self._forgotten(id)
-        elif not isinstance(verdict, Accepted):
+        elif not isinstance(verdict, ReplyAccepted):
             self._lapse(message, _error(message, verdict, place_of(self._url)))
 
     def _fail(self, message: Message, error: McpError) -> None:
@@ -550,7 +561,7 @@ class Posts:
         self._flights.clear()
         self._answers.clear()
         self._room.unpark_all()
-        self._caller.lost(failure)
+        self._caller.connection_lost(failure)
         for scope in list(self._scopes):
             scope.cancel(reason="the session is over")
 
@@ -624,8 +635,8 @@ def _error(message: Message | None, verdict: ReplyVerdict, where: str) -> McpErr
         return HeadersRefused(RequestError(error.code, error.message, None if error.data is ABSENT else error.data))
     if isinstance(verdict, TrySse):
         return NeedsSse(f"{what} was refused with {verdict.why}; the server may be one of HTTP+SSE")
-    assert isinstance(verdict, Failed)
+    assert isinstance(verdict, ReplyLost)
     # Without a status it is not HTTP that failed, but what was said by it.
     if verdict.status is None:
         return RemoteProtocolError(f"{what} has no answer: {verdict.why}")
-    return NotAnswered(f"{what} has no answer: {verdict.why} ({where})", status=verdict.status)
+    return NoResponse(f"{what} has no answer: {verdict.why} ({where})", status=verdict.status)

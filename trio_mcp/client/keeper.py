@@ -21,20 +21,20 @@ import attrs
 import trio
 
 from trio_mcp.client.answering import Answering
-from trio_mcp.client.asked import PageRequest
+from trio_mcp.client.asked import UrlElicitationRequest
 from trio_mcp.client.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
-from trio_mcp.client.connecting import Connection, Hold, Manner
+from trio_mcp.client.connecting import Hold, OpenSession, SessionOptions
 from trio_mcp.client.options import name_the_options
-from trio_mcp.client.subscriptions import Listening
+from trio_mcp.client.subscriptions import SubscriptionManager
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
 from trio_mcp.core.errors import (
-    LocalProtocolError,
     McpError,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
     SessionClosed,
+    UsageError,
     repeated,
 )
 from trio_mcp.core.http.fields import Fields, Mirror
@@ -43,13 +43,13 @@ from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import Answered, Outcome
 from trio_mcp.core.session import Call, Notice, Offer
-from trio_mcp.core.subscriptions import Kind, change_of
+from trio_mcp.core.subscriptions import ChangeKind, change_of
 from trio_mcp.core.terms import Terms
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 
-__all__ = ["Household", "Keeper", "terms_of"]
+__all__ = ["ClientParts", "Keeper", "terms_of"]
 
 T = TypeVar("T")
 
@@ -71,12 +71,12 @@ _HELD = 8.0
 
 
 @attrs.frozen(eq=False, repr=False)
-class Household:
+class ClientParts:
     """What a client has for its server, and wants of it, in every session."""
 
     answering: Answering
     on_log: Callable[[LoggingMessageParams], object] | None
-    on_page_done: Callable[[PageRequest], object] | None
+    on_elicitation_complete: Callable[[UrlElicitationRequest], object] | None
     on_notification: Callable[[str, JsonObject], object] | None
     log_level: str | None
     ping_seconds: float | None
@@ -93,7 +93,7 @@ class Keeper:
         hold: Hold,
         offer: Offer,
         limits: Limits,
-        household: Household,
+        household: ClientParts,
         *,
         headers: Callable[[], Fields],
         mirrors: Callable[[str], Sequence[Mirror]],
@@ -102,10 +102,10 @@ class Keeper:
         self._hold = hold
         self._household = household
         self._log_level = household.log_level
-        self._manner = Manner(offer, self, limits, headers, mirrors, tap)
+        self._manner = SessionOptions(offer, self, limits, headers, mirrors, tap)
         self._nursery: trio.Nursery | None = None
         self._run: trio.lowlevel.TrioToken | None = None  # in which it lives
-        self._connection: Connection | None = None
+        self._connection: OpenSession | None = None
         self._ending = self._over = trio.Event()  # of the session at hand
         self._opened_at = 0.0
         self._levelled = trio.Event()  # the server has said what it makes of the level, or need not be told
@@ -116,9 +116,9 @@ class Keeper:
         self._closed = trio.Event()
         self.gone = trio.Event()
         """Set when the connection has ended, and this client opens no other."""
-        self.listening = Listening(limits)
+        self.listening = SubscriptionManager(limits)
         self.deviations: deque[str] = deque(maxlen=_DEVIATIONS)
-        self._shared: dict[Hashable, _Shared] = {}
+        self._shared: dict[Hashable, _SharedRequest] = {}
         self._told_of: set[str] = set()  # methods of notifications that are in `deviations` for this session
         self.cache: ResponseCache | None = None
         """Of the session at hand, unless the client wants none."""
@@ -149,7 +149,7 @@ class Keeper:
         ending, over = trio.Event(), trio.Event()
         manner = attrs.evolve(self._manner, offer=offer, ending=ending)
 
-        async def hold(task_status: trio.TaskStatus[Connection]) -> None:
+        async def hold(task_status: trio.TaskStatus[OpenSession]) -> None:
             try:
                 await self._hold(manner, task_status)
             finally:
@@ -172,7 +172,7 @@ class Keeper:
             self._levelled.set()
         self.listening.attach(caller)
         if caller.failure is not None:  # so soon
-            self.lost(caller.failure)
+            self.connection_lost(caller.failure)
         with trio.move_on_after(_LEVEL):
             await self._levelled.wait()
 
@@ -197,18 +197,18 @@ class Keeper:
     # The session of the moment.
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> OpenSession:
         assert self._connection is not None  # nobody has a client that was not opened
         return self._connection
 
     def check_run(self) -> None:
-        """Raise LocalProtocolError in another run of Trio, or in none: nothing here may be touched from there."""
+        """Raise UsageError in another run of Trio, or in none: nothing here may be touched from there."""
         try:
             run = trio.lowlevel.current_trio_token()
         except RuntimeError:
             run = None
         if run is not self._run:
-            raise LocalProtocolError(
+            raise UsageError(
                 "this client lives in another trio.run; from a thread, have it called there: "
                 "trio.from_thread.run(client.call_tool, ..., trio_token=...)"
             )
@@ -265,7 +265,7 @@ class Keeper:
                 return
             if isinstance(self._unopened, AuthorizationFailed) and not self._unopened.passes:
                 break  # nobody is asked again who has said no, before somebody calls
-        self.listening.lost(failure if self._unopened is None else self._not_renewed)
+        self.listening.connection_lost(failure if self._unopened is None else self._not_renewed)
 
     async def _attempt(self) -> None:
         """Wait for the one attempt, in a task that no caller's cancellation reaches, to open the session anew."""
@@ -300,7 +300,7 @@ class Keeper:
             return await timer.run(method, lambda: self.ask(method, params, on_progress, headers, timer))
         self.check_run()
         if not (on_progress is None or callable(on_progress)):
-            raise LocalProtocolError(f"on_progress is a function, not {type(on_progress).__name__}")
+            raise UsageError(f"on_progress is a function, not {type(on_progress).__name__}")
         again = False
         while True:
             caller = self._ready() or await self._usable()
@@ -324,13 +324,13 @@ class Keeper:
         note = notice.notification
         if self.cache is not None:
             self.cache.changed(note.method, note.params)
-        if note.method == Kind.TOOLS.method:
+        if note.method == ChangeKind.TOOLS.method:
             self._household.forget_tools()
         household = self._household
         if note.method == "notifications/message" and household.on_log is not None:
             self._hear_log(note.params)
-        elif note.method == "notifications/elicitation/complete" and household.on_page_done is not None:
-            _tell(household.on_page_done, household.answering.finished(note.params))
+        elif note.method == "notifications/elicitation/complete" and household.on_elicitation_complete is not None:
+            _tell(household.on_elicitation_complete, household.answering.finished(note.params))
         elif not self.listening.heard(notice):
             self._unheard(note, notice.terms)
 
@@ -367,7 +367,7 @@ class Keeper:
         shared = self._shared.get(key)
         if shared is None:
             assert self._nursery is not None
-            shared = self._shared[key] = _Shared()
+            shared = self._shared[key] = _SharedRequest()
             self._nursery.start_soon(shared.run, ask, name="a request for several callers")
         try:
             return await shared.wait()
@@ -398,11 +398,11 @@ class Keeper:
         self.deviations.append(why)
         _log.warning("the server: %s", why)
 
-    def lost(self, failure: Failure) -> None:
+    def connection_lost(self, failure: Failure) -> None:
         if self._closing.is_set() or self._connection is None or self._connection.caller.failure is not failure:
             return  # the one that is lost has not been opened: whoever tries to hears of it
         if isinstance(failure(), SessionLost):
-            self.listening.lost()
+            self.listening.connection_lost()
             if trio.current_time() >= self._opened_at + _HELD:
                 self._attempts = 0
             self._unopened = None
@@ -413,7 +413,7 @@ class Keeper:
             self.listening.closed(failure)
 
 
-class _Shared:
+class _SharedRequest:
     """A request that several callers wait for; it is cancelled when the last of them leaves."""
 
     def __init__(self) -> None:

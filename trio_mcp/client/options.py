@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from trio_mcp.client.answering import GivenRoots, OnElicitation, OnElicitationUrl, OnSampling
-from trio_mcp.client.asked import PageRequest
-from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, LocalProtocolError, RequestError
+from trio_mcp.client.asked import UrlElicitationRequest
+from trio_mcp.core.errors import MISSING_CLIENT_CAPABILITY, RequestError, UsageError
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.models import LoggingMessageParams
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWERING",
     "CHILD",
-    "Along",
     "ClientOptions",
+    "RequestOptions",
     "check_along",
     "check_options",
     "checked_level",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class Along(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """What goes along with one request, whatever goes along with all of them."""
 
     meta: Mapping[str, Json] | None
@@ -74,7 +74,7 @@ class ClientOptions(TypedDict, total=False):
     """Directories that the server may work in."""
     experimental: Mapping[str, Mapping[str, Any]]
     """Experimental capabilities of the client, as they are declared: objects by name."""
-    on_page_done: Callable[[PageRequest], object]
+    on_elicitation_complete: Callable[[UrlElicitationRequest], object]
     """Called when the server says that what the user was to do on a page is done."""
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
@@ -88,7 +88,7 @@ class ClientOptions(TypedDict, total=False):
     auth: OAuth
     """Gets the tokens that an HTTP server wants."""
     meta: Callable[[], Mapping[str, Json]]
-    """What goes along with each request as `_meta`, such as a trace context.  Raises `LocalProtocolError` for keys that
+    """What goes along with each request as `_meta`, such as a trace context.  Raises `UsageError` for keys that
     are reserved or malformed."""
     cache: bool
     """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
@@ -132,12 +132,12 @@ _DECLARED_BY = {
     "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
     "roots": {"": "roots"},
 }
-_PLAIN = ("on_page_done", "on_log", "on_notification", "headers", "meta", "tap", "stderr")
+_PLAIN = ("on_elicitation_complete", "on_log", "on_notification", "headers", "meta", "tap", "stderr")
 _TIMEOUTS = ("timeout", "max_timeout")
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that there is not, and LocalProtocolError for one that can be of no use."""
+    """Raise TypeError for an option that there is not, and UsageError for one that can be of no use."""
     if unknown := given.keys() - ClientOptions.__annotations__:
         known = ", ".join(ClientOptions.__annotations__)
         raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
@@ -147,9 +147,9 @@ def check_options(given: Mapping[str, Any]) -> None:
         from trio_mcp.oauth.client import OAuth
 
         if not isinstance(auth := given["auth"], OAuth):
-            raise LocalProtocolError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")
+            raise UsageError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")
     if not isinstance(limits := given.get("limits"), Limits | None):
-        raise LocalProtocolError(f"limits are Limits(...), not {type(limits).__name__}")
+        raise UsageError(f"limits are Limits(...), not {type(limits).__name__}")
     _check_seconds(given, *_TIMEOUTS, "ping_seconds")
 
 
@@ -157,7 +157,7 @@ def _check_seconds(given: Mapping[str, Any], *names: str) -> None:
     for name in names:
         seconds = given.get(name)
         if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # NaN is not
-            raise LocalProtocolError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
+            raise UsageError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
 
 
 def _check_plain(name: str, callback: Any) -> None:
@@ -165,19 +165,19 @@ def _check_plain(name: str, callback: Any) -> None:
         return
     if not callable(callback):
         wanted = "a mapping such as {'Authorization': ...}, or a function" if name == "headers" else "a function"
-        raise LocalProtocolError(f"{name} is {wanted}, not {type(callback).__name__}")  # no value: it may be a secret
+        raise UsageError(f"{name} is {wanted}, not {type(callback).__name__}")  # no value: it may be a secret
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise LocalProtocolError(f"{name} is called in the middle of things and cannot wait; give a plain function")
+        raise UsageError(f"{name} is called in the middle of things and cannot wait; give a plain function")
 
 
 def check_along(along: Mapping[str, object], method: str = "", name: str = "") -> None:
     """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name.
 
-    Raises LocalProtocolError for a timeout that is none.
+    Raises UsageError for a timeout that is none.
     """
     _check_seconds(along, *_TIMEOUTS)
-    if along and (unknown := along.keys() - Along.__annotations__):
-        keyword, known = min(unknown), ", ".join(Along.__annotations__)
+    if along and (unknown := along.keys() - RequestOptions.__annotations__):
+        keyword, known = min(unknown), ", ".join(RequestOptions.__annotations__)
         instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
         if "timeout" in keyword:
             instead = ": write timeout=5, or put a cancel scope around the call: with trio.move_on_after(5)"
@@ -187,7 +187,7 @@ def check_along(along: Mapping[str, object], method: str = "", name: str = "") -
 
 
 def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was given by name, as a dict of its own.  Raises LocalProtocolError for what is no mapping."""
+    """What was given by name, as a dict of its own.  Raises UsageError for what is no mapping."""
     if given is None:
         return {}
     return dict(given if type(given) is dict else _mapping(what, given))
@@ -195,17 +195,17 @@ def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _mapping(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise LocalProtocolError(f"{what} must be a mapping by name, not {type(given).__name__}")
+        raise UsageError(f"{what} must be a mapping by name, not {type(given).__name__}")
     return given
 
 
 def fields_of(headers: Mapping[str, str]) -> Fields:
-    """Headers as they are sent.  Raises LocalProtocolError for what is no text, as the None of a variable not set."""
+    """Headers as they are sent.  Raises UsageError for what is no text, as the None of a variable not set."""
     fields = tuple(_mapping("headers", headers).items())
     for name, value in fields:
         if not (isinstance(name, str) and isinstance(value, str)):
             wrong = value if isinstance(name, str) else name
-            raise LocalProtocolError(f"the header {name!r} must be text, not {type(wrong).__name__}")
+            raise UsageError(f"the header {name!r} must be text, not {type(wrong).__name__}")
     return fields
 
 
@@ -214,7 +214,7 @@ def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
     revisions = tuple(REVISIONS.values())
     if (name := options.get("revision")) is not None:
         if name not in REVISIONS:
-            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+            raise UsageError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
         revisions = (REVISIONS[name],)
     experimental = options.get("experimental")
     if experimental is not None:
@@ -229,7 +229,7 @@ def log_level_of(options: ClientOptions) -> str | None:
 
 def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
-        raise LocalProtocolError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
+        raise UsageError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
     return level
 
 

@@ -26,7 +26,7 @@ import attrs
 import trio
 
 from trio_mcp.core.errors import McpError, SessionClosed, check_seconds, printable
-from trio_mcp.core.jsonrpc import Batch, Invalid, Message, Request
+from trio_mcp.core.jsonrpc import Batch, InvalidMessage, Message, Request
 
 if TYPE_CHECKING:
     from trio_mcp.client.caller import Caller
@@ -50,7 +50,7 @@ _OURS = frozenset({"server/discover", "initialize"})  # which no server asks
 
 @attrs.frozen
 class Timeouts:
-    """Raises `LocalProtocolError` for what is no number of seconds."""
+    """Raises `UsageError` for what is no number of seconds."""
 
     start_timeout: float = START
     garbage_timeout: float = GARBAGE
@@ -87,7 +87,9 @@ class Startup:
         with self._scope:
             await trio.sleep_forever()
         if self._starting:
-            caller.act(caller.session.lost(why=self._why if self._echoes else f"{self._why}{self._silence()}"))
+            caller.act(
+                caller.session.connection_lost(why=self._why if self._echoes else f"{self._why}{self._silence()}")
+            )
 
     async def opened(self) -> None:
         self._started()
@@ -106,9 +108,9 @@ class Startup:
         return SessionClosed(f"{self._name} closed {what} before its first message{said}{self._last_words(said)}")
 
     def _see(self, line: bytes, message: Message) -> None:
-        if type(message) is Batch and all(type(each) is Invalid for each in message.items):
+        if type(message) is Batch and all(type(each) is InvalidMessage for each in message.items):
             message = message.items[0]  # an array of something else, such as a list that was printed
-        if type(message) is Invalid:
+        if type(message) is InvalidMessage:
             self._see_garbage(_printable(line) or message.why)
         elif type(message) is Request and message.method in _OURS:
             self._why = (

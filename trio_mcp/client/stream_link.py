@@ -12,7 +12,7 @@ import trio
 from trio_mcp.client.caller import Caller
 from trio_mcp.core.errors import McpError, SessionClosed
 from trio_mcp.core.jsonrpc import Id
-from trio_mcp.core.session import Session
+from trio_mcp.core.session import SessionProtocol
 from trio_mcp.transport.duplex import Duplex, Framing, Tap
 
 __all__ = ["StreamLink"]
@@ -41,8 +41,8 @@ class StreamLink:
         limits = caller.session.limits
         self._duplex = Duplex(self, stream, framing, limits, nursery=nursery, tap=tap, received=received)
         self._why = framing.why
-        self.session: Session = caller.session
-        self.hear = caller.take  # its stream looks what is to be sent when it has read
+        self.session: SessionProtocol = caller.session
+        self.receive = caller.take  # its stream looks what is to be sent when it has read
         self.wake = self._duplex.wire.wake
         caller.carry(self)
 
@@ -77,9 +77,9 @@ class StreamLink:
     def release(self) -> None:
         """Nobody here waits for room."""
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         self._why = why
-        self._caller.lost(self._failure)
+        self._caller.connection_lost(self._failure)
 
     def _failure(self) -> McpError:
         known = None if self._explain is None else self._explain()

@@ -1,11 +1,11 @@
-"""Changes at the server, heard in blocks of code; the same in both eras, and across sessions.
+"""Subscriptions at the server, heard in blocks of code; the same in both eras, and across sessions.
 
     async with listening.listen(tools=True, resources="notes://todo") as changes:
         async for change in changes:
             ...
 
-A block says what it wants to hear of, and each has a `Subscription` of its own for as long as a session knows of it
-(sub-07).  What that costs on the wire is the business of the era:
+A block says what it wants to hear of, and each has an `OpenSubscription` of its own for as long as a session knows of
+it (sub-07).  What that costs on the wire is the business of the era:
 
 - modern: one `subscriptions/listen` request for each block.  Its acknowledgement opens the block, and giving it up ends
   the subscription, as its carrier has it.
@@ -21,7 +21,7 @@ behind.  Only what takes time, asking again after a while, is done by the task t
 | What ends a subscription | What becomes of its block |
 |---|---|
 | the server, in good order | the iterator ends |
-| the server refuses it | `RequestError`; `NothingToHear` if it knows no such request |
+| the server refuses it | `RequestError`; `SubscriptionUnsupported` if it knows no such request |
 | the stream broke, the session lives | it is asked for again, after a while; in the end that raises |
 | HTTP 401 or 403 | `Unauthorized`, at once |
 | the session is lost | it is asked for on the next one; if there is to be none, that raises |
@@ -38,7 +38,7 @@ import attrs
 import trio
 
 from trio_mcp.client.caller import Caller, Failure, Unauthorized, failure_of, worn_out
-from trio_mcp.core.errors import METHOD_NOT_FOUND, LocalProtocolError, McpError, SessionClosed, repeated, shown
+from trio_mcp.core.errors import METHOD_NOT_FOUND, McpError, SessionClosed, UsageError, repeated, shown
 from trio_mcp.core.jsonrpc import Id, Limits
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.outcomes import Answered, Outcome, Refused
@@ -49,9 +49,9 @@ from trio_mcp.core.subscriptions import (
     PROMPTS_CHANGED,
     RESOURCES_CHANGED,
     TOOLS_CHANGED,
-    Change,
-    Kind,
-    Subscription,
+    ChangeEvent,
+    ChangeKind,
+    OpenSubscription,
     SubscriptionAcknowledged,
     Subscriptions,
     SubscriptionState,
@@ -59,10 +59,10 @@ from trio_mcp.core.subscriptions import (
     resource_updated,
 )
 
-__all__ = ["Changes", "Listening", "NothingToHear"]
+__all__ = ["Subscription", "SubscriptionManager", "SubscriptionUnsupported"]
 
 _LISTEN, _SUBSCRIBE, _UNSUBSCRIBE = "subscriptions/listen", "resources/subscribe", "resources/unsubscribe"
-_ABOUT_CHANGES = frozenset({ACKNOWLEDGED, *(kind.method for kind in Kind)})
+_ABOUT_CHANGES = frozenset({ACKNOWLEDGED, *(kind.method for kind in ChangeKind)})
 
 # Seconds from a break to asking again on the same session, one for each break in a row.  A proxy that cuts idle streams
 # costs nothing, a server that restarts has a quarter of a minute; who breaks off once more is not listened to.
@@ -72,50 +72,55 @@ _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)
 _HELD = 8.0
 
 # What asking again does not mend: somebody has to do something about it, and the sooner it is raised the better.
-_FINAL = (Unauthorized, LocalProtocolError)
+_FINAL = (Unauthorized, UsageError)
 
 _WAITING = frozenset({SubscriptionState.ASKED, SubscriptionState.BROKEN})
 
 
-class NothingToHear(McpError):
+class SubscriptionUnsupported(McpError):
     """The server tells of nothing that was asked for, so that a block would wait in vain.
 
     `missing` is what was asked for.
     """
 
-    def __init__(self, missing: tuple[Change, ...]) -> None:
+    def __init__(self, missing: tuple[ChangeEvent, ...]) -> None:
         kinds = ", ".join(sorted({change.kind.field for change in missing}))
         super().__init__(f"the server tells of nothing that was asked for ({kinds}); look again from time to time")
         self.missing = missing
 
 
-class Changes:
-    """What one block hears: an asynchronous iterator of `Change`, for one task at a time.
+class Subscription:
+    """What one block hears: an asynchronous iterator of `ChangeEvent`, for one task at a time.
 
     A change that happens again before it was taken is told once, as one look at the thing finds everything that came
     before.  After a gap, when the stream or the session was lost and something may have been missed, every change that
     is listened to is told once, whether it happened or not.  Of a resource, that of something below it may be told too.
 
     The iterator ends when the server ends the subscription in good order, and when the client is closed.  It raises
-    `RequestError` when the server refuses to go on after a gap, `NothingToHear` when it tells of nothing any
+    `RequestError` when the server refuses to go on after a gap, `SubscriptionUnsupported` when it tells of nothing any
     more, `Unauthorized` when it wants to know who asks, `SessionClosed` (or what else the client was closed with) when
     the link is gone for good, and `RemoteProtocolError` for answers that are none.  What was heard until then is told
     first.  Waiting may be cancelled; no change is lost by it.
     """
 
     def __init__(
-        self, asked: tuple[Change, ...], listening: Listening, limits: Limits, *, undeclared: bool = False
+        self,
+        asked: tuple[ChangeEvent, ...],
+        listening: SubscriptionManager,
+        limits: Limits,
+        *,
+        undeclared: bool = False,
     ) -> None:
-        self.missing: tuple[Change, ...] = ()
+        self.missing: tuple[ChangeEvent, ...] = ()
         """What the server did not agree to tell of (sub-04); it may be another after a gap."""
         self._asked = dict.fromkeys(asked)
         self._undeclared = undeclared  # it waits for more than the server has agreed to
         self._listening = listening
         self._limits = limits
-        self._heard: dict[Change, None] = {}  # and not yet taken, in order
+        self._heard: dict[ChangeEvent, None] = {}  # and not yet taken, in order
         self._news = trio.Event()
         self._state = SubscriptionState.BROKEN
-        self._subscription: Subscription | None = None  # as long as the session knows of it
+        self._subscription: OpenSubscription | None = None  # as long as the session knows of it
         self._owed: set[str] = set()  # URIs whose `resources/subscribe` has no answer yet
         self._failure: Failure | None = None
         self._opened_at: float | None = None  # None: never
@@ -123,12 +128,12 @@ class Changes:
         self._again_at: float | None = None  # when to ask again; None: on the next session
         self._taken = False  # by a task that waits
 
-    def __aiter__(self) -> Changes:
+    def __aiter__(self) -> Subscription:
         return self
 
-    async def __anext__(self) -> Change:
+    async def __anext__(self) -> ChangeEvent:
         if self._taken:
-            raise LocalProtocolError("another task waits for these changes; let each listen for itself")
+            raise UsageError("another task waits for these changes; let each listen for itself")
         self._taken = True
         try:
             await trio.lowlevel.checkpoint()
@@ -167,7 +172,7 @@ class Changes:
 
     # What happens to it.
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: ChangeEvent) -> None:
         told = [change]
         # A server may name any number of things below those that were asked for.  Beyond this, these stand for them.
         if change not in self._asked and (
@@ -177,12 +182,12 @@ class Changes:
         self._heard.update(dict.fromkeys(told))
         self._news.set()
 
-    def _ask(self, subscription: Subscription) -> None:
+    def _ask(self, subscription: OpenSubscription) -> None:
         self._subscription = subscription
         self._again_at = None
         self._state = SubscriptionState.ASKED
 
-    def _open(self, subscription: Subscription) -> None:
+    def _open(self, subscription: OpenSubscription) -> None:
         self.missing = subscription.missing
         self._state = SubscriptionState.OPEN
         if self._opened_at is not None:
@@ -230,7 +235,7 @@ class Changes:
 
 
 @attrs.define(eq=False)
-class _Resource:
+class _WatchedResource:
     """One that a legacy server was asked to tell of."""
 
     uri: str
@@ -238,11 +243,11 @@ class _Resource:
     asking: Id | None = None  # the request that will change it
 
 
-class Listening:
+class SubscriptionManager:
     """Everything that one client listens to, whatever session it is in; see the head of this file.
 
-    Between `attach` and `lost` there is a session.  The caller of the one before must be lost before another is
-    attached, for the outcomes that come by `ended` do not say whose they are.
+    Between `attach` and `connection_lost` there is a session.  The caller of the one before must be lost before another
+    is attached, for the outcomes that come by `ended` do not say whose they are.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -250,12 +255,12 @@ class Listening:
         self._caller: Caller | None = None
         self._closed: Failure | None = None
         self._hopeless: Failure | None = None  # why no other session is expected
-        self._blocks: dict[Changes, None] = {}  # that have been entered and not left
+        self._blocks: dict[Subscription, None] = {}  # that have been entered and not left
         # Of the session:
         self._subscriptions = Subscriptions()
-        self._listeners: dict[Id, Changes] = {}  # by the ids of their subscriptions
-        self._resources: dict[str, _Resource] = {}
-        self._asking: dict[Id, _Resource] = {}
+        self._listeners: dict[Id, Subscription] = {}  # by the ids of their subscriptions
+        self._resources: dict[str, _WatchedResource] = {}
+        self._asking: dict[Id, _WatchedResource] = {}
         self._wanted: frozenset[str] = frozenset()  # URIs
         self._names = 0
 
@@ -263,49 +268,49 @@ class Listening:
 
     def listen(
         self,
-        *changes: Change,
+        *changes: ChangeEvent,
         tools: bool = False,
         prompts: bool = False,
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
-    ) -> AbstractAsyncContextManager[Changes]:
+    ) -> AbstractAsyncContextManager[Subscription]:
         """Hear of changes for as long as the block runs: of these, of lists, and of resources with these URIs.
 
         ``resources=True`` is the list of resources, URIs are what the resources hold; who wants both adds
-        `RESOURCES_CHANGED`.  Raises `LocalProtocolError` if nothing is asked for, or too much.
+        `RESOURCES_CHANGED`.  Raises `UsageError` if nothing is asked for, or too much.
 
         With `undeclared` the block also waits for what the server does not declare, or agree to: some send it all the
         same, as mcp up to 1.30 does, also without `resources/subscribe`.
 
-        The block is entered when the server has agreed; what it has not agreed to is `Changes.missing`.  Entering it
-        raises `RequestError` if the server refuses, `NothingToHear` if it tells of nothing of all that, and otherwise
-        as the iterator does.  Without a session the next one is waited for.  How long, is for the caller's cancel scope
-        to say.  Leaving the block tells the server, and waits for nothing.
+        The block is entered when the server has agreed; what it has not agreed to is `Subscription.missing`.  Entering
+        it raises `RequestError` if the server refuses, `SubscriptionUnsupported` if it tells of nothing of all that,
+        and otherwise as the iterator does.  Without a session the next one is waited for.  How long, is for the
+        caller's cancel scope to say.  Leaving the block tells the server, and waits for nothing.
         """
         lists = ((TOOLS_CHANGED, tools), (PROMPTS_CHANGED, prompts), (RESOURCES_CHANGED, resources is True))
         uris = () if isinstance(resources, bool) else (resources,) if isinstance(resources, str) else resources
         asked = (*changes, *(each for each, wanted in lists if wanted), *map(resource_updated, uris))
-        return self._block(Changes(self._checked(asked), self, self._limits, undeclared=undeclared))
+        return self._block(Subscription(self._checked(asked), self, self._limits, undeclared=undeclared))
 
-    def _checked(self, asked: tuple[Change, ...]) -> tuple[Change, ...]:
+    def _checked(self, asked: tuple[ChangeEvent, ...]) -> tuple[ChangeEvent, ...]:
         limits = self._limits
         for change in asked:
-            if not isinstance(change, Change) or not isinstance(change.item, str):
-                raise LocalProtocolError(f"{shown(change)} is no change; resources are named by their URIs, as strings")
+            if not isinstance(change, ChangeEvent) or not isinstance(change.item, str):
+                raise UsageError(f"{shown(change)} is no change; resources are named by their URIs, as strings")
             if bool(change.item) is not bool(change.kind.item):
                 how = "by its URI" if change.kind.item else "without a URI"
-                raise LocalProtocolError(f"Kind.{change.kind.name} is listened to {how}")
+                raise UsageError(f"Kind.{change.kind.name} is listened to {how}")
             if len(change.item) > limits.uri_length:
-                raise LocalProtocolError(f"a URI may have {limits.uri_length} characters (Limits.uri_length)")
+                raise UsageError(f"a URI may have {limits.uri_length} characters (Limits.uri_length)")
         asked = tuple(dict.fromkeys(asked))
         if not asked:
-            raise LocalProtocolError("there is nothing to listen to; ask for tools, prompts or resources")
+            raise UsageError("there is nothing to listen to; ask for tools, prompts or resources")
         if (most := limits.listener_changes) < len(asked):
-            raise LocalProtocolError(f"a block may ask for {most} changes (Limits.listener_changes), not {len(asked)}")
+            raise UsageError(f"a block may ask for {most} changes (Limits.listener_changes), not {len(asked)}")
         return asked
 
     @asynccontextmanager
-    async def _block(self, changes: Changes) -> AsyncIterator[Changes]:
+    async def _block(self, changes: Subscription) -> AsyncIterator[Subscription]:
         await trio.lowlevel.checkpoint()
         if self._closed is not None:
             raise self._closed()
@@ -324,7 +329,7 @@ class Listening:
 
     def attach(self, caller: Caller) -> None:
         """A session is open: everything that is listened to is asked for on it (sub-10).  Waits for nothing."""
-        self.lost()
+        self.connection_lost()
         self._caller = caller
         for changes in list(self._blocks):
             if changes._state is SubscriptionState.BROKEN:
@@ -335,7 +340,7 @@ class Listening:
         note = notice.notification
         if note.method not in _ABOUT_CHANGES:
             return False
-        events = self._subscriptions.hear(note)
+        events = self._subscriptions.receive(note)
         for event in events:
             changes = self._listeners[event.subscription.id]
             if not isinstance(event, SubscriptionAcknowledged):
@@ -349,7 +354,7 @@ class Listening:
     def ended(self, outcome: Outcome, failure: Failure | None) -> None:
         """Take in the outcome of a request that was made by `Caller.begin`; those of others are ignored."""
         if self._caller is None or self._caller.session.closed:
-            return  # `lost` follows
+            return  # `connection_lost` follows
         resource = self._asking.pop(outcome.id, None)
         if resource is not None:
             self._answered(resource, outcome, failure_of(outcome, failure))
@@ -372,13 +377,13 @@ class Listening:
             if changes._subscription is not None and changes._subscription.attached:
                 self._nothing(changes) if for_good else changes._miss()
 
-    def lost(self, failure: Failure | None = None) -> None:
+    def connection_lost(self, failure: Failure | None = None) -> None:
         """The session is gone; every block waits for the next.
 
         With `failure` none is on its way, and until one is attached after all each block that waits raises that.
         """
         self._caller, self._hopeless = None, failure
-        self._subscriptions.lost()
+        self._subscriptions.connection_lost()
         self._listeners.clear()
         self._resources.clear()
         self._asking.clear()
@@ -389,13 +394,13 @@ class Listening:
         """The client is gone: every block ends, with this error, or after an orderly end (None) without one."""
         if self._closed is None:
             self._closed = failure or _client_closed
-            self.lost()
+            self.connection_lost()
             for changes in self._blocks:
                 changes._close(failure)
 
     # Within.
 
-    def _ask(self, changes: Changes) -> None:
+    def _ask(self, changes: Subscription) -> None:
         """Ask for what a block wants to hear, if there is a session; else the next one will be asked."""
         caller = self._caller
         if caller is None or caller.session.closed:
@@ -420,35 +425,35 @@ class Listening:
             self._listeners[id] = changes
             caller.act(())  # so that it is sent
 
-    def _watch(self, caller: Caller, changes: Changes, subscription: Subscription) -> None:
+    def _watch(self, caller: Caller, changes: Subscription, subscription: OpenSubscription) -> None:
         """Subscribe to what a legacy server has declared."""
         changes._ask(subscription)
         self._listeners[subscription.id] = changes
         if not subscription.expected or caller.deaf:
             self._nothing(changes)
             return
-        changes._owed = {each.item for each in subscription.expected if each.kind is Kind.RESOURCE}
+        changes._owed = {each.item for each in subscription.expected if each.kind is ChangeKind.RESOURCE}
         changes._owed -= {each.uri for each in self._resources.values() if each.subscribed and each.asking is None}
         self._settle()
         self._check(changes)
 
-    def _nothing(self, changes: Changes, cause: Failure | None = None) -> None:
+    def _nothing(self, changes: Subscription, cause: Failure | None = None) -> None:
         self._drop(changes)
         missing = changes.missing = tuple(changes._asked)
 
         def failure() -> McpError:
-            error = NothingToHear(missing)
+            error = SubscriptionUnsupported(missing)
             error.__cause__ = None if cause is None else cause()
             return error
 
         changes._close(failure)
 
-    def _check(self, changes: Changes) -> None:
+    def _check(self, changes: Subscription) -> None:
         """Open a block of the legacy era that is owed nothing any more."""
         if changes._state is SubscriptionState.ASKED and not changes._owed and changes._subscription is not None:
             changes._open(changes._subscription)
 
-    def _drop(self, changes: Changes) -> None:
+    def _drop(self, changes: Subscription) -> None:
         """A block wants nothing of the server any more; tell it."""
         subscription, changes._subscription = changes._subscription, None
         changes._owed.clear()
@@ -466,12 +471,12 @@ class Listening:
             return
         self._wanted = self._subscriptions.uris
         for uri in sorted(self._wanted - self._resources.keys()):  # so that the same is sent in every run
-            self._resources[uri] = _Resource(uri)
+            self._resources[uri] = _WatchedResource(uri)
         for resource in list(self._resources.values()):
             self._step(self._caller, resource)
         self._caller.act(())
 
-    def _step(self, caller: Caller, resource: _Resource) -> None:
+    def _step(self, caller: Caller, resource: _WatchedResource) -> None:
         """Send what is due for one resource, unless something is under way."""
         wanted = resource.uri in self._wanted
         if resource.asking is not None:
@@ -490,7 +495,7 @@ class Listening:
             return
         self._asking[resource.asking] = resource
 
-    def _answered(self, resource: _Resource, outcome: Outcome, failure: Failure) -> None:
+    def _answered(self, resource: _WatchedResource, outcome: Outcome, failure: Failure) -> None:
         """A `resources/subscribe` or `resources/unsubscribe` has its outcome."""
         resource.asking = None
         if resource.subscribed:
@@ -511,7 +516,7 @@ class Listening:
         if self._caller is not None:
             self._step(self._caller, resource)  # whoever has handed in the outcome sees to it that this is sent
 
-    def _wait_unasked(self, resource: _Resource) -> None:
+    def _wait_unasked(self, resource: _WatchedResource) -> None:
         """Blocks with `undeclared` wait for a resource although the server serves no subscriptions.
 
         It counts as subscribed, so that it is not asked for again.
@@ -521,7 +526,7 @@ class Listening:
             changes._owed.discard(resource.uri)
             self._check(changes)
 
-    def _blame(self, resource: _Resource, failure: Failure, *, again: bool) -> None:
+    def _blame(self, resource: _WatchedResource, failure: Failure, *, again: bool) -> None:
         """The blocks that wait for this resource do so in vain."""
         for changes in [each for each in self._blocks if resource.uri in each._owed]:
             self._drop(changes)

@@ -22,7 +22,7 @@ from trio_mcp.core.content import (
     BlobResourceContents,
     EmbeddedResource,
     ImageContent,
-    Malformed,
+    MalformedContent,
     TextContent,
 )
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
@@ -34,7 +34,7 @@ from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema.schema import schema_of
 from trio_mcp.core.schema.validation import CompiledSchema, InvalidSchema, Problem, compile_schema
 
-__all__ = ["Returned", "ToolBook", "ToolFailed"]
+__all__ = ["ReturnType", "ToolBook", "ToolFailed"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class ToolFailed(McpError):
 
 
 @attrs.define(eq=False, repr=False)
-class _Known:
+class _KnownTool:
     rules: tuple[Mirror, ...]
     output: JsonObject | None
     compiled: CompiledSchema | None = None  # made for the first result
@@ -66,7 +66,7 @@ class ToolBook:
 
     def __init__(self, mistake: Callable[[str], object]) -> None:
         self._mistake = mistake
-        self._tools: dict[str, _Known] = {}
+        self._tools: dict[str, _KnownTool] = {}
         self._walked = False
         self._forgotten = 0
 
@@ -82,11 +82,11 @@ class ToolBook:
         else:
             self._walked = self._forgotten == before
 
-    def learn(self, tools: Iterable[Tool | Malformed], *, mirroring: bool) -> list[Tool]:
+    def learn(self, tools: Iterable[Tool | MalformedContent], *, mirroring: bool) -> list[Tool]:
         """Take note of listed tools; returns those that can be called.  `mirroring`: the link has headers for them."""
         good = []
         for tool in tools:
-            if isinstance(tool, Malformed):
+            if isinstance(tool, MalformedContent):
                 self._mistake(f"a tool is left out: {tool.why}")
                 continue
             mirrors = find_mirrors(tool.input_schema)
@@ -96,7 +96,7 @@ class ToolBook:
                 continue
             if len(self._tools) < _TOOLS or tool.name in self._tools:
                 output = None if tool.output_schema is None else dict(tool.output_schema)
-                self._tools[tool.name] = _Known(() if mirrors.faults else mirrors.rules, output)
+                self._tools[tool.name] = _KnownTool(() if mirrors.faults else mirrors.rules, output)
             good.append(tool)
         return good
 
@@ -111,7 +111,7 @@ class ToolBook:
         return () if tool is None else tool.rules
 
     def boxes(self, name: str) -> bool:
-        """Whether what a tool returns stands in an object for want of a better place: see `Returned`.
+        """Whether what a tool returns stands in an object for want of a better place: see `ReturnType`.
 
         A closed object is none of those that are made for this: one with such a member is what its tool returns.
         """
@@ -146,8 +146,8 @@ def _refuse(name: str, what: str, problems: Sequence[Problem]) -> None:
         raise RemoteProtocolError(f"the result of the tool {name!r} does not fit {what}: {said}")
 
 
-class Returned(Generic[T]):
-    """What `returns` asks for.  Made before the call: raises LocalProtocolError for what is no type to be read."""
+class ReturnType(Generic[T]):
+    """What `returns` asks for.  Made before the call: raises UsageError for what is no type to be read."""
 
     def __init__(self, hint: type[T]) -> None:
         from trio_mcp.core.schema.values import reader_of

@@ -19,7 +19,7 @@ import h11
 import trio
 from wsproto.utilities import generate_accept_token
 
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, SessionClosed, shown
+from trio_mcp.core.errors import McpError, RemoteProtocolError, SessionClosed, UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, blotted
 from trio_mcp.core.http.websocket import SUBPROTOCOL
 from trio_mcp.core.jsonrpc import Limits
@@ -49,7 +49,7 @@ async def dial_websocket(
 ) -> tuple[trio.abc.Stream, bytes]:
     """The connection of a WebSocket, and what came on it after the server's consent.
 
-    Raises `LocalProtocolError` for what is no such URL or header, `ConnectionFailed` if there is no connection, or no
+    Raises `UsageError` for what is no such URL or header, `ConnectionFailed` if there is no connection, or no
     answer within `CONNECTING` seconds in all, `SessionClosed` if it ends in the handshake, `UpgradeRefused` if the
     server answers otherwise, and `RemoteProtocolError` if that is no answer at all.  May be cancelled.
     """
@@ -83,11 +83,11 @@ def _located(url: str) -> tuple[Origin, str]:
     """The origin as it is called by HTTP, and the target to ask it for."""
     match = _SCHEME.match(url)
     if match is None:
-        raise LocalProtocolError("a WebSocket has a URL like ws://127.0.0.1:3000/ws or wss://example.com/ws")
+        raise UsageError("a WebSocket has a URL like ws://127.0.0.1:3000/ws or wss://example.com/ws")
     try:
         return locate(f"http{match[1]}://{url[match.end() :]}")
-    except LocalProtocolError as error:
-        raise LocalProtocolError(_of_websockets(str(error))) from None
+    except UsageError as error:
+        raise UsageError(_of_websockets(str(error))) from None
 
 
 def _of_websockets(text: str) -> str:
@@ -107,12 +107,12 @@ def _fields(origin: Origin, key: bytes, headers: Fields) -> list[tuple[bytes, by
     for name, value in headers:
         # What h11 says of a bad one repeats it, and it may be a secret.
         if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"the field {shown(name)} cannot be sent: a name is a token, a value has characters of Latin-1, and "
                 "neither has line breaks or other control characters"
             )
         if _OURS.fullmatch(name):
-            raise LocalProtocolError(f"the field {name} is not the caller's to set: it is about the connection")
+            raise UsageError(f"the field {name} is not the caller's to set: it is about the connection")
         fields.append((name.encode(), value.strip(" \t").encode("latin-1")))
     return fields
 

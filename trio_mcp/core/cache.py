@@ -19,7 +19,7 @@ that the garbage collector has to walk.
 
 One cache belongs to one server.  What goes with a request outside of its params (headers, above all the access token)
 is not seen here: `principal` must stand for all of it.  It is the stable name of one, text that tells it from all
-others (a user id, not a token), or None if there are no others; anything else raises `LocalProtocolError`.
+others (a user id, not a token), or None if there are no others; anything else raises `UsageError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_CLIENT_INFO, META_LOG_LEVEL, Revision
@@ -72,7 +72,7 @@ _PUBLIC: _Owner = ("public", None)
 
 
 @record
-class _Entry:
+class _CacheEntry:
     body: bytes
     stale_at: float
     uri: str  # what was read, so that an update can find it; empty for a list
@@ -88,7 +88,7 @@ class ResponseCache:
         self._methods = revision.cacheable | {_COMPLETE}
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[_Key, _CacheEntry] = OrderedDict()  # least recently used first
         self._size = 0
         self._changes = 0
         self._changed: dict[str, int] = {}  # method -> `changes` after its results were last dropped
@@ -158,7 +158,7 @@ class ResponseCache:
         stale_at = now + min(ttl, MAX_TTL_MS) / 1000  # cache-06, 27: each from its own receipt
         # cache-17: whatever is not clearly public is for the one who asked.
         owner = _PUBLIC if result.get("cacheScope") == "public" and method != _COMPLETE else private
-        return self._keep((method, text, owner), _Entry(body, stale_at, params.get("uri", "")))
+        return self._keep((method, text, owner), _CacheEntry(body, stale_at, params.get("uri", "")))
 
     def changed(self, notification: str, params: Mapping[str, Any]) -> None:
         """Take a notification of the server: what it makes stale is dropped for everybody, and not kept if on its way.
@@ -187,7 +187,7 @@ class ResponseCache:
         # cache-03: a retry "depends on inputs that are not part of the cache key".
         return method in self._methods and "inputResponses" not in params and "requestState" not in params
 
-    def _keep(self, key: _Key, entry: _Entry) -> bool:
+    def _keep(self, key: _Key, entry: _CacheEntry) -> bool:
         size = _size(key, entry)
         if size > self._max_bytes:  # it would push out all the others, and then itself
             return False
@@ -211,7 +211,7 @@ def _affecting(params: Mapping[str, Any]) -> str:
     return json.dumps([rest, meta], sort_keys=True, separators=(",", ":"), default=repr)
 
 
-def _size(key: _Key, entry: _Entry) -> int:
+def _size(key: _Key, entry: _CacheEntry) -> int:
     return len(entry.body) + len(key[1])
 
 
@@ -235,9 +235,9 @@ class CacheHints:
 
     def __attrs_post_init__(self) -> None:
         if type(self.ttl_ms) is not int or self.ttl_ms < 0:  # cache-09
-            raise LocalProtocolError(f"ttl_ms is a whole number of milliseconds, 0 or more, not {self.ttl_ms!r}")
+            raise UsageError(f"ttl_ms is a whole number of milliseconds, 0 or more, not {self.ttl_ms!r}")
         if self.scope not in ("private", "public"):
-            raise LocalProtocolError(f"scope is 'private' or 'public', not {self.scope!r}")
+            raise UsageError(f"scope is 'private' or 'public', not {self.scope!r}")
 
     def page(self, ttl_ms: int) -> CacheHints:
         """For one page of the list: pages may differ in their time (cache-20), never in their scope (cache-23)."""

@@ -5,8 +5,8 @@ belong to which method.  JSON here means dicts, lists and scalars: bytes are `js
 
 Reading is the same for every revision.  Scalars are taken exactly (`True` is no integer, `"1"` no number; an integer
 may stand where a number may), null counts as absence unless it is a value there, unknown members are no error and stay
-in `raw`.  What does not fit is `Malformed` inside a list or a map of objects, so that one bad tool does not hide the
-others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Of a
+in `raw`.  What does not fit is `MalformedContent` inside a list or a map of objects, so that one bad tool does not hide
+the others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Of a
 list with very many of them only the first are kept (`MAX_MALFORMED`), and how many there were.  Contents are not
 repeated in errors, as they may be secret.
 
@@ -40,13 +40,13 @@ from trio_mcp.core.content import (
     V2025_06,
     V2025_11,
     V2026_07,
-    Malformed,
+    MalformedContent,
     Model,
     TextContent,
     ToolResultContent,
-    Unknown,
+    UnknownContent,
 )
-from trio_mcp.core.errors import LocalProtocolError, NotInThisRevision, RemoteProtocolError
+from trio_mcp.core.errors import NotInThisRevision, RemoteProtocolError, UsageError
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.core.records import thawed
 from trio_mcp.core.revisions import Revision
@@ -66,7 +66,7 @@ def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
     """An object of `shape`, which is a model or a union of models.  Raises `RemoteProtocolError` if it is none."""
     try:
         found: Model = _readers(strict)[shape](data)
-    except _Misfit as misfit:
+    except _Mismatch as misfit:
         wanted = " or ".join(member.__name__ for member in _members(shape))
         raise RemoteProtocolError(f"{wanted}: {misfit}") from None
     return found
@@ -79,9 +79,7 @@ def to_json(value: Model, revision: Revision) -> JsonObject:
     said by the text of `content`; if there is no text, a block with the JSON is added.
     """
     if not isinstance(revision, Revision):
-        raise LocalProtocolError(
-            f"to_json writes for a Revision, such as REVISIONS[name], not {type(revision).__name__}"
-        )
+        raise UsageError(f"to_json writes for a Revision, such as REVISIONS[name], not {type(revision).__name__}")
     written: JsonObject = _writers(revision.name)[type(value)](value)
     return written
 
@@ -163,21 +161,22 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
 }  # fmt: skip
 _Takes: TypeAlias = Mapping[type, Callable[[Any], Any]]  # for each kind of JSON value, a function that takes it
 
-# A message of 4 MiB has room for two million zeros in the place of tools.  Each `Malformed` says where to look, and
-# nobody looks at more than some; beyond, only how many they are is kept.
+# A message of 4 MiB has room for two million zeros in the place of tools.  Each `MalformedContent` says where to look,
+# and nobody looks at more than some; beyond, only how many they are is kept.
 MAX_MALFORMED = 100
-"""How many `Malformed` elements of one list are kept.  The `why` of the last one tells how many more there were."""
+"""How many `MalformedContent` elements of one list are kept.  The `why` of the last one tells how many more there
+were."""
 
 
-class _Misfit(Exception):
+class _Mismatch(Exception):
     """Something is not as the protocol says; `steps` lead to it."""
 
     def __init__(self, why: str, *steps: str | int) -> None:
         self.why = why
         self.steps = steps
 
-    def within(self, step: str | int) -> _Misfit:
-        return _Misfit(self.why, step, *self.steps)
+    def within(self, step: str | int) -> _Mismatch:
+        return _Mismatch(self.why, step, *self.steps)
 
     def __str__(self) -> str:
         if not self.steps:
@@ -187,7 +186,7 @@ class _Misfit(Exception):
         return f"{path.removeprefix('.')}: {self.why}"
 
 
-class _Making(NamedTuple):
+class _Construction(NamedTuple):
     """How an object of a class is made: begun, then its fields are put into it, in order, then finished if need be."""
 
     begin: Callable[[], Any]
@@ -195,13 +194,15 @@ class _Making(NamedTuple):
     finish: Callable[[Any], Any] | None
 
 
-def _making(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Making:
+def _making(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Construction:
     if "__attrs_post_init__" in dir(cls) or any(field.validator or field.converter for field in fields):
         # It checks or changes what it is given, and wants to know at once that it was received.
         names = [str(field.alias) for field in fields]
-        return _Making(list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True))))
+        return _Construction(
+            list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True)))
+        )
     # Nothing of its own would happen in its `__init__`, and this takes half as long.
-    return _Making(partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], None)
+    return _Construction(partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], None)
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
@@ -227,13 +228,13 @@ class _Readers(dict[Any, Callable[..., Any]]):
 
         def read(data: Json) -> Any:
             if type(data) is not dict:
-                raise _Misfit(_unlike("object", data))
+                raise _Mismatch(_unlike("object", data))
             for key, constant in constants:
                 if data.get(key) != constant:
-                    raise _Misfit(f'expected "{constant}"', key)
+                    raise _Mismatch(f'expected "{constant}"', key)
             for key in required:
                 if key not in data:
-                    raise _Misfit("missing", key)
+                    raise _Mismatch("missing", key)
             found = begin()
             put_raw(found, data)
             for key, put, default, takes, expected in parts:
@@ -245,11 +246,11 @@ class _Readers(dict[Any, Callable[..., Any]]):
                 if take is _same:
                     put(found, value)
                 elif take is None:
-                    raise _Misfit(_unlike(expected, value), key)
+                    raise _Mismatch(_unlike(expected, value), key)
                 else:
                     try:
                         put(found, take(value))
-                    except _Misfit as misfit:
+                    except _Mismatch as misfit:
                         raise misfit.within(key) from None
             return found if finish is None else finish(found)
 
@@ -269,7 +270,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
         def read(value: Json) -> Any:
             take = takes.get(type(value))
             if take is None:
-                raise _Misfit(_unlike(expected, value))
+                raise _Mismatch(_unlike(expected, value))
             return take(value)
 
         return read
@@ -290,7 +291,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
                 takes[dict] = self.map(get_args(member)[1])
         shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
         if shapes:
-            takes[dict] = self.object(shapes, Unknown in members)
+            takes[dict] = self.object(shapes, UnknownContent in members)
         return takes, " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
 
     def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
@@ -301,13 +302,13 @@ class _Readers(dict[Any, Callable[..., Any]]):
         def element(step: str | int, value: Json) -> Any:
             try:
                 return read(value)
-            except _Misfit as misfit:
+            except _Mismatch as misfit:
                 raise misfit.within(step) from None
 
         return element
 
     def lenient(self, annotation: Any) -> bool:
-        return Malformed in _members(annotation) and not self.strict
+        return MalformedContent in _members(annotation) and not self.strict
 
     def lenient_element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
         takes, expected = self.takes(_members(annotation))
@@ -315,11 +316,11 @@ class _Readers(dict[Any, Callable[..., Any]]):
         def element(_: str | int, value: Json) -> Any:
             take = takes.get(type(value))
             if take is None:  # without an exception, as there can be millions
-                return Malformed(value, _unlike(expected, value))
+                return MalformedContent(value, _unlike(expected, value))
             try:
                 return take(value)
-            except _Misfit as misfit:
-                return Malformed(value, str(misfit))
+            except _Mismatch as misfit:
+                return MalformedContent(value, str(misfit))
 
         return element
 
@@ -333,7 +334,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
             bad = last = 0
             for index, item in enumerate(value):
                 read = element(index, item)
-                if type(read) is Malformed:
+                if type(read) is MalformedContent:
                     bad += 1
                     if bad > MAX_MALFORMED:
                         continue
@@ -341,7 +342,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
                 items.append(read)
             if bad > MAX_MALFORMED:
                 why = f"{items[last].why} (and {bad - MAX_MALFORMED} more elements after it, which are not kept)"
-                items[last] = Malformed(items[last].raw, why)
+                items[last] = MalformedContent(items[last].raw, why)
             return items
 
         return array
@@ -365,8 +366,8 @@ class _Readers(dict[Any, Callable[..., Any]]):
                 if all(key in value and constant in (None, value[key]) for key, constant in marks):
                     return self[cls](value)
             if open_ended and isinstance(value.get("type", value.get("method")), str):
-                return Unknown(value)
-            raise _Misfit(fits_none)
+                return UnknownContent(value)
+            raise _Mismatch(fits_none)
 
         return pick
 
@@ -403,7 +404,7 @@ def _unlike(expected: str, value: Json) -> str:
 
 def _one_of(values: tuple[str, ...], value: str) -> str:
     if value not in values:
-        raise _Misfit("expected one of " + ", ".join(values))
+        raise _Mismatch("expected one of " + ", ".join(values))
     return value
 
 
@@ -413,7 +414,7 @@ def _bytes_from_base64(text: str) -> bytes:
     # The first releases of the official SDK for Python write resources in the alphabet for URLs.
     with suppress(ValueError):
         return b64decode(text, b"-_", validate=True)
-    raise _Misfit("expected base64")
+    raise _Mismatch("expected base64")
 
 
 _readers = functools.cache(_Readers)
@@ -434,10 +435,10 @@ class _Writers(dict[type, Write]):
             where, say = _SAID_DIFFERENTLY.get(cls, ((), None))
             if say is not None and self.revision in where:
                 write = self.differently(cls, write, say)
-        elif cls in (Unknown, Malformed):
+        elif cls in (UnknownContent, MalformedContent):
             write = attrgetter("raw")
         else:
-            raise LocalProtocolError(f"{cls.__name__} is no object of the protocol")
+            raise UsageError(f"{cls.__name__} is no object of the protocol")
         self[cls] = write
         return write
 
@@ -489,7 +490,9 @@ class _Writers(dict[type, Write]):
             return _base64
         inside = [get_args(member)[-1] for member in members if get_origin(member) in (Sequence, Mapping)]
         nested = self.of(inside[0]) if inside else identity
-        allowed = frozenset(m for m in members if isinstance(m, type) and issubclass(m, Model | Unknown | Malformed))
+        allowed = frozenset(
+            m for m in members if isinstance(m, type) and issubclass(m, Model | UnknownContent | MalformedContent)
+        )
         if nested is identity and not allowed:
             return identity
 
@@ -501,14 +504,14 @@ class _Writers(dict[type, Write]):
             if inside and isinstance(value, Mapping):
                 return {key: nested(item) for key, item in value.items()}
             wanted = re.sub(r"[\w.]+\.", "", str(annotation))
-            raise LocalProtocolError(f"{type(value).__name__} cannot stand where {wanted} is wanted")
+            raise UsageError(f"{type(value).__name__} cannot stand where {wanted} is wanted")
 
         return write
 
 
 def _base64(value: Any) -> str:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise LocalProtocolError(f"{type(value).__name__} cannot stand where bytes are wanted")
+        raise UsageError(f"{type(value).__name__} cannot stand where bytes are wanted")
     return b64encode(value).decode()
 
 
@@ -544,7 +547,7 @@ def _text_of(structured: Json) -> str:
     try:
         return json.dumps(structured, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise LocalProtocolError(f"structured_content cannot be written as JSON: {error}") from None
+        raise UsageError(f"structured_content cannot be written as JSON: {error}") from None
 
 
 def _with_one_block(said: Any, revision: str) -> Model:
@@ -566,7 +569,7 @@ def _with_enum_names(titled: forms.TitledEnumSchema, _: str) -> forms.EnumSchema
 
 def _with_id(params: forms.ElicitUrlParams, revision: str) -> forms.ElicitUrlParams:
     if params.elicitation_id is None:
-        raise LocalProtocolError(f"ElicitUrlParams.elicitation_id is required in {revision}")  # elic-18
+        raise UsageError(f"ElicitUrlParams.elicitation_id is required in {revision}")  # elic-18
     return params
 
 

@@ -8,7 +8,8 @@ Conventions, for all models:
 - None means absent.  Where the protocol gives null a meaning of its own, a property beside the field tells.
 - Binary data is `bytes`; base64 exists on the wire only.
 - What a peer sent keeps its original mapping in `raw`, so that no field is lost on us; what we built has None there.
-- A list that came from a peer may hold `Malformed` where an element could not be read; `well_formed` leaves those out.
+- A list that came from a peer may hold `MalformedContent` where an element could not be read; `well_formed` leaves
+those out.
 - What we build is checked where the protocol draws a line that types cannot; what a peer built is delivered as it came.
 
 Nothing here knows how an object is written on the wire: that is the codec's business.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import REVISIONS
@@ -34,11 +35,41 @@ else:
     model = functools.partial(attrs.frozen, eq=False, repr=False)
 
 __all__ = [
-    "V2024_11", "V2025_03", "V2025_06", "V2025_11", "V2026_07", "VITAL", "Annotations", "AudioContent",
-    "BlobResourceContents", "ContentBlock", "Described", "EmbeddedResource", "Icon", "ImageContent", "Malformed",
-    "Meta", "Model", "Named", "Outcome", "Resource", "ResourceContents", "ResourceLink", "SamplingContent", "Speaker",
-    "TextContent", "TextResourceContents", "ToolResultContent", "ToolUseContent", "Unknown", "model", "ours",
-    "share", "since", "until", "well_formed",
+    "V2024_11",
+    "V2025_03",
+    "V2025_06",
+    "V2025_11",
+    "V2026_07",
+    "VITAL",
+    "Annotations",
+    "AudioContent",
+    "BlobResourceContents",
+    "ContentBlock",
+    "Described",
+    "EmbeddedResource",
+    "Icon",
+    "ImageContent",
+    "MalformedContent",
+    "Meta",
+    "Model",
+    "Named",
+    "Resource",
+    "ResourceContents",
+    "ResourceLink",
+    "SamplingContent",
+    "Speaker",
+    "TextContent",
+    "TextResourceContents",
+    "ToolOutcome",
+    "ToolResultContent",
+    "ToolUseContent",
+    "UnknownContent",
+    "model",
+    "ours",
+    "share",
+    "since",
+    "until",
+    "well_formed",
 ]  # fmt: skip
 
 V2024_11, V2025_03, V2025_06, V2025_11, V2026_07 = REVISIONS  # their names, oldest first
@@ -65,7 +96,7 @@ def ours(must: str, check: Callable[[Any], bool]) -> Callable[[Model, attrs.Attr
 
     def validate(instance: Model, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is not None and instance.raw is None and not check(value):
-            raise LocalProtocolError(f"{type(instance).__name__}.{attribute.name} must be {must}")
+            raise UsageError(f"{type(instance).__name__}.{attribute.name} must be {must}")
 
     return validate
 
@@ -111,23 +142,23 @@ def _shown(value: object) -> str:
 
 
 @record
-class Unknown:
+class UnknownContent:
     """A kind of content, form field or question that we do not know.  It is kept as it is, and can be sent on."""
 
     raw: Mapping[str, Json]
 
 
 @record
-class Malformed:
+class MalformedContent:
     """An element that is not what the protocol says, in the place where it stood; `why` says where and what."""
 
     raw: Json
     why: str
 
 
-def well_formed(items: Iterable[T | Malformed]) -> list[T]:
+def well_formed(items: Iterable[T | MalformedContent]) -> list[T]:
     """The elements that could be read."""
-    return [item for item in items if not isinstance(item, Malformed)]
+    return [item for item in items if not isinstance(item, MalformedContent)]
 
 
 @model
@@ -165,7 +196,7 @@ class Described(Named):
     """What servers list."""
 
     description: str | None = attrs.field(default=None, kw_only=True)
-    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_11))
+    icons: Sequence[Icon | MalformedContent] | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_11))
     meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
@@ -178,19 +209,19 @@ class Resource(Described):
 
 
 @model
-class _ResourceContents(Model):
+class _ContentsBase(Model):
     uri: str
     mime_type: str | None = attrs.field(default=None, kw_only=True)
     meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
 @model
-class TextResourceContents(_ResourceContents, has="text"):
+class TextResourceContents(_ContentsBase, has="text"):
     text: str
 
 
 @model
-class BlobResourceContents(_ResourceContents, has="blob"):
+class BlobResourceContents(_ContentsBase, has="blob"):
     blob: bytes
 
 
@@ -198,30 +229,30 @@ ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
 
 
 @model
-class _Block(Model):
+class _AnnotatedContent(Model):
     annotations: Annotations | None = attrs.field(default=None, kw_only=True)
     meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=since(V2025_06))
 
 
 @model
-class TextContent(_Block, type="text"):
+class TextContent(_AnnotatedContent, type="text"):
     text: str
 
 
 @model
-class ImageContent(_Block, type="image"):
+class ImageContent(_AnnotatedContent, type="image"):
     data: bytes
     mime_type: str
 
 
 @model
-class AudioContent(_Block, since=V2025_03, type="audio"):
+class AudioContent(_AnnotatedContent, since=V2025_03, type="audio"):
     data: bytes
     mime_type: str
 
 
 @model
-class EmbeddedResource(_Block, type="resource"):
+class EmbeddedResource(_AnnotatedContent, type="resource"):
     resource: ResourceContents
 
 
@@ -230,7 +261,7 @@ class ResourceLink(Resource, since=V2025_06, type="resource_link"):
     """A resource by its address; it need not be in any list."""
 
 
-ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource | Unknown
+ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource | UnknownContent
 
 
 @model
@@ -241,7 +272,7 @@ class ToolUseContent(Model, since=V2025_11, type="tool_use"):
     meta: Meta | None = None
 
 
-class Outcome:
+class ToolOutcome:
     """What a tool gave, as it is read.  The fields beneath keep what was said apart from what was not, for the wire."""
 
     __slots__ = ()
@@ -266,12 +297,14 @@ class Outcome:
 
 
 @model
-class ToolResultContent(Model, Outcome, since=V2025_11, type="tool_result"):
+class ToolResultContent(Model, ToolOutcome, since=V2025_11, type="tool_result"):
     tool_use_id: str
-    content: Sequence[ContentBlock | Malformed]
+    content: Sequence[ContentBlock | MalformedContent]
     _structured_content: Json | Absent = attrs.field(default=ABSENT, alias="structured_content")
     _is_error: bool | None = attrs.field(default=None, alias="is_error")
     meta: Meta | None = None
 
 
-SamplingContent: TypeAlias = TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent | Unknown
+SamplingContent: TypeAlias = (
+    TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent | UnknownContent
+)

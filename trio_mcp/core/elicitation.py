@@ -6,7 +6,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import attrs
 
-__all__ = ["Accepted", "Declined", "Dismissed", "Outcome"]
+__all__ = ["Accepted", "Declined", "Dismissed", "ElicitationOutcome"]
 
 T = TypeVar("T")
 
@@ -28,4 +28,4 @@ class Dismissed:
     """The user made no choice: closed the dialogue, went away."""
 
 
-Outcome: TypeAlias = Accepted[T] | Declined | Dismissed
+ElicitationOutcome: TypeAlias = Accepted[T] | Declined | Dismissed

@@ -1,6 +1,6 @@
 """Who is to blame.
 
-Every exception that leaves this package says whose mistake it was: our caller's (`LocalProtocolError`), the peer's
+Every exception that leaves this package says whose mistake it was: our caller's (`UsageError`), the peer's
 (`RemoteProtocolError`), nobody's (`RequestError`: the peer answered, and the answer is an error), or the link's
 (`SessionClosed`).  They share one base, so that `except McpError` catches all of them and nothing else.
 
@@ -33,8 +33,7 @@ __all__ = [
     "URL_ELICITATION_REQUIRED",
     "CannotServe",
     "ConnectionFailed",
-    "InputNotGiven",
-    "LocalProtocolError",
+    "InputUnavailable",
     "McpError",
     "NotDeclared",
     "NotInThisRevision",
@@ -42,6 +41,7 @@ __all__ = [
     "RequestError",
     "ResourceNotFound",
     "SessionClosed",
+    "UsageError",
     "printable",
     "redacted",
     "shown",
@@ -69,18 +69,18 @@ class McpError(Exception):
     """The base of every error that this package raises on purpose."""
 
 
-class LocalProtocolError(McpError):
+class UsageError(McpError):
     """Our side asked for something the protocol forbids.  Nothing was sent and nothing changed."""
 
 
-class CannotServe(LocalProtocolError):
+class CannotServe(UsageError):
     """The environment does not let the process serve: the port is in use, or standard input is closed.
 
     No line of the program is at fault, so `run()` prints one line without a traceback.
     """
 
 
-class NotInThisRevision(LocalProtocolError):
+class NotInThisRevision(UsageError):
     """Our side tried to send what the agreed revision cannot carry.
 
     `method` is what was tried, `revision` the revision in force, `use` what to do instead (empty if nothing).
@@ -93,7 +93,7 @@ class NotInThisRevision(LocalProtocolError):
         self.use = use
 
 
-class NotDeclared(LocalProtocolError):
+class NotDeclared(UsageError):
     """Our side tried to use a capability that its owner did not declare.
 
     `capability` is the missing path, such as ``("elicitation", "url")``.
@@ -142,7 +142,7 @@ class ResourceNotFound(RequestError):
         super().__init__(RESOURCE_NOT_FOUND, message or f"Resource not found: {shown(uri, _URI_SHOWN)}", {"uri": uri})
 
 
-class InputNotGiven(McpError):
+class InputUnavailable(McpError):
     """A request of ours was not completed: the peer wanted input first, and our side gave none.
 
     `method` is the request's, `key` names the input, and `why` says what kept us from giving it, where that is known.
@@ -219,4 +219,4 @@ def name_of(function: object) -> str:
 
 def check_seconds(name: str, seconds: object) -> None:
     if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
-        raise LocalProtocolError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")
+        raise UsageError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from trio_mcp.core.content import V2025_06, V2025_11, Malformed, Meta, Model, Unknown, model, since, until
+from trio_mcp.core.content import V2025_06, V2025_11, MalformedContent, Meta, Model, UnknownContent, model, since, until
 
 __all__ = [
     "BooleanSchema", "ElicitFormParams", "ElicitParams", "ElicitResult", "ElicitUrlParams", "ElicitValue",
@@ -27,13 +27,13 @@ ElicitValue: TypeAlias = str | int | float | bool | Sequence[str]
 
 
 @model
-class _Field(Model, since=V2025_06):
+class _FormField(Model, since=V2025_06):
     title: str | None = attrs.field(default=None, kw_only=True)
     description: str | None = attrs.field(default=None, kw_only=True)
 
 
 @model
-class StringSchema(_Field, type="string"):
+class StringSchema(_FormField, type="string"):
     format: Literal["email", "uri", "date", "date-time"] | None = None
     min_length: int | None = None
     max_length: int | None = None
@@ -41,7 +41,7 @@ class StringSchema(_Field, type="string"):
 
 
 @model
-class NumberSchema(_Field, type="number"):
+class NumberSchema(_FormField, type="number"):
     minimum: float | None = None
     maximum: float | None = None
     default: float | None = attrs.field(default=None, metadata=since(V2025_11))
@@ -53,12 +53,12 @@ class IntegerSchema(NumberSchema, type="integer"):
 
 
 @model
-class BooleanSchema(_Field, type="boolean"):
+class BooleanSchema(_FormField, type="boolean"):
     default: bool | None = None
 
 
 @model
-class EnumSchema(_Field, type="string", has="enum"):
+class EnumSchema(_FormField, type="string", has="enum"):
     """One of some strings.  `enum_names` are titles by position: the only way before 2025-11-25, and legal since."""
 
     enum: Sequence[str]
@@ -78,7 +78,7 @@ class EnumOption(Model, since=V2025_11):
 
 
 @model
-class TitledEnumSchema(_Field, since=V2025_11, type="string", has="oneOf"):
+class TitledEnumSchema(_FormField, since=V2025_11, type="string", has="oneOf"):
     """One of some strings, each with a title.  2025-06-18 gets it as an `EnumSchema`."""
 
     one_of: Sequence[EnumOption]
@@ -108,7 +108,7 @@ class TitledEnumItems(Model, since=V2025_11, has="anyOf"):
 
 
 @model
-class MultiSelectSchema(_Field, since=V2025_11, type="array"):
+class MultiSelectSchema(_FormField, since=V2025_11, type="array"):
     """Any of some strings, between `min_items` and `max_items` of them."""
 
     items: EnumItems | TitledEnumItems
@@ -130,31 +130,31 @@ FieldSchema: TypeAlias = (
     | NumberSchema
     | BooleanSchema
     | MultiSelectSchema
-    | Unknown
+    | UnknownContent
 )
 
 
 @model
 class RequestedSchema(Model, since=V2025_06, type="object"):
-    properties: Mapping[str, FieldSchema | Malformed]
+    properties: Mapping[str, FieldSchema | MalformedContent]
     required: Sequence[str] | None = None
 
 
 @model
-class _ElicitParams(Model):
+class _ElicitBase(Model):
     message: str
     # An input request of 2026-07-28 is no request of its own, and has no metadata.
     meta: Meta | None = attrs.field(default=None, kw_only=True, metadata=until(V2025_11))
 
 
 @model
-class ElicitFormParams(_ElicitParams, since=V2025_06):
+class ElicitFormParams(_ElicitBase, since=V2025_06):
     requested_schema: RequestedSchema
     mode: Literal["form"] | None = attrs.field(default=None, metadata=since(V2025_11))  # elic-14: may be left out
 
 
 @model
-class ElicitUrlParams(_ElicitParams, since=V2025_11, mode="url"):
+class ElicitUrlParams(_ElicitBase, since=V2025_11, mode="url"):
     url: str
     elicitation_id: str | None = attrs.field(default=None, metadata=until(V2025_11))  # elic-18, elic-19: required there
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trio_mcp.core.glimpse import KEPT, Shape, beginning, ending
-from trio_mcp.core.jsonrpc import Invalid, too_long
+from trio_mcp.core.glimpse import KEPT, MessageKind, beginning, ending
+from trio_mcp.core.jsonrpc import InvalidMessage, too_long
 
 __all__ = ["LineFramer"]
 
@@ -24,20 +24,22 @@ class LineFramer:
         self._line = bytearray()
         self._length = 0
         self._skipping = False  # the line is too long, and the rest is dropped
-        self._nameless: Shape | None = None  # of a line that is skipped and not reported: its id may be at its end
+        self._nameless: MessageKind | None = (
+            None  # of a line that is skipped and not reported: its id may be at its end
+        )
 
     @property
     def held(self) -> int:
         """Bytes of a line whose end has not come."""
         return self._length
 
-    def feed(self, data: bytes) -> list[bytes | Invalid]:
+    def feed(self, data: bytes) -> list[bytes | InvalidMessage]:
         """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
 
-        A line longer than the limit is one `Invalid`: as soon as it is too long, or, if it begins as a message whose id
-        may follow, at its end.
+        A line longer than the limit is one `InvalidMessage`: as soon as it is too long, or, if it begins as a message
+        whose id may follow, at its end.
         """
-        lines: list[bytes | Invalid] = []
+        lines: list[bytes | InvalidMessage] = []
         end = data.find(b"\n")  # leaps, where `split` looks at every byte
         if end < 0:
             ended, rest = [], data
@@ -57,16 +59,16 @@ class LineFramer:
             self._extend(rest, lines)
         return lines
 
-    def close(self) -> list[bytes | Invalid]:
+    def close(self) -> list[bytes | InvalidMessage]:
         """The stream has ended: a last line without a newline is handed over as if it had one.
 
         That is safe, since an object or array that was cut is never JSON, and kind to ``echo -n``.
         """
-        lines: list[bytes | Invalid] = []
+        lines: list[bytes | InvalidMessage] = []
         self._end(lines)
         return lines
 
-    def _extend(self, piece: bytes, lines: list[bytes | Invalid]) -> None:
+    def _extend(self, piece: bytes, lines: list[bytes | InvalidMessage]) -> None:
         if self._skipping:
             if self._nameless is not None:
                 self._line += piece[-KEPT:]
@@ -83,17 +85,17 @@ class LineFramer:
         if self._length > self._limit and self._length - (self._line or piece).endswith(b"\r") > self._limit:
             self._skip(lines)
 
-    def _skip(self, lines: list[bytes | Invalid]) -> None:
+    def _skip(self, lines: list[bytes | InvalidMessage]) -> None:
         line = self._gathered()
         self._skipping = True
         shape, id = beginning(line, self._limit)
-        if shape is Shape.UNKNOWN or id is not None:
+        if shape is MessageKind.UNKNOWN or id is not None:
             lines.append(too_long(self._limit, shape, id))
         else:
             self._nameless = shape
             self._line += line[-KEPT:]
 
-    def _end(self, lines: list[bytes | Invalid]) -> None:
+    def _end(self, lines: list[bytes | InvalidMessage]) -> None:
         line = self._gathered()
         if self._nameless is not None:
             lines.append(too_long(self._limit, self._nameless, ending(line)))

@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 
-__all__ = ["KEPT", "Shape", "beginning", "ending", "holds_more_values", "values_about"]
+__all__ = ["KEPT", "MessageKind", "beginning", "ending", "holds_more_values", "values_about"]
 
 KEPT = 4096
 """Bytes at either end of it in which its id is looked for: what stands beside the id is short."""
 
 
-class Shape(enum.Enum):
+class MessageKind(enum.Enum):
     """What it would be."""
 
     RESPONSE = enum.auto()
@@ -25,9 +25,9 @@ class Shape(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-_SHAPE: Mapping[bytes, Shape] = {
-    **dict.fromkeys((b"result", b"error"), Shape.RESPONSE),
-    **dict.fromkeys((b"method", b"params"), Shape.REQUEST),
+_SHAPE: Mapping[bytes, MessageKind] = {
+    **dict.fromkeys((b"result", b"error"), MessageKind.RESPONSE),
+    **dict.fromkeys((b"method", b"params"), MessageKind.REQUEST),
 }
 # Ids that are written plainly; others are as good as none.
 _AN_ID = rb'(-?(?:0|[1-9][0-9]{0,18})|"[ !#-\[\]-~]{0,128}")'
@@ -39,10 +39,10 @@ _member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[
 _last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
 
 
-def beginning(data: bytes, limit: int) -> tuple[Shape, int | str | None]:
+def beginning(data: bytes, limit: int) -> tuple[MessageKind, int | str | None]:
     """What a message that begins so is, as far as its members up to the first object or array tell, and its id."""
     head = data[: min(KEPT, limit)].removeprefix(b"\xef\xbb\xbf")
-    shape, id, at = Shape.UNKNOWN, None, 0
+    shape, id, at = MessageKind.UNKNOWN, None, 0
     while (member := _member(head, at)) is not None:
         name, value = member.groups()
         shape = _SHAPE.get(name, shape)

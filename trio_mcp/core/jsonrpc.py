@@ -1,9 +1,9 @@
 """One message to and from bytes, and the limits.
 
-Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `Invalid`, which
-carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one message is
-one line, one event or one frame; what cannot be sent raises `LocalProtocolError`.  Whoever queues a message prepares it
-first, so that the mistake meets the one who made it, and what is queued can always be written.
+Bytes from the peer become a `Message`.  Nothing the peer can send raises: what is no message becomes `InvalidMessage`,
+which carries the error the peer is owed, if any.  Bytes from us are compact UTF-8 without a newline, so that one
+message is one line, one event or one frame; what cannot be sent raises `UsageError`.  Whoever queues a message prepares
+it first, so that the mistake meets the one who made it, and what is queued can always be written.
 
 The envelope is taken apart by hand: there are four shapes, every call passes here twice, and an error reply needs the
 id even where the rest is wrong.  What stands inside params, results and error data is not looked at, only carried.
@@ -29,8 +29,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, LocalProtocolError, shown
-from trio_mcp.core.glimpse import Shape, beginning, ending, holds_more_values
+from trio_mcp.core.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, UsageError, shown
+from trio_mcp.core.glimpse import MessageKind, beginning, ending, holds_more_values
 from trio_mcp.core.json_text import Json, UnreadableNumber, parse, plain_text, quoted, to_text, writable
 from trio_mcp.core.records import record, thawed
 
@@ -40,18 +40,18 @@ __all__ = [
     "PROGRESS",
     "Absent",
     "Batch",
+    "CachedResult",
     "Error",
     "Event",
     "Id",
-    "Invalid",
+    "InvalidMessage",
     "Json",
     "JsonObject",
-    "Kept",
     "Limits",
     "Message",
     "Notification",
     "Request",
-    "Result",
+    "Response",
     "bare",
     "decode",
     "encode",
@@ -109,17 +109,17 @@ class Notification(Event, _Sendable):
 
 
 @record
-class Result(_Sendable):
+class Response(_Sendable):
     id: Id
     result: JsonObject
 
 
-class Kept(dict[str, Any]):
+class CachedResult(dict[str, Any]):
     """A result that is the answer to many requests, so that it is written once.  It must not be changed."""
 
     def __init__(self, result: JsonObject) -> None:
         super().__init__(result)
-        self._more: dict[Hashable, tuple[object, Kept]] = {}
+        self._more: dict[Hashable, tuple[object, CachedResult]] = {}
 
     @functools.cached_property
     def text(self) -> bytes:
@@ -130,11 +130,11 @@ class Kept(dict[str, Any]):
         """Its text where that goes on with an object that has members already."""
         return b"," + self.text[1:]
 
-    def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> Kept:
+    def with_more(self, key: Hashable, given: object, make: Callable[[], JsonObject]) -> CachedResult:
         """What `make` makes of it, kept too: under this key, for as long as the same object is `given`."""
         found = self._more.get(key)
         if found is None or found[0] is not given:
-            found = self._more[key] = given, Kept(make())
+            found = self._more[key] = given, CachedResult(make())
         return found[1]
 
 
@@ -149,7 +149,7 @@ class Error(_Sendable):
 
 
 @record
-class Invalid:
+class InvalidMessage:
     """Bytes that are no message.
 
     `why` is for our own side.  `reply` is what the peer is owed, or None where the protocol forbids an answer (a
@@ -168,17 +168,17 @@ class Invalid:
 class Batch:
     """A JSON array of messages, in order.  Exists in 2025-03-26 only; whether it may be used is the peer's business."""
 
-    items: tuple[Request | Notification | Result | Error | Invalid, ...]
+    items: tuple[Request | Notification | Response | Error | InvalidMessage, ...]
 
 
-Message: TypeAlias = Request | Notification | Result | Error | Invalid | Batch
+Message: TypeAlias = Request | Notification | Response | Error | InvalidMessage | Batch
 
 
 @record
 class Limits:
     """Every bound in one place.  What lies beyond one gets a defined answer, named beside it.
 
-    Each is a number from 0 on, or `math.inf` for none; raises LocalProtocolError for anything else.
+    Each is a number from 0 on, or `math.inf` for none; raises UsageError for anything else.
     """
 
     # Real hosts send results of several MiB, and 8 MiB must pass; twice that leaves room for escapes.
@@ -232,7 +232,7 @@ class Limits:
     questions: int = 32
     # Questions that wait their turn.  One round may ask a hundred.  Beyond, and beyond `bytes_each` of all that are not
     # answered: -32603 at once with the name of the limit; in 2026-07-28, where a call brings its questions in one
-    # message, the call that the question belongs to raises InputNotGiven.
+    # message, the call that the question belongs to raises InputUnavailable.
     questions_waiting: int = 256
     # Events kept by one session for clients that reconnect.  A client is away for seconds, in which even a busy tool
     # says a few hundred things; the bytes are what a thousand sessions may hold without filling a small machine.
@@ -311,7 +311,7 @@ class Limits:
         for name in Limits.__annotations__:
             value = getattr(self, name)
             if type(value) not in (int, float) or not value >= 0:  # NaN is neither more nor less
-                raise LocalProtocolError(f"Limits.{name} is a number, 0 or more; not {value!r}")
+                raise UsageError(f"Limits.{name} is a number, 0 or more; not {value!r}")
 
 
 # From bytes.
@@ -337,7 +337,7 @@ _FEW = 4096  # bytes that are copied, and looked through, sooner than anything t
 
 
 def decode(data: bytes, limits: Limits) -> Message:
-    """The message in `data`.  Never raises: what is no message is `Invalid`."""
+    """The message in `data`.  Never raises: what is no message is `InvalidMessage`."""
     if len(data) > limits.message_bytes:
         return _unread(data, f"is longer than {limits.message_bytes} bytes (Limits.message_bytes)", limits)
     # Each value takes a byte at least, and the more there are the longer nobody else is served.
@@ -366,7 +366,7 @@ def decode(data: bytes, limits: Limits) -> Message:
 
 def _message(
     value: Json, limits: Limits, deep: bool, doubtful: bool
-) -> Request | Notification | Result | Error | Invalid:
+) -> Request | Notification | Response | Error | InvalidMessage:
     """What `value` is; `deep` and `doubtful` tell that it may have too many levels, or what cannot be written again."""
     if type(value) is not dict:
         return _owed(f"a message is an object, not {KINDS[type(value)]}")
@@ -405,7 +405,7 @@ def _too_long_an_id(id: Json, limits: Limits) -> str | None:
     return None
 
 
-_thawed_request, _thawed_result = thawed(Request), thawed(Result)
+_thawed_request, _thawed_result = thawed(Request), thawed(Response)
 
 
 def _request(id: Id, method: str, params: JsonObject) -> Request:
@@ -415,14 +415,14 @@ def _request(id: Id, method: str, params: JsonObject) -> Request:
     return made  # type: ignore[no-any-return]
 
 
-def _result(id: Id, result: JsonObject) -> Result:
+def _result(id: Id, result: JsonObject) -> Response:
     made = _thawed_result()
     made.id, made.result = id, result
-    made.__class__ = Result
+    made.__class__ = Response
     return made  # type: ignore[no-any-return]
 
 
-def _call(value: JsonObject) -> Request | Notification | Invalid:
+def _call(value: JsonObject) -> Request | Notification | InvalidMessage:
     method = value["method"]
     if type(method) is not str:
         return _refused(value, f"method must be a string, not {KINDS[type(method)]}")
@@ -440,7 +440,7 @@ def _call(value: JsonObject) -> Request | Notification | Invalid:
     return Notification(method, params) if id is ABSENT else Request(id, method, params)
 
 
-def _response(value: JsonObject) -> Result | Error | Invalid:
+def _response(value: JsonObject) -> Response | Error | InvalidMessage:
     id = _readable_id(value)
     if "error" not in value:
         result = value["result"]
@@ -448,7 +448,7 @@ def _response(value: JsonObject) -> Result | Error | Invalid:
             return _refused(value, "a result must carry the id of its request")
         if type(result) is not dict:
             return _refused(value, f"result must be an object, not {KINDS[type(result)]}")
-        return Result(id, result)
+        return Response(id, result)
     error = value["error"]
     if "result" in value:
         return _refused(value, "a response has either a result or an error, not both")
@@ -460,49 +460,49 @@ def _response(value: JsonObject) -> Result | Error | Invalid:
     return Error(id, error["code"], error["message"], error.get("data", ABSENT))
 
 
-def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> Invalid:
+def _refused(value: JsonObject, why: str, code: int = INVALID_REQUEST) -> InvalidMessage:
     """What to do with an object that is no message: reply, tell the caller who waits for it, or only report it."""
     id = _readable_id(value)
     if not writable(id):
         id = None  # half a surrogate pair, which could not be sent back
     if "method" not in value and ("result" in value or "error" in value):
         # An answer is never answered, or two peers could go on for ever.
-        return Invalid(why, answers=id, response=True)
+        return InvalidMessage(why, answers=id, response=True)
     if type(value.get("method")) is str and value.get("jsonrpc") == "2.0" and "id" not in value:
-        return Invalid(why)  # core-16: never an answer to a notification, "even an unknown or malformed one"
+        return InvalidMessage(why)  # core-16: never an answer to a notification, "even an unknown or malformed one"
     return _owed(why, code, id)
 
 
-def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> Invalid:
-    return Invalid(why, reply=Error(id, code, why))
+def _owed(why: str, code: int = INVALID_REQUEST, id: Id | None = None) -> InvalidMessage:
+    return InvalidMessage(why, reply=Error(id, code, why))
 
 
-def _no_json(text: str, error: JSONDecodeError) -> Invalid:
+def _no_json(text: str, error: JSONDecodeError) -> InvalidMessage:
     why = f"the message is not JSON: {error.msg} at character {error.pos}"
     # Who looks for a stray print has to see it.  But what was meant for a message is nobody's to read, and the peer
     # knows what it has sent.
     seen = "" if text[:1] in ("", "{", "[") else f"; it begins with {shown(text, 60)}"
-    return Invalid(why + seen, reply=Error(None, PARSE_ERROR, why))
+    return InvalidMessage(why + seen, reply=Error(None, PARSE_ERROR, why))
 
 
-def _unread(data: bytes, what: str, limits: Limits) -> Invalid:
+def _unread(data: bytes, what: str, limits: Limits) -> InvalidMessage:
     shape, id = beginning(data, limits.message_bytes)
     return _beyond(what, shape, ending(data) if id is None else id)
 
 
-def too_long(limit: int, shape: Shape, id: Id | None) -> Invalid:
+def too_long(limit: int, shape: MessageKind, id: Id | None) -> InvalidMessage:
     return _beyond(f"is longer than {limit} bytes (Limits.message_bytes)", shape, id)
 
 
-def _beyond(what: str, shape: Shape, id: Id | None) -> Invalid:
+def _beyond(what: str, shape: MessageKind, id: Id | None) -> InvalidMessage:
     """For a message of which only that much is known."""
-    if shape is Shape.RESPONSE:
-        return Invalid(f"the answer {what}", answers=id, response=True)
+    if shape is MessageKind.RESPONSE:
+        return InvalidMessage(f"the answer {what}", answers=id, response=True)
     # An id in what is neither is no id: it may stand in an array, or in no JSON at all.
-    return _owed(f"the message {what}", id=id if shape is Shape.REQUEST else None)
+    return _owed(f"the message {what}", id=id if shape is MessageKind.REQUEST else None)
 
 
-def _too_deep(value: JsonObject, limit: int) -> Invalid:
+def _too_deep(value: JsonObject, limit: int) -> InvalidMessage:
     return _refused(value, f"the message is nested deeper than {limit} levels (Limits.depth)")
 
 
@@ -558,13 +558,13 @@ _WITHOUT_ID = b'{"jsonrpc":"2.0",'
 def prepare(message: _Single) -> _Single:
     """`message`, written now: `encode` will give these bytes, whatever becomes of the dicts in it until then.
 
-    Raises LocalProtocolError for what no peer could read.
+    Raises UsageError for what no peer could read.
     """
     _keep(message, _write(message))
     return message
 
 
-def prepared_result(id: Id, result: JsonObject, more: Kept) -> Result:
+def prepared_result(id: Id, result: JsonObject, more: CachedResult) -> Response:
     """The answer with `result` and the members of `more`, which it has not, prepared.  Raises as `prepare`."""
     message = _result(id, {**more, **result})
     _keep(message, _write(message, result, more))
@@ -598,14 +598,14 @@ def prepared_progress(token: Id, progress: float, total: float | None, message: 
     return note
 
 
-def prepared_request(id: int, method: str, params: JsonObject, more: Kept | None) -> Request:
+def prepared_request(id: int, method: str, params: JsonObject, more: CachedResult | None) -> Request:
     """The request with `params` and the members of `more`, which they lack, prepared.  Raises as `prepare`."""
     message = _request(id, method, params if more is None else {**params, **more})
     _keep(message, _write(message, params if message.params else None, more))
     return message
 
 
-def bare(message: Result) -> Result:
+def bare(message: Response) -> Response:
     """An answer that is prepared, with nothing but its bytes: while it waits to be read, it is there once."""
     made = _result(message.id, {})
     _keep(made, message._bytes)
@@ -616,18 +616,18 @@ def is_prepared(message: _Sendable) -> bool:
     return getattr(message, "_bytes", None) is not None
 
 
-def encode(message: Request | Notification | Result | Error | Batch, *, null_id: bool = True) -> bytes:
+def encode(message: Request | Notification | Response | Error | Batch, *, null_id: bool = True) -> bytes:
     """The bytes of one message, or of one batch.
 
     `null_id` says how an error without an id is written: with null, or (from 2025-11-25 on) without the member; see
-    `Revision.unreadable_id_is_null`.  Raises LocalProtocolError for what no peer could read; never for a prepared
+    `Revision.unreadable_id_is_null`.  Raises UsageError for what no peer could read; never for a prepared
     message.
     """
     if type(message) is not Batch:
         data = _written(message)
         return data if null_id or type(message) is not Error else _without_null_id(data)
     if not message.items:
-        raise LocalProtocolError("a batch needs at least one message")
+        raise UsageError("a batch needs at least one message")
     items = [_written(item) for item in message.items]
     return b"[" + b",".join(items if null_id else map(_without_null_id, items)) + b"]"
 
@@ -641,10 +641,10 @@ def _written(message: Message) -> bytes:
     return _write(message) if prepared is None else prepared
 
 
-def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Kept | None = None) -> bytes:
+def _write(message: Message | _Sendable, own: JsonObject | None = None, more: CachedResult | None = None) -> bytes:
     """With a null id, where it is an error without one.  `own` and `more` are the parts of its result or params."""
     try:
-        if type(message) is Result and type(message.id) is int:  # nearly all that a server sends
+        if type(message) is Response and type(message.id) is int:  # nearly all that a server sends
             head = b'{"jsonrpc":"2.0","id":%d,"result":' % message.id
             parts = (_result_text(message),) if own is None else _joined(own, more)
             return b"".join((head, *parts, b"}"))
@@ -664,8 +664,8 @@ def _write(message: Message | _Sendable, own: JsonObject | None = None, more: Ke
         raise
     except BaseException as error:  # an author's object may raise anything, such as GeneratorExit
         why = f"an object in it has raised {type(error).__name__}"
-        raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}") from error
-    raise LocalProtocolError(f"this {type(message).__name__} cannot be written as JSON: {why}")
+        raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}") from error
+    raise UsageError(f"this {type(message).__name__} cannot be written as JSON: {why}")
 
 
 _method_text = functools.lru_cache(64)(to_text)  # there are some dozens
@@ -675,14 +675,14 @@ _ID: tuple[type, ...] = (int, str)
 _SHAPES: dict[type, tuple[tuple[str, tuple[type, ...]], ...]] = {
     Request: (("id", _ID), ("method", (str,)), ("params", (dict,))),
     Notification: (("method", (str,)), ("params", (dict,))),
-    Result: (("id", _ID), ("result", (dict,))),
+    Response: (("id", _ID), ("result", (dict,))),
     Error: (("id", (*_ID, type(None))), ("code", (int,)), ("message", (str,))),
 }
 
 
-def _result_text(message: Result) -> bytes:
+def _result_text(message: Response) -> bytes:
     result = message.result
-    if type(result) is Kept:
+    if type(result) is CachedResult:
         return result.text
     if type(result) is not dict:
         _check(message)
@@ -708,7 +708,7 @@ def _lone_text(result: JsonObject) -> bytes | None:
         return None
 
 
-def _joined(own: JsonObject, more: Kept | None) -> tuple[bytes | memoryview, ...]:
+def _joined(own: JsonObject, more: CachedResult | None) -> tuple[bytes | memoryview, ...]:
     """The pieces of one object made of two, of which the first may be empty."""
     text = _lone_text(own) or to_text(own)
     if more is None:
@@ -722,7 +722,7 @@ def _envelope(message: Message | _Sendable) -> JsonObject:
     if isinstance(message, Notification):
         envelope: JsonObject = {"jsonrpc": "2.0", "method": message.method}
         return {**envelope, "params": message.params} if message.params else envelope
-    if isinstance(message, Result):
+    if isinstance(message, Response):
         return {"jsonrpc": "2.0", "id": message.id, "result": message.result}
     if isinstance(message, Error):
         error: JsonObject = {"code": message.code, "message": message.message}
@@ -737,11 +737,11 @@ def _envelope(message: Message | _Sendable) -> JsonObject:
 def _check(message: Message | _Sendable) -> None:
     kind = type(message)
     if kind not in _SHAPES:
-        raise LocalProtocolError(f"{kind.__name__} is not a message that can be sent")
+        raise UsageError(f"{kind.__name__} is not a message that can be sent")
     for name, kinds in _SHAPES[kind]:
         value = getattr(message, name)
         if type(value) in kinds:
             continue
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = " or ".join(KINDS[each] for each in kinds)
-            raise LocalProtocolError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")
+            raise UsageError(f"{kind.__name__}.{name} must be {expected}, not {type(value).__name__}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.revisions import Revision
 
@@ -29,43 +29,39 @@ _RESERVED = frozenset({"modelcontextprotocol", "mcp"})
 
 
 def meta_of(what: str, holder: object) -> JsonObject:
-    """The `_meta` of params or of a result that we are about to send.  Raises LocalProtocolError if it can be none."""
+    """The `_meta` of params or of a result that we are about to send.  Raises UsageError if it can be none."""
     meta = holder.get("_meta", {}) if isinstance(holder, dict) else None
     if not isinstance(meta, dict):
-        raise LocalProtocolError(f"{what} must be an object, and so must its _meta, if there is one")
+        raise UsageError(f"{what} must be an object, and so must its _meta, if there is one")
     return meta
 
 
 def check_meta(meta: Mapping[str, Json], revision: Revision) -> None:
-    """Raise LocalProtocolError unless a user may send these keys in `_meta`."""
+    """Raise UsageError unless a user may send these keys in `_meta`."""
     for key, value in meta.items():
         if key == "progressToken":
-            raise LocalProtocolError("progressToken in _meta is set when progress is asked for, and not by hand")
+            raise UsageError("progressToken in _meta is set when progress is asked for, and not by hand")
         if key in _W3C:
             if not isinstance(value, str) or not _W3C[key](value):
-                raise LocalProtocolError(f"{key} in _meta must follow the W3C format of that name")
+                raise UsageError(f"{key} in _meta must follow the W3C format of that name")
         elif revision.reserved_labels is not None and _RESERVED & set(check_key(key)[revision.reserved_labels]):
-            raise LocalProtocolError(
-                f"{key!r} in _meta has a prefix reserved by {revision}; use your own: com.example/name"
-            )
+            raise UsageError(f"{key!r} in _meta has a prefix reserved by {revision}; use your own: com.example/name")
 
 
 def check_extension(identifier: str) -> None:
-    """Raise LocalProtocolError unless this can name an extension: a key whose prefix is not optional (ver-05)."""
+    """Raise UsageError unless this can name an extension: a key whose prefix is not optional (ver-05)."""
     if not check_key(identifier):
-        raise LocalProtocolError(f"the extension {identifier!r} needs a prefix, such as com.example/{identifier}")
+        raise UsageError(f"the extension {identifier!r} needs a prefix, such as com.example/{identifier}")
 
 
 def check_key(key: str) -> list[str]:
-    """The labels of the key's prefix.  Raises LocalProtocolError for a malformed key."""
+    """The labels of the key's prefix.  Raises UsageError for a malformed key."""
     prefix, slash, name = key.rpartition("/")
     labels = prefix.split(".") if slash else []
     if not all(re.fullmatch(_LABEL, label) for label in labels):
-        raise LocalProtocolError(
-            f"the prefix of {key!r} must be labels of letters, digits and hyphens, such as com.example/"
-        )
+        raise UsageError(f"the prefix of {key!r} must be labels of letters, digits and hyphens, such as com.example/")
     if not re.fullmatch(_NAME, name):
-        raise LocalProtocolError(f"{key!r} must end in letters, digits, hyphens, underscores and dots, or in the slash")
+        raise UsageError(f"{key!r} must end in letters, digits, hyphens, underscores and dots, or in the slash")
     return labels
 
 

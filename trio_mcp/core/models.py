@@ -25,23 +25,23 @@ from trio_mcp.core.content import (
     ContentBlock,
     Described,
     Icon,
-    Malformed,
+    MalformedContent,
     Meta,
     Model,
     Named,
-    Outcome,
     Resource,
     ResourceContents,
     SamplingContent,
     Speaker,
-    Unknown,
+    ToolOutcome,
+    UnknownContent,
     model,
     ours,
     share,
     since,
     until,
 )
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.forms import ElicitParams, ElicitResult
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Id, Json
 
@@ -81,7 +81,7 @@ class PaginatedParams(Params):
 class RetryParams(Params):
     """What a retry adds, when the first attempt was answered with an `InputRequiredResult`."""
 
-    input_responses: Mapping[str, InputResponse | Malformed] | None = attrs.field(
+    input_responses: Mapping[str, InputResponse | MalformedContent] | None = attrs.field(
         default=None, kw_only=True, metadata=since(V2026_07) | VITAL
     )
     request_state: str | None = attrs.field(default=None, kw_only=True, metadata=since(V2026_07) | VITAL)
@@ -117,7 +117,7 @@ class CacheableResult(Result):
 @model
 class Implementation(Named):
     version: str
-    icons: Sequence[Icon | Malformed] | None = attrs.field(default=None, metadata=since(V2025_11))
+    icons: Sequence[Icon | MalformedContent] | None = attrs.field(default=None, metadata=since(V2025_11))
     description: str | None = attrs.field(default=None, metadata=since(V2025_11))
     website_url: str | None = attrs.field(default=None, metadata=since(V2025_11))
 
@@ -249,7 +249,7 @@ class Tool(Described):
 
 @model
 class ListToolsResult(CacheableResult):
-    tools: Sequence[Tool | Malformed]
+    tools: Sequence[Tool | MalformedContent]
     next_cursor: str | None = None
 
 
@@ -260,14 +260,14 @@ class CallToolParams(RetryParams):
 
 
 @model
-class CallToolResult(Result, Outcome):
+class CallToolResult(Result, ToolOutcome):
     """What a tool gave: `content` for the model, `structured_content` for programs, and whether it has failed.
 
     Structured content can always be given alone: towards a revision that cannot carry it, it is written as text into
     `content`, unless a text is there already, which is taken to say the same.
     """
 
-    content: Sequence[ContentBlock | Malformed]
+    content: Sequence[ContentBlock | MalformedContent]
     _structured_content: Json | Absent = attrs.field(
         default=ABSENT, alias="structured_content", metadata=since(V2025_06)
     )
@@ -286,13 +286,13 @@ class ResourceTemplate(Described):
 
 @model
 class ListResourcesResult(CacheableResult):
-    resources: Sequence[Resource | Malformed]
+    resources: Sequence[Resource | MalformedContent]
     next_cursor: str | None = None
 
 
 @model
 class ListResourceTemplatesResult(CacheableResult):
-    resource_templates: Sequence[ResourceTemplate | Malformed]
+    resource_templates: Sequence[ResourceTemplate | MalformedContent]
     next_cursor: str | None = None
 
 
@@ -303,7 +303,7 @@ class ReadResourceParams(RetryParams):
 
 @model
 class ReadResourceResult(CacheableResult):
-    contents: Sequence[ResourceContents | Malformed]
+    contents: Sequence[ResourceContents | MalformedContent]
 
 
 @model
@@ -322,12 +322,12 @@ class PromptArgument(Named):
 
 @model
 class Prompt(Described):
-    arguments: Sequence[PromptArgument | Malformed] | None = None
+    arguments: Sequence[PromptArgument | MalformedContent] | None = None
 
 
 @model
 class ListPromptsResult(CacheableResult):
-    prompts: Sequence[Prompt | Malformed]
+    prompts: Sequence[Prompt | MalformedContent]
     next_cursor: str | None = None
 
 
@@ -345,7 +345,7 @@ class PromptMessage(Model):
 
 @model
 class GetPromptResult(Result):
-    messages: Sequence[PromptMessage | Malformed]
+    messages: Sequence[PromptMessage | MalformedContent]
     description: str | None = None
 
 
@@ -407,7 +407,7 @@ class Root(Model):
 
 @model
 class ListRootsResult(Model, has="roots"):
-    roots: Sequence[Root | Malformed]
+    roots: Sequence[Root | MalformedContent]
     meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
@@ -418,26 +418,26 @@ class ModelHint(Model):
 
 @model
 class ModelPreferences(Model):
-    hints: Sequence[ModelHint | Malformed] | None = None
+    hints: Sequence[ModelHint | MalformedContent] | None = None
     cost_priority: float | None = attrs.field(default=None, validator=share)
     speed_priority: float | None = attrs.field(default=None, validator=share)
     intelligence_priority: float | None = attrs.field(default=None, validator=share)
 
 
 @model
-class _Said(Model):
+class _MessageBody(Model):
     role: Speaker
     # One block; from 2025-11-25 on, one or several.
-    content: SamplingContent | Sequence[SamplingContent | Malformed]
+    content: SamplingContent | Sequence[SamplingContent | MalformedContent]
 
     @property
-    def blocks(self) -> Sequence[SamplingContent | Malformed]:
+    def blocks(self) -> Sequence[SamplingContent | MalformedContent]:
         """The content as a sequence, also where it is one block."""
         return self.content if isinstance(self.content, Sequence) else [self.content]
 
 
 @model
-class SamplingMessage(_Said):
+class SamplingMessage(_MessageBody):
     meta: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
@@ -448,7 +448,7 @@ class ToolChoice(Model, since=V2025_11):
 
 @model
 class CreateMessageParams(Model):
-    messages: Sequence[SamplingMessage | Malformed]
+    messages: Sequence[SamplingMessage | MalformedContent]
     max_tokens: int
     model_preferences: ModelPreferences | None = None
     system_prompt: str | None = None
@@ -456,14 +456,14 @@ class CreateMessageParams(Model):
     temperature: float | None = None
     stop_sequences: Sequence[str] | None = None
     metadata: Mapping[str, Json] | None = None
-    tools: Sequence[Tool | Malformed] | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
+    tools: Sequence[Tool | MalformedContent] | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
     tool_choice: ToolChoice | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
     # An input request of 2026-07-28 is no request of its own, and has no metadata.
     meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
-class CreateMessageResult(_Said, has="model"):
+class CreateMessageResult(_MessageBody, has="model"):
     model: str
     stop_reason: str | None = None  # endTurn, stopSequence, maxTokens, toolUse, or anything else
     meta: Meta | None = None
@@ -487,7 +487,7 @@ class ListRootsRequest(Model, since=V2026_07, method="roots/list"):
     params: Params | None = None
 
 
-InputRequest: TypeAlias = ElicitRequest | CreateMessageRequest | ListRootsRequest | Unknown
+InputRequest: TypeAlias = ElicitRequest | CreateMessageRequest | ListRootsRequest | UnknownContent
 InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult
 
 
@@ -495,12 +495,12 @@ InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult
 class InputRequiredResult(_AnyResult, since=V2026_07, resultType="input_required"):
     """Questions to answer, by key, before the same request is sent again with the answers under the same keys."""
 
-    input_requests: Mapping[str, InputRequest | Malformed] | None = None
+    input_requests: Mapping[str, InputRequest | MalformedContent] | None = None
     request_state: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.raw is None and not self.input_requests and self.request_state is None:
-            raise LocalProtocolError("InputRequiredResult needs input_requests or request_state, or both")  # mrtr-12
+            raise UsageError("InputRequiredResult needs input_requests or request_state, or both")  # mrtr-12
 
 
 # Notifications and subscriptions

@@ -24,13 +24,13 @@ from trio_mcp.core.errors import (
     INVALID_PARAMS,
     MODERN_ERRORS,
     UNSUPPORTED_VERSION,
-    LocalProtocolError,
     RequestError,
+    UsageError,
     shown,
 )
-from trio_mcp.core.jsonrpc import ABSENT, Error, Event, Id, JsonObject, Kept, Message, Request, Result
+from trio_mcp.core.jsonrpc import ABSENT, CachedResult, Error, Event, Id, JsonObject, Message, Request, Response
 from trio_mcp.core.meta import meta_of
-from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, PeerMistake, Refused, TimedOut
+from trio_mcp.core.outcomes import Answered, ConnectionLost, InvalidAnswer, Outcome, PeerMistake, Refused, TimedOut
 from trio_mcp.core.peer import Peer
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import (
@@ -43,18 +43,18 @@ from trio_mcp.core.revisions import (
     Revision,
     Role,
 )
-from trio_mcp.core.session import Opened, Session
-from trio_mcp.core.state import Link
+from trio_mcp.core.session import Opened, SessionProtocol
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import NOTHING, Terms
 
 __all__ = [
     "OPENING",
     "Attempt",
-    "ClientSession",
+    "ClientProtocol",
     "Negotiation",
-    "OpeningDeed",
+    "OpeningAction",
+    "OpeningEvent",
     "OpeningFailed",
-    "OpeningHeard",
     "Phase",
 ]
 
@@ -70,7 +70,7 @@ class Phase(enum.Enum):
     FAILED = enum.auto()
 
 
-class OpeningHeard(enum.Enum):
+class OpeningEvent(enum.Enum):
     AGREED = enum.auto()  # on a revision that both sides speak, under its own rules
     OTHER_MODERN = enum.auto()  # what we asked for is not served, a modern revision of ours is
     OTHER_LEGACY = enum.auto()  # likewise, a legacy one
@@ -81,32 +81,32 @@ class OpeningHeard(enum.Enum):
     LOST = enum.auto()
 
 
-class OpeningDeed(enum.Enum):
+class OpeningAction(enum.Enum):
     ADOPT = enum.auto()
     PROBE = enum.auto()
     INITIALIZE = enum.auto()
     GIVE_UP = enum.auto()
 
 
-OPENING: dict[Phase, dict[OpeningHeard, tuple[Phase, OpeningDeed]]] = {
+OPENING: dict[Phase, dict[OpeningEvent, tuple[Phase, OpeningAction]]] = {
     Phase.PROBING: {
-        OpeningHeard.AGREED: (Phase.OPEN, OpeningDeed.ADOPT),
-        OpeningHeard.OTHER_MODERN: (Phase.PROBING, OpeningDeed.PROBE),
-        OpeningHeard.OTHER_LEGACY: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
-        OpeningHeard.SHARES_NONE: (Phase.FAILED, OpeningDeed.GIVE_UP),
-        OpeningHeard.NOT_MODERN: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
+        OpeningEvent.AGREED: (Phase.OPEN, OpeningAction.ADOPT),
+        OpeningEvent.OTHER_MODERN: (Phase.PROBING, OpeningAction.PROBE),
+        OpeningEvent.OTHER_LEGACY: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
+        OpeningEvent.SHARES_NONE: (Phase.FAILED, OpeningAction.GIVE_UP),
+        OpeningEvent.NOT_MODERN: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
         # ver-14: only a modern server refuses so, and it is not asked to initialize.
-        OpeningHeard.REFUSED: (Phase.FAILED, OpeningDeed.GIVE_UP),
-        OpeningHeard.LOST: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningEvent.REFUSED: (Phase.FAILED, OpeningAction.GIVE_UP),
+        OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
     },
     Phase.INITIALIZING: {
-        OpeningHeard.AGREED: (Phase.OPEN, OpeningDeed.ADOPT),
-        OpeningHeard.OTHER_MODERN: (Phase.PROBING, OpeningDeed.PROBE),
-        OpeningHeard.OTHER_LEGACY: (Phase.INITIALIZING, OpeningDeed.INITIALIZE),
-        OpeningHeard.SHARES_NONE: (Phase.FAILED, OpeningDeed.GIVE_UP),
-        OpeningHeard.REFUSED: (Phase.FAILED, OpeningDeed.GIVE_UP),
-        OpeningHeard.REFUSED_LATE: (Phase.PROBING, OpeningDeed.PROBE),
-        OpeningHeard.LOST: (Phase.FAILED, OpeningDeed.GIVE_UP),
+        OpeningEvent.AGREED: (Phase.OPEN, OpeningAction.ADOPT),
+        OpeningEvent.OTHER_MODERN: (Phase.PROBING, OpeningAction.PROBE),
+        OpeningEvent.OTHER_LEGACY: (Phase.INITIALIZING, OpeningAction.INITIALIZE),
+        OpeningEvent.SHARES_NONE: (Phase.FAILED, OpeningAction.GIVE_UP),
+        OpeningEvent.REFUSED: (Phase.FAILED, OpeningAction.GIVE_UP),
+        OpeningEvent.REFUSED_LATE: (Phase.PROBING, OpeningAction.PROBE),
+        OpeningEvent.LOST: (Phase.FAILED, OpeningAction.GIVE_UP),
     },
 }
 _BY_HAND_NEVER = frozenset({"initialize", "notifications/initialized"})
@@ -136,17 +136,17 @@ class OpeningFailed(Event):
 
 
 @record
-class _Finding:
+class _AnswerMeaning:
     """What one answer means: for the table, in words, and what to go on with."""
 
-    heard: OpeningHeard
+    heard: OpeningEvent
     said: str
     revision: Revision | None = None
     result: JsonObject = attrs.field(factory=dict)
     error: RequestError | None = None
 
 
-class ClientSession(Session):
+class ClientProtocol(SessionProtocol):
     """The client's end of a link.  `open` starts the negotiation; it ends in `Opened` or `OpeningFailed`.
 
     With `terms` the link is open from the start: that is how one exchange is made with a server already known.  Any
@@ -165,7 +165,7 @@ class ClientSession(Session):
             self.phase = Phase.OPEN
             self._speak(self.terms.revision)
         self._allowed: set[str] = set()  # methods that may be sent, whatever their params
-        self._ours: dict[tuple[Revision, str | None], Kept] = {}  # by revision and log level
+        self._ours: dict[tuple[Revision, str | None], CachedResult] = {}  # by revision and log level
         self._attempts: list[Attempt] = []
         self._trying: Revision | None = None
         self._refused: set[Revision | None] = set()  # by the server, though it may be asked in another one
@@ -174,17 +174,17 @@ class ClientSession(Session):
         self._deadline: float | None = None
         self._last = False  # the probe has all the time that is left
         self._unheard: Revision | None = None  # the probe that has had no answer in time
-        self._refusal: _Finding | None = None  # what became of `initialize` after that
+        self._refusal: _AnswerMeaning | None = None  # what became of `initialize` after that
         self._complained = 0  # of something without an id, when our next request was to have this one
 
     def open(self, *, probe_until: float | None = None, deadline: float | None = None) -> None:
         """Start the negotiation.
 
         A server that has not answered the probe by `probe_until` is taken for a legacy one, if it may be one; what has
-        not ended by `deadline` is given up.  Raises `LocalProtocolError` when called again.
+        not ended by `deadline` is given up.  Raises `UsageError` when called again.
         """
         if self.phase is not Phase.NEW:
-            raise LocalProtocolError("a client session is opened once")
+            raise UsageError("a client session is opened once")
         self._deadline = deadline
         if (modern := self.offer.modern) is not None:
             may_be_older = any(each.handshake for each in self.offer.revisions)
@@ -210,7 +210,7 @@ class ClientSession(Session):
     def fall_back(self, why: str) -> list[Event]:
         """The transport has seen that the probed server is not modern.  Raises unless it is being probed."""
         if self.phase is not Phase.PROBING:
-            raise LocalProtocolError("only a server that is being probed can turn out to be a legacy one")
+            raise UsageError("only a server that is being probed can turn out to be a legacy one")
         assert self._opening_id is not None
         self.cancel(self._opening_id)
         return self._go_on(self._not_modern(why))
@@ -227,7 +227,7 @@ class ClientSession(Session):
         about: Id | None = None,
         undeclared: bool = False,
     ) -> int:
-        """As `Session.request`.  What the terms of the link have allowed once, they allow from then on."""
+        """As `SessionProtocol.request`.  What the terms of the link have allowed once, they allow from then on."""
         terms = self.terms
         if terms is None or method not in self._allowed:
             id = super().request(
@@ -249,16 +249,16 @@ class ClientSession(Session):
         return params if terms.revision.handshake else self._with_meta(terms.revision, params)
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `Session.notify`; to a server that is being probed nothing is sent either: False."""
+        """As `SessionProtocol.notify`; to a server that is being probed nothing is sent either: False."""
         if self.phase is Phase.PROBING and method not in _BY_HAND_NEVER:
             return False
         return super().notify(method, params, about=about)
 
     def _terms_for(self, method: str, about: Id | None) -> Terms:
         if method in _BY_HAND_NEVER:
-            raise LocalProtocolError(f"{method} is sent by ClientSession.open, not by hand")
+            raise UsageError(f"{method} is sent by ClientProtocol.open, not by hand")
         if self.phase is Phase.INITIALIZING and self._trying is not None:
-            return Terms(self._trying)  # life-05: a ping may be sent, and `Session` lets nothing else pass
+            return Terms(self._trying)  # life-05: a ping may be sent, and `SessionProtocol` lets nothing else pass
         return super()._terms_for(method, about)
 
     def _with_meta(self, revision: Revision, params: JsonObject) -> JsonObject:
@@ -267,7 +267,7 @@ class ClientSession(Session):
             said = {**said, META_LOG_LEVEL: given[META_LOG_LEVEL]}
         return {**params, "_meta": {**given, **said}}
 
-    def _said(self, revision: Revision) -> Kept:
+    def _said(self, revision: Revision) -> CachedResult:
         """What every request of this revision says of its terms, and which is written once."""
         said = self._ours.get((revision, self.log_level))
         if said is None:
@@ -277,16 +277,16 @@ class ClientSession(Session):
                 META_CLIENT_INFO: self.offer.info_in(revision),
             }
             level = {} if self.log_level is None else {META_LOG_LEVEL: self.log_level}
-            said = self._ours[revision, self.log_level] = Kept({"_meta": {**level, **ours}})
+            said = self._ours[revision, self.log_level] = CachedResult({"_meta": {**level, **ours}})
         return said
 
     def _speak(self, revision: Revision) -> None:
         """On HTTP it is the revision that says what a cancellation and a lost stream mean."""
-        if self.link is not Link.DUPLEX:
+        if self.link is not LinkKind.DUPLEX:
             # 2024-11-05 was made for HTTP+SSE, which is one stream.  A server that agrees to it on Streamable HTTP all
             # the same keeps a session, like any other of its era.
             by_stream = revision.http is not None and revision.http.disconnect_cancels
-            self.link = Link.EXCHANGE if by_stream else Link.SESSION
+            self.link = LinkKind.EXCHANGE if by_stream else LinkKind.SESSION
 
     def _probe(self, revision: Revision, until: float | None) -> None:
         self._speak(revision)
@@ -315,8 +315,8 @@ class ClientSession(Session):
         principal: Any = None,
         headers: Mapping[str, str] = NOTHING,
     ) -> list[Event]:
-        """As `Session.receive`."""
-        if type(message) is Result and self._opening_id is None:  # there is nobody but the caller to judge it
+        """As `SessionProtocol.receive`."""
+        if type(message) is Response and self._opening_id is None:  # there is nobody but the caller to judge it
             return Peer.receive(self, message, now, about=about)
         return super().receive(message, now, about=about, principal=principal, headers=headers)
 
@@ -349,26 +349,26 @@ class ClientSession(Session):
             return [event]
         return self._go_on(self._read_probe(event) if self.phase is Phase.PROBING else self._read_initialize(event))
 
-    def _go_on(self, found: _Finding) -> list[Event]:
+    def _go_on(self, found: _AnswerMeaning) -> list[Event]:
         assert self._trying is not None
         how = "initialize with" if self._trying.handshake else "server/discover in"
         self._attempts.append(Attempt(f"{how} {self._trying}", found.said))
         self._opening_id = None
         self.phase, deed = OPENING[self.phase][found.heard]
-        if deed is OpeningDeed.ADOPT:
+        if deed is OpeningAction.ADOPT:
             return self._adopt(found)
-        if deed is OpeningDeed.GIVE_UP:
+        if deed is OpeningAction.GIVE_UP:
             self.negotiation = Negotiation(tuple(self._attempts), None, found.said)
-            return [*super().lost(why=found.said), OpeningFailed(self.negotiation, found.error)]
-        if deed is OpeningDeed.PROBE and found.revision is not None:
+            return [*super().connection_lost(why=found.said), OpeningFailed(self.negotiation, found.error)]
+        if deed is OpeningAction.PROBE and found.revision is not None:
             self._probe(found.revision, self._deadline)
         else:
             self._initialize(found.revision)
         return []
 
-    def _adopt(self, found: _Finding) -> list[Event]:
+    def _adopt(self, found: _AnswerMeaning) -> list[Event]:
         result, revision = found.result, found.revision
-        assert revision is not None  # every finding that leads to OpeningDeed.ADOPT names one
+        assert revision is not None  # every finding that leads to OpeningAction.ADOPT names one
         self._speak(revision)
         capabilities, instructions = result.get("capabilities"), result.get("instructions")
         identity = _member(result, "_meta", META_SERVER_INFO) if not revision.handshake else result.get("serverInfo")
@@ -384,52 +384,52 @@ class ClientSession(Session):
             Peer.notify(self, "notifications/initialized")
         return [Opened(self.terms)]
 
-    def _read_probe(self, outcome: Outcome) -> _Finding:
+    def _read_probe(self, outcome: Outcome) -> _AnswerMeaning:
         match outcome:
             # rtype-03: any kind of result but a complete one is no answer to this.
             case Answered(result={"supportedVersions": [*versions]} as result) if _kind(result) == "complete":
                 found = self._compare(versions, f"the server speaks {_listed(versions)}")
-                heard = OpeningHeard.AGREED if found.heard is OpeningHeard.OTHER_MODERN else found.heard
+                heard = OpeningEvent.AGREED if found.heard is OpeningEvent.OTHER_MODERN else found.heard
                 return attrs.evolve(found, heard=heard, result=result)
             case Refused(error=Error(code=code)) if code in MODERN_ERRORS:
                 return self._read_refusal(outcome.error)
-            case Lost(why=why):
-                return _Finding(OpeningHeard.LOST, why)
+            case ConnectionLost(why=why):
+                return _AnswerMeaning(OpeningEvent.LOST, why)
             case TimedOut() if self._last and self._refusal is None:
-                return _Finding(OpeningHeard.REFUSED, _describe(outcome))
+                return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
             case _:
                 self._unheard = self._trying if isinstance(outcome, TimedOut) else None
                 return self._not_modern(_describe(outcome))
 
-    def _read_initialize(self, outcome: Outcome) -> _Finding:
+    def _read_initialize(self, outcome: Outcome) -> _AnswerMeaning:
         found = self._read_initialized(outcome)
-        if found.heard is OpeningHeard.REFUSED and isinstance(outcome, Refused) and self._unheard is not None:
+        if found.heard is OpeningEvent.REFUSED and isinstance(outcome, Refused) and self._unheard is not None:
             self._refusal = found
-            found = attrs.evolve(found, heard=OpeningHeard.REFUSED_LATE, revision=self._unheard)
+            found = attrs.evolve(found, heard=OpeningEvent.REFUSED_LATE, revision=self._unheard)
             self._unheard = None
         return found
 
-    def _read_initialized(self, outcome: Outcome) -> _Finding:
+    def _read_initialized(self, outcome: Outcome) -> _AnswerMeaning:
         match outcome:
             case Answered(result={"protocolVersion": str(version)} as result):
                 revision = self.offer.find(version, handshake=True)
                 if revision is not None:
-                    return _Finding(OpeningHeard.AGREED, f"the server chose {version}", revision, result)
+                    return _AnswerMeaning(OpeningEvent.AGREED, f"the server chose {version}", revision, result)
                 # life-13: a client that cannot speak the version closes the connection.
                 said = f"the server chose {shown(version, 24)}; we speak {_listed(self.offer.versions)}"
-                return _Finding(OpeningHeard.SHARES_NONE, said)
+                return _AnswerMeaning(OpeningEvent.SHARES_NONE, said)
             case Refused(error=error):
                 return self._read_refusal(error)
-            case Lost(why=why):
-                return _Finding(OpeningHeard.LOST, why)
+            case ConnectionLost(why=why):
+                return _AnswerMeaning(OpeningEvent.LOST, why)
             case _:
-                return _Finding(OpeningHeard.REFUSED, _describe(outcome))
+                return _AnswerMeaning(OpeningEvent.REFUSED, _describe(outcome))
 
-    def _read_refusal(self, error: Error) -> _Finding:
+    def _read_refusal(self, error: Error) -> _AnswerMeaning:
         said, raised = _describe_error(error), _as_error(error)
         versions = _member(error.data, "supported")
         if error.code not in _ABOUT_VERSIONS or not isinstance(versions, list):
-            return _Finding(OpeningHeard.REFUSED, said, error=raised)
+            return _AnswerMeaning(OpeningEvent.REFUSED, said, error=raised)
         # ver-02: the version to try next may be the one just refused, as while the servers behind one name are being
         # replaced.  It is asked for a second time, but not a third.
         if str(self._trying) in versions and self._trying not in self._denied:
@@ -438,22 +438,24 @@ class ClientSession(Session):
             self._refused.add(self._trying)
         return attrs.evolve(self._compare(versions, f"{said}; the server speaks {_listed(versions)}"), error=raised)
 
-    def _compare(self, versions: list[Any], said: str) -> _Finding:
+    def _compare(self, versions: list[Any], said: str) -> _AnswerMeaning:
         """What to go on with: the newest version that both sides speak."""
         shared = [each for each in self.offer.revisions if each.name in versions and each not in self._refused]
         if not shared:
-            return _Finding(OpeningHeard.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
+            return _AnswerMeaning(OpeningEvent.SHARES_NONE, f"{said}; we speak {_listed(self.offer.versions)}")
         revision = max(shared, key=str)
-        return _Finding(OpeningHeard.OTHER_LEGACY if revision.handshake else OpeningHeard.OTHER_MODERN, said, revision)
+        return _AnswerMeaning(
+            OpeningEvent.OTHER_LEGACY if revision.handshake else OpeningEvent.OTHER_MODERN, said, revision
+        )
 
-    def _not_modern(self, said: str) -> _Finding:
+    def _not_modern(self, said: str) -> _AnswerMeaning:
         if self._refusal is not None:  # it would be refused once more
             return attrs.evolve(self._refusal, said=f"{said}; {self._refusal.said}")
         older = [each for each in self.offer.revisions if each.handshake and each not in self._refused]
         if older:
-            return _Finding(OpeningHeard.NOT_MODERN, said, max(older, key=str))
+            return _AnswerMeaning(OpeningEvent.NOT_MODERN, said, max(older, key=str))
         said = f"not a server of {self.offer.modern}, and no older revision may be used: {said}"
-        return _Finding(OpeningHeard.SHARES_NONE, said)
+        return _AnswerMeaning(OpeningEvent.SHARES_NONE, said)
 
     # Outcomes reach `_judge_outcome` from wherever they arise.  What `receive` gets from `tick` is judged twice, which
     # is harmless: the opening has moved on by then.
@@ -461,8 +463,8 @@ class ClientSession(Session):
     def tick(self, now: float) -> list[Event]:
         return [judged for event in super().tick(now) for judged in self._judge_outcome(event)]
 
-    def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
-        return [judged for event in super().lost(about, why) for judged in self._judge_outcome(event)]
+    def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
+        return [judged for event in super().connection_lost(about, why) for judged in self._judge_outcome(event)]
 
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
         return [judged for event in super().input_ended(why) for judged in self._judge_outcome(event)]
@@ -490,7 +492,7 @@ def _describe(outcome: Outcome) -> str:
     match outcome:
         case Refused(error=error):
             return _describe_error(error)
-        case Garbled(why=why):
+        case InvalidAnswer(why=why):
             return f"no valid answer: {why}"
         case TimedOut():
             return "no answer in time"

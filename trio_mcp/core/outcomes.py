@@ -7,16 +7,16 @@ from trio_mcp.core.records import record, thawed
 
 __all__ = [
     "Answered",
-    "Complained",
-    "Garbled",
-    "Lost",
+    "ConnectionLost",
+    "InvalidAnswer",
     "Outcome",
+    "PeerComplaint",
     "PeerMistake",
     "ProgressReported",
     "Refused",
     "RequestCancelled",
+    "SubscriptionEnded",
     "TimedOut",
-    "TornDown",
     "answered",
 ]
 
@@ -55,7 +55,7 @@ class Refused(Outcome):
 
 
 @record
-class Garbled(Outcome):
+class InvalidAnswer(Outcome):
     """The answer is no valid answer."""
 
     why: str
@@ -67,14 +67,14 @@ class TimedOut(Outcome):
 
 
 @record
-class Lost(Outcome):
+class ConnectionLost(Outcome):
     """The stream or link is gone, or the request failed on it; it may or may not have been carried out."""
 
     why: str
 
 
 @record
-class TornDown(Outcome):
+class SubscriptionEnded(Outcome):
     """The server ended a subscription without a result."""
 
     reason: str
@@ -104,7 +104,7 @@ class RequestCancelled(Event):
 
 
 @record
-class Complained(Event):
+class PeerComplaint(Event):
     """The peer sent an error without an id: it could not read something that we sent."""
 
     error: Error

@@ -10,7 +10,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RemoteProtocolError, RequestError
+from trio_mcp.core.errors import INVALID_PARAMS, RemoteProtocolError, RequestError, UsageError
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 
 __all__ = ["Pager", "paginate"]
@@ -32,7 +32,7 @@ def paginate(
     silence (page-03) or to guess would give the client a list that never was.
     """
     if size is not None and size < 1:
-        raise LocalProtocolError(f"a page holds at least one item; got a size of {size}")
+        raise UsageError(f"a page holds at least one item; got a size of {size}")
     start = 0 if cursor is None else _find(items, cursor, key)
     end = len(items) if size is None else start + size
     if end >= len(items):
@@ -77,7 +77,7 @@ class Pager:
     def __init__(self, params: Mapping[str, Json] | None = None, limits: Limits | None = None) -> None:
         self._params = dict(params or {})
         if "cursor" in self._params:
-            raise LocalProtocolError("a walk begins at the first page: the params must not hold a cursor")
+            raise UsageError("a walk begins at the first page: the params must not hold a cursor")
         self._most = (limits or Limits()).pages
         self._seen: set[int] = set()  # hashes, for a cursor may be as long as a message
         self.done = False
@@ -86,13 +86,13 @@ class Pager:
     def params(self) -> JsonObject:
         """The params of the next request."""
         if self.done:
-            raise LocalProtocolError("the last page has been received; begin a new walk with a new Pager")
+            raise UsageError("the last page has been received; begin a new walk with a new Pager")
         return dict(self._params)
 
     def received(self, result: JsonObject) -> None:
         """Take note of a page.  Raises RemoteProtocolError where the walk would never end, which ends it."""
         if self.done:
-            raise LocalProtocolError("the last page has been received; begin a new walk with a new Pager")
+            raise UsageError("the last page has been received; begin a new walk with a new Pager")
         # page-08: "Don't make any determination based on cursor value other than whether a non-null value was
         # provided".  That a cursor came back is no determination on its value, only the end of patience.
         cursor = result.get("nextCursor")

@@ -24,22 +24,22 @@ from typing import Any, ClassVar, TypeAlias, TypeGuard
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
+from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
 from trio_mcp.core.jsonrpc import (
     ABSENT,
     PROGRESS,
     Batch,
+    CachedResult,
     Error,
     Event,
     Id,
-    Invalid,
+    InvalidMessage,
     JsonObject,
-    Kept,
     Limits,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     bare,
     is_prepared,
     prepare,
@@ -48,15 +48,15 @@ from trio_mcp.core.jsonrpc import (
 )
 from trio_mcp.core.meta import meta_of
 from trio_mcp.core.outcomes import (
-    Complained,
-    Garbled,
-    Lost,
+    ConnectionLost,
+    InvalidAnswer,
+    PeerComplaint,
     PeerMistake,
     ProgressReported,
     Refused,
     RequestCancelled,
+    SubscriptionEnded,
     TimedOut,
-    TornDown,
     answered,
 )
 from trio_mcp.core.revisions import Role
@@ -69,9 +69,9 @@ from trio_mcp.core.state import (
     NOTE,
     NOTHING,
     SERVING,
-    Deed,
-    Link,
-    Seen,
+    Action,
+    LinkKind,
+    RequestEvent,
     State,
     first_state,
     step,
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 
-Outgoing: TypeAlias = tuple[Request | Notification | Result | Error | Batch, Hashable | None]
+Outgoing: TypeAlias = tuple[Request | Notification | Response | Error | Batch, Hashable | None]
 """A message, and the label of what it belongs to, by which a transport with several streams finds the right one.
 
 What belongs to a request of theirs has the label that `receive` got with it, as `about`: answers, batches of answers,
@@ -95,10 +95,10 @@ is the request's id (of a batch: the first one in it; of an error: its own).  No
 """
 
 _CANCELLED = "notifications/cancelled"
-_SENDS_CANCEL = frozenset({Deed.SEND_CANCEL, Deed.SEND_CANCEL_AND_REPORT})
-_TEARS_DOWN = Deed.WRITE_AND_TEAR_DOWN
-_REPORTS = frozenset({Deed.REPORT, Deed.SEND_CANCEL_AND_REPORT})
-_ANSWERS = frozenset({Seen.ANSWER, Seen.ERROR, Seen.GARBLED})
+_SENDS_CANCEL = frozenset({Action.SEND_CANCEL, Action.SEND_CANCEL_AND_REPORT})
+_TEARS_DOWN = Action.WRITE_AND_TEAR_DOWN
+_REPORTS = frozenset({Action.REPORT, Action.SEND_CANCEL_AND_REPORT})
+_ANSWERS = frozenset({RequestEvent.ANSWER, RequestEvent.ERROR, RequestEvent.GARBLED})
 _NO_META: JsonObject = {}
 _UNREAD = "too much waits to be read by the other side"
 _LIMITS = Limits()
@@ -108,7 +108,7 @@ def charged(message: Message) -> int:
     """The bytes that a message in the queue is charged for: all of one that is not short, but for errors."""
     if isinstance(message, Batch):
         return sum(map(charged, message.items))
-    if isinstance(message, Error | Invalid):
+    if isinstance(message, Error | InvalidMessage):
         return 0
     size = len(getattr(message, "_bytes", b""))  # what is not prepared has not been charged
     return size if size > FEW else 0
@@ -130,13 +130,13 @@ def _number(value: object) -> float | None:
 
 def _answers(message: Message) -> Id | None:
     """The id of the request of ours that this is the answer to, or was meant to be."""
-    if isinstance(message, Result | Error):
+    if isinstance(message, Response | Error):
         return message.id
-    return message.answers if isinstance(message, Invalid) else None
+    return message.answers if isinstance(message, InvalidMessage) else None
 
 
 @attrs.define(eq=False, repr=False)
-class _Calling:
+class _OutgoingRequest:
     """A request that we made.  `progress`: the highest value heard, or None if we did not ask for it."""
 
     id: int
@@ -148,13 +148,13 @@ class _Calling:
 
 
 @attrs.define(eq=False, repr=False)
-class _Batch:
+class _BatchReply:
     """Answers that leave together, once all members are received and none is awaited any more."""
 
     label: Hashable | None = None
     receiving: bool = True
     waiting: set[Id] = attrs.field(factory=set)
-    answers: list[Result | Error] = attrs.field(factory=list)
+    answers: list[Response | Error] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False, repr=False)
@@ -162,11 +162,11 @@ class _Arrival:
     """How a message came: under which label, and in which batch, if in one."""
 
     label: Hashable | None = None
-    batch: _Batch | None = None
+    batch: _BatchReply | None = None
 
 
 @attrs.define(eq=False, repr=False)
-class _Serving:
+class _IncomingRequest:
     """A request that we serve.
 
     `token`: the name they want progress under; `progress`: the last value sent; `queued`: how often the queue had been
@@ -177,7 +177,7 @@ class _Serving:
     state: State
     label: Hashable
     token: Id | None
-    batch: _Batch | None
+    batch: _BatchReply | None
     progress: float = -math.inf
     terms: Terms | None = None
     queued: int = -1
@@ -192,7 +192,7 @@ class Peer:
     """
 
     def __init__(
-        self, role: Role, *, link: Link = Link.DUPLEX, limits: Limits | None = None, first_id: int = 1
+        self, role: Role, *, link: LinkKind = LinkKind.DUPLEX, limits: Limits | None = None, first_id: int = 1
     ) -> None:
         self.role = role
         self.link = link
@@ -202,13 +202,13 @@ class Peer:
         self.half_closed = False
         """The other side sends nothing more: no request of ours can be answered.  What is sent may still be read."""
         self._first_id = self._next_id = first_id
-        self._calling: dict[Id, _Calling] = {}
-        self._serving: dict[Id, _Serving] = {}
+        self._calling: dict[Id, _OutgoingRequest] = {}
+        self._serving: dict[Id, _IncomingRequest] = {}
         self._deadlines: list[tuple[float, int]] = []
         # Not bounded here: one message for each that was received, one cancel for each request of ours, and what the
         # caller queues.  Whoever drives the peer stops reading, and queueing, while it cannot write.
         # Each with its label, and the request of theirs with which it would be withdrawn.
-        self._outgoing: list[tuple[Request | Notification | Result | Error | Batch, Hashable | None, Id | None]] = []
+        self._outgoing: list[tuple[Request | Notification | Response | Error | Batch, Hashable | None, Id | None]] = []
         self._handed_out = 0  # times
         self._arrival = _Arrival()  # of the message before
         # The next id when we last sent what has no answer, or gave up what has one; 0 once a later request is answered.
@@ -234,7 +234,7 @@ class Peer:
         """Queue a request and return its id, which comes back in exactly one outcome.
 
         `deadline` is a time as `tick` gets it; `progress` asks for progress reports; `about` is the request of theirs
-        in whose course this one is made.  Raises `SessionClosed` when the link is lost and `LocalProtocolError` when
+        in whose course this one is made.  Raises `SessionClosed` when the link is lost and `UsageError` when
         `about` is over, too many requests are open, or `params` cannot be written or bring a progress token (prog-02:
         ours are unique).
         """
@@ -244,7 +244,7 @@ class Peer:
         self,
         method: str,
         params: JsonObject,
-        more: Kept | None,
+        more: CachedResult | None,
         deadline: float | None = None,
         progress: bool = False,
         about: Id | None = None,
@@ -255,10 +255,10 @@ class Peer:
         if self.half_closed:
             raise SessionClosed(f"{method} was not sent: the {self.role.other.value} has closed its side of the link")
         if len(self._calling) >= self.limits.requests:
-            raise LocalProtocolError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
+            raise UsageError(f"{method} was not sent: {self.limits.requests} requests are waiting for answers")
         label = None if about is None else self.label_of(about)
         if about is not None and label is None:
-            raise LocalProtocolError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
+            raise UsageError(f"{method} was not sent: request {shown(about)}, which it belongs to, is over")
         id = self._next_id
         if more is not None or (type(params) is dict and "_meta" not in params and not progress):
             request = prepared_request(id, method, params, more)
@@ -268,13 +268,13 @@ class Peer:
                 params = {**params, "_meta": {**meta, "progressToken": id}}
             elif "progressToken" in meta:
                 why = "say progress=True instead of choosing a progressToken"
-                raise LocalProtocolError(f"{method} was not sent: {why}")
+                raise UsageError(f"{method} was not sent: {why}")
             request = prepare(Request(id, method, params))
         if (limit := self._charge(request)) is not None:
             raise RequestError(errors.INTERNAL_ERROR, f"{method} was not sent: {_UNREAD} (Limits.{limit})")
         self._next_id += 1
         state = first_state(CALLING[self.link], method)
-        self._calling[id] = _Calling(id, method, state, about, label, -math.inf if progress else None)
+        self._calling[id] = _OutgoingRequest(id, method, state, about, label, -math.inf if progress else None)
         if deadline is not None:
             self._schedule(deadline, id)
         self._outgoing.append((request, label, None))
@@ -284,11 +284,11 @@ class Peer:
         """Queue a notification.  False if nothing was sent: the link, or the request that it belongs to, is over, or it
         is long and the other side has too much to read already.
 
-        Raises `LocalProtocolError` for what cannot be written, and for cancellations and progress, which only `cancel`
+        Raises `UsageError` for what cannot be written, and for cancellations and progress, which only `cancel`
         and `progress` keep in step.
         """
         if method in (_CANCELLED, PROGRESS):
-            raise LocalProtocolError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
+            raise UsageError(f"{method} is sent by Peer.cancel or Peer.progress, not by hand")
         note = Notification(method, params or {})
         meta_of(f"what {method} is sent with", note.params)
         if about is not None:
@@ -303,7 +303,7 @@ class Peer:
         """Report progress of a request that we serve.  False if nothing was sent: nobody wants it (any more), there is
         no room as in `notify`, or `progress` is the last value again ("The progress value MUST increase").
 
-        Raises `LocalProtocolError` when `progress` is no number or falls, and for what cannot be written.
+        Raises `UsageError` when `progress` is no number or falls, and for what cannot be written.
         """
         serving = self._serving.get(id)
         if serving is None or serving.token is None:
@@ -311,9 +311,9 @@ class Peer:
         reached, of = _number(progress), _number(total)
         if reached is None or reached < serving.progress or (total is not None and of is None):
             why = f"from {shown(serving.progress)}, to a number; a total is a number too"
-            raise LocalProtocolError(f"progress of request {shown(id)} must rise {why}")
+            raise UsageError(f"progress of request {shown(id)} must rise {why}")
         if not (message is None or isinstance(message, str)):
-            raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
+            raise UsageError(f"the message with progress is a string, not {type(message).__name__}")
         # A loop that reports how many items it has done says the same twice where one was skipped.
         if reached == serving.progress:
             return False
@@ -329,47 +329,47 @@ class Peer:
         """Answer a request that we serve.  False if nobody waits for it any more: nothing was sent.
 
         The result is written here and now: what becomes of the dict later does not matter.  Raises
-        `LocalProtocolError` for one that cannot be written, and `RequestError` for a long one when the other side has
+        `UsageError` for one that cannot be written, and `RequestError` for a long one when the other side has
         too much to read already; the request then still waits for its answer.
         """
-        return self._finish(id, Result(id, result), ANSWER)
+        return self._finish(id, Response(id, result), ANSWER)
 
     def refuse(self, id: Id, error: RequestError) -> bool:
         """Answer a request that we serve with an error.  Returns and raises as `answer`."""
         data = ABSENT if error.data is None else error.data
-        return self._finish(id, Error(id, error.code, error.message, data), Seen.ERROR)
+        return self._finish(id, Error(id, error.code, error.message, data), RequestEvent.ERROR)
 
     def cancel(self, id: Id, reason: str = "") -> bool:
         """Give up a request of ours, telling the peer where the link wants that.  False if it had already ended.
 
-        Raises `LocalProtocolError` for a reason that cannot be written.
+        Raises `UsageError` for a reason that cannot be written.
         """
         calling = self._calling.get(id)
         if calling is None:
             return False
-        self._call_step(calling, Seen.CANCEL, reason)
+        self._call_step(calling, RequestEvent.CANCEL, reason)
         return True
 
-    def lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
+    def connection_lost(self, about: Id | None = None, why: str = "the link was lost") -> list[Event]:
         """The link is gone, or (with `about`) the stream that carries the client's request with this id.
 
         What the loss of a stream means depends on the link: in a session the answer can still come by another, so
         nothing ends, and when no other is to be expected, `fail` says so.  Losing the link again changes nothing.
-        Raises `LocalProtocolError` for a stream on a link that has none.
+        Raises `UsageError` for a stream on a link that has none.
         """
         if about is not None:
             return self._lose_stream(about, why)
         self.closed = True
-        events = self._end_all(Seen.LINK_LOST, why)
+        events = self._end_all(RequestEvent.LINK_LOST, why)
         self._outgoing.clear()
         if self._charged and self.account is not None:
             self.account.give(self.take_charge())
         return events
 
-    def _end_all(self, seen: Seen, why: str) -> list[Event]:
+    def _end_all(self, seen: RequestEvent, why: str) -> list[Event]:
         """Let all requests, of both sides, see the end of the link, or of half of it."""
         events: list[Event] = [
-            Lost(calling.id, calling.method, why)
+            ConnectionLost(calling.id, calling.method, why)
             for calling in list(self._calling.values())
             if self._call_step(calling, seen)
         ]
@@ -380,23 +380,23 @@ class Peer:
     def input_ended(self, why: str = "the other side of the link was closed") -> list[Event]:
         """The other side has ended its half of the link: nothing more comes, and what is sent may still be read.
 
-        Requests of ours are `Lost`, and no other can be made.  Those that we serve go on, and their answers are sent.
-        Raises `LocalProtocolError` on a link that is no single stream.
+        Requests of ours are `ConnectionLost`, and no other can be made.  Those that we serve go on, and their answers
+        are sent.  Raises `UsageError` on a link that is no single stream.
         """
-        if Seen.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
-            raise LocalProtocolError("only a link that is one stream for everything has an end of input")
+        if RequestEvent.INPUT_ENDED not in CALLING[self.link][State.OPEN]:
+            raise UsageError("only a link that is one stream for everything has an end of input")
         self.half_closed = True
-        return self._end_all(Seen.INPUT_ENDED, why)
+        return self._end_all(RequestEvent.INPUT_ENDED, why)
 
     def fail(self, id: Id, why: str) -> list[Event]:
         """A request of ours can never be answered: its POST was refused, or its stream given up.  Nothing is sent.
 
-        On every kind of link it is `Lost`, and the others go on.  No event if it had already ended.
+        On every kind of link it is `ConnectionLost`, and the others go on.  No event if it had already ended.
         """
         calling = self._calling.get(id)
-        if calling is None or not self._call_step(calling, Seen.FAILED):
+        if calling is None or not self._call_step(calling, RequestEvent.FAILED):
             return []
-        return [Lost(calling.id, calling.method, why)]
+        return [ConnectionLost(calling.id, calling.method, why)]
 
     def serves(self, id: Id) -> bool:
         """Whether a request of theirs still waits for its answer."""
@@ -448,7 +448,7 @@ class Peer:
         charged, self._charged = self._charged, 0
         return charged
 
-    def _charge(self, message: Request | Notification | Result | Error) -> str | None:
+    def _charge(self, message: Request | Notification | Response | Error) -> str | None:
         """Charge a message that is prepared and about to be queued; or the name of the limit that does not allow it."""
         size = len(message._bytes)
         if size <= FEW or self.account is None:
@@ -471,7 +471,7 @@ class Peer:
         events: list[Event] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             calling = self._calling.get(heapq.heappop(self._deadlines)[1])
-            if calling is not None and self._call_step(calling, Seen.EXPIRE, "timed out"):
+            if calling is not None and self._call_step(calling, RequestEvent.EXPIRE, "timed out"):
                 events.append(TimedOut(calling.id, calling.method))
         return events
 
@@ -494,7 +494,9 @@ class Peer:
             arrival = self._arrival
             if about is not arrival.label:
                 arrival = _Arrival(about)
-                if self.link is Link.DUPLEX:  # where as a rule all have the same; an exchange is not to outlast its end
+                if (
+                    self.link is LinkKind.DUPLEX
+                ):  # where as a rule all have the same; an exchange is not to outlast its end
                     self._arrival = arrival
             self._RECEIVERS[type(message)](self, message, events, arrival)
         return events
@@ -518,7 +520,7 @@ class Peer:
         else:
             state = first_state(SERVING[self.link], request.method)
             label, batch = id if arrival.label is None else arrival.label, arrival.batch
-            self._serving[id] = _Serving(request.method, state, label, token, batch)
+            self._serving[id] = _IncomingRequest(request.method, state, label, token, batch)
             if batch is not None:
                 batch.label = label if batch.label is None else batch.label
                 batch.waiting.add(id)
@@ -532,7 +534,7 @@ class Peer:
         else:
             events.append(note)
 
-    def _receive_result(self, message: Result, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_result(self, message: Response, events: list[Event], arrival: _Arrival) -> None:
         calling = self._calling.get(message.id) or self._find(message.id, events)
         if calling is not None and self._call_step(calling, ANSWER):
             events.append(answered(calling.id, calling.method, message.result))
@@ -540,11 +542,11 @@ class Peer:
     def _receive_error(self, message: Error, events: list[Event], arrival: _Arrival) -> None:
         id = self._meant() if message.id is None else message.id
         if id is None:
-            events.append(Complained(message))
-        elif (calling := self._find(id, events)) is not None and self._call_step(calling, Seen.ERROR):
+            events.append(PeerComplaint(message))
+        elif (calling := self._find(id, events)) is not None and self._call_step(calling, RequestEvent.ERROR):
             events.append(Refused(calling.id, calling.method, message))
 
-    def _receive_invalid(self, message: Invalid, events: list[Event], arrival: _Arrival) -> None:
+    def _receive_invalid(self, message: InvalidMessage, events: list[Event], arrival: _Arrival) -> None:
         if message.reply is not None:
             self._refuse_at_once(message.reply, events, arrival, message.why)
         elif (id := self._meant() if message.response and message.answers is None else message.answers) is not None:
@@ -560,7 +562,7 @@ class Peer:
                 if (id := _answers(item)) is not None:  # whoever waits for it is told, rather than left waiting
                     self._garble(id, why, events)
             return
-        together = _Batch()
+        together = _BatchReply()
         arrival = _Arrival(arrival.label, together)
         for item in message.items:
             self._RECEIVERS[type(item)](self, item, events, arrival)
@@ -570,9 +572,9 @@ class Peer:
     _RECEIVERS: ClassVar[dict[type, Callable[[Peer, Any, list[Event], _Arrival], None]]] = {
         Request: _receive_request,
         Notification: _receive_notification,
-        Result: _receive_result,
+        Response: _receive_result,
         Error: _receive_error,
-        Invalid: _receive_invalid,
+        InvalidMessage: _receive_invalid,
         Batch: _receive_batch,
     }
 
@@ -592,9 +594,9 @@ class Peer:
         if not _is_id(id):
             events.append(PeerMistake("notifications/cancelled without a requestId"))
         elif (serving := self._serving.get(id)) is not None:
-            self._stop(id, serving, Seen.CANCEL, reason, events)
-        elif (calling := self._calling.get(id)) is not None and self._call_step(calling, Seen.TEARDOWN):
-            events.append(TornDown(calling.id, calling.method, reason))
+            self._stop(id, serving, RequestEvent.CANCEL, reason, events)
+        elif (calling := self._calling.get(id)) is not None and self._call_step(calling, RequestEvent.TEARDOWN):
+            events.append(SubscriptionEnded(calling.id, calling.method, reason))
 
     def _progressed(self, params: JsonObject, events: list[Event]) -> None:
         token, progress = params.get("progressToken"), _number(params.get("progress"))
@@ -624,10 +626,10 @@ class Peer:
         order: who has answered a later request has said what there was to say of anything before.  In a session, where
         every exchange may overtake the others, nothing tells.
         """
-        sure = self.link is Link.EXCHANGE or (self.link is Link.DUPLEX and not self._doubtful)
+        sure = self.link is LinkKind.EXCHANGE or (self.link is LinkKind.DUPLEX and not self._doubtful)
         return next(iter(self._calling)) if sure and len(self._calling) == 1 else None
 
-    def _find(self, id: Id, events: list[Event]) -> _Calling | None:
+    def _find(self, id: Id, events: list[Event]) -> _OutgoingRequest | None:
         """Our request that an answer or a token names.  A late one is nothing; an unknown one is a mistake."""
         number = id
         if isinstance(id, str) and id.isascii() and id.isdecimal() and len(id) < 20:
@@ -641,10 +643,10 @@ class Peer:
 
     def _garble(self, id: Id, why: str, events: list[Event]) -> None:
         calling = self._find(id, events)
-        if calling is not None and self._call_step(calling, Seen.GARBLED):
-            events.append(Garbled(calling.id, calling.method, why))
+        if calling is not None and self._call_step(calling, RequestEvent.GARBLED):
+            events.append(InvalidAnswer(calling.id, calling.method, why))
 
-    def _call_step(self, calling: _Calling, seen: Seen, reason: str = "") -> bool:
+    def _call_step(self, calling: _OutgoingRequest, seen: RequestEvent, reason: str = "") -> bool:
         """Let a request of ours see this; whether it is to be reported."""
         state, deed = step(CALLING[self.link], calling.state, seen)
         if deed in _SENDS_CANCEL:  # first of all, for a reason that cannot be written raises
@@ -661,8 +663,12 @@ class Peer:
         return deed in _REPORTS
 
     def _serve_step(
-        self, id: Id, serving: _Serving, seen: Seen, message: Notification | Result | Error | None = None
-    ) -> Deed:
+        self,
+        id: Id,
+        serving: _IncomingRequest,
+        seen: RequestEvent,
+        message: Notification | Response | Error | None = None,
+    ) -> Action:
         """Let a request of theirs see this; `message` is what is to be sent then, if anything is."""
         state, deed = step(SERVING[self.link], serving.state, seen)
         if message is not None and deed is not NOTHING:
@@ -678,9 +684,9 @@ class Peer:
             del self._serving[id]
         return deed
 
-    def _stop(self, id: Id, serving: _Serving, seen: Seen, why: str, events: list[Event]) -> None:
+    def _stop(self, id: Id, serving: _IncomingRequest, seen: RequestEvent, why: str, events: list[Event]) -> None:
         """Let a request of theirs see what may end it from outside."""
-        if self._serve_step(id, serving, seen) is not Deed.STOP_HANDLER:
+        if self._serve_step(id, serving, seen) is not Action.STOP_HANDLER:
             return
         events.append(RequestCancelled(id, serving.method, why))
         if serving.queued == self._handed_out:
@@ -694,7 +700,7 @@ class Peer:
         """A request of theirs is over without an answer: nobody can be waiting for one."""
         del self._serving[id]
 
-    def _note(self, about: Id, serving: _Serving, note: Notification) -> bool:
+    def _note(self, about: Id, serving: _IncomingRequest, note: Notification) -> bool:
         """Queue something that belongs to this request of theirs, if it may still be sent."""
         if self._serve_step(about, serving, NOTE, note) is NOTHING:
             return False
@@ -702,14 +708,14 @@ class Peer:
         serving.queued = self._handed_out
         return True
 
-    def _finish(self, id: Id, message: Result | Error, seen: Seen) -> bool:
+    def _finish(self, id: Id, message: Response | Error, seen: RequestEvent) -> bool:
         serving = self._serving.get(id)
         if serving is None:
             return False
         deed = self._serve_step(id, serving, seen, message)
         if deed is NOTHING:
             return False
-        if len(message._bytes) > FEW and type(message) is Result:
+        if len(message._bytes) > FEW and type(message) is Response:
             message = bare(message)
         if serving.batch is not None:
             serving.batch.answers.append(message)
@@ -721,7 +727,7 @@ class Peer:
             self._send_cancelled(id, "", serving.label)
         return True
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: _BatchReply) -> None:
         if batch.answers and not batch.waiting and not batch.receiving:
             self._tell(Batch(tuple(batch.answers)), batch.label)
 
@@ -738,7 +744,7 @@ class Peer:
             self._tell(error, label)
 
     def _tell(
-        self, message: Notification | Result | Error | Batch, label: Hashable | None, withdrawn_with: Id | None = None
+        self, message: Notification | Response | Error | Batch, label: Hashable | None, withdrawn_with: Id | None = None
     ) -> None:
         """Queue what has no answer."""
         self._outgoing.append((message, label, withdrawn_with))
@@ -752,12 +758,12 @@ class Peer:
 
     def _lose_stream(self, about: Id, why: str) -> list[Event]:
         """A stream always carries a request of the client: ours if we are the client, else one that we serve."""
-        if Seen.STREAM_LOST not in CALLING[self.link][State.OPEN]:
-            raise LocalProtocolError("this link is one stream for everything: lose it as a whole, without `about`")
+        if RequestEvent.STREAM_LOST not in CALLING[self.link][State.OPEN]:
+            raise UsageError("this link is one stream for everything: lose it as a whole, without `about`")
         events: list[Event] = []
         if self.role is Role.SERVER:
             if (serving := self._serving.get(about)) is not None:
-                self._stop(about, serving, Seen.STREAM_LOST, why, events)
-        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, Seen.STREAM_LOST):
-            events.append(Lost(calling.id, calling.method, why))
+                self._stop(about, serving, RequestEvent.STREAM_LOST, why, events)
+        elif (calling := self._calling.get(about)) is not None and self._call_step(calling, RequestEvent.STREAM_LOST):
+            events.append(ConnectionLost(calling.id, calling.method, why))
         return events

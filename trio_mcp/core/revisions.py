@@ -37,7 +37,7 @@ __all__ = [
     "CapabilityRule",
     "ConditionalNeed",
     "HttpRules",
-    "Method",
+    "MethodRule",
     "Revision",
     "Role",
     "capability_object",
@@ -71,7 +71,7 @@ Capability = tuple[str, ...]
 
 
 @record
-class Method:
+class MethodRule:
     """One request or notification as one revision has it.
 
     `needs` is the capability it stands on.  A request stands on what its receiver declared, a notification on what
@@ -107,11 +107,11 @@ class Revision:
 
     name: str
     handshake: bool  # opens with initialize; otherwise every request carries its terms in _meta
-    requests: Mapping[Role, Mapping[str, Method]]  # by sender
-    notifications: Mapping[Role, Mapping[str, Method]]  # by sender
+    requests: Mapping[Role, Mapping[str, MethodRule]]  # by sender
+    notifications: Mapping[Role, Mapping[str, MethodRule]]  # by sender
     capabilities: Mapping[Role, Mapping[str, CapabilityRule]]  # that each side may declare
     info_fields: frozenset[str]  # of Implementation
-    input_requests: Mapping[str, Method]  # asked for inside an input-required result
+    input_requests: Mapping[str, MethodRule]  # asked for inside an input-required result
     input_required: frozenset[str]  # methods that may be answered so
     batches: bool  # JSON arrays of messages
     unreadable_id_is_null: bool  # else the id is left out of an error whose request could not be read
@@ -135,10 +135,10 @@ class Revision:
     def __repr__(self) -> str:
         return f"<Revision {self.name}>"
 
-    def request(self, sender: Role, name: str) -> Method | None:
+    def request(self, sender: Role, name: str) -> MethodRule | None:
         return self.requests[sender].get(name)
 
-    def notification(self, sender: Role, name: str) -> Method | None:
+    def notification(self, sender: Role, name: str) -> MethodRule | None:
         return self.notifications[sender].get(name)
 
     def declarable(self, role: Role, capabilities: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def declares(capabilities: Mapping[str, Any], needs: Capability) -> bool:
 
 
 def missing_capabilities(
-    revision: Revision, method: Method, params: Mapping[str, Any], declared: Mapping[str, Any]
+    revision: Revision, method: MethodRule, params: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> list[Capability]:
     """What `declared` lacks for this request: the method's own capability, and those of its parameters."""
     needs = [method.needs] if method.needs else []
@@ -240,12 +240,14 @@ def capability_object(needs: Iterable[Capability]) -> dict[str, Any]:
 # What exists, by first revision.  Requests stand on what the receiver declared.
 
 
-def _requests(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, Method]:
-    return MappingProxyType({name: Method(name, sender.other, needs, name in early) for name, needs in rows.items()})
+def _requests(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, MethodRule]:
+    return MappingProxyType(
+        {name: MethodRule(name, sender.other, needs, name in early) for name, needs in rows.items()}
+    )
 
 
-def _notifications(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, Method]:
-    return MappingProxyType({name: Method(name, sender, needs, name in early) for name, needs in rows.items()})
+def _notifications(sender: Role, rows: Mapping[str, Capability], early: Iterable[str] = ()) -> Mapping[str, MethodRule]:
+    return MappingProxyType({name: MethodRule(name, sender, needs, name in early) for name, needs in rows.items()})
 
 
 _FEATURES: dict[str, Capability] = {
@@ -287,7 +289,7 @@ _LOGGING: dict[str, Capability] = {"notifications/message": ("logging",)}
 _EARLY = frozenset({"initialize", "ping", "notifications/initialized", *_BOTH_WAYS, *_LOGGING})
 
 
-def _legacy_notifications(server_adds: Mapping[str, Capability]) -> Mapping[Role, Mapping[str, Method]]:
+def _legacy_notifications(server_adds: Mapping[str, Capability]) -> Mapping[Role, Mapping[str, MethodRule]]:
     client = {
         "notifications/initialized": (),
         **_BOTH_WAYS,
@@ -301,7 +303,7 @@ def _legacy_notifications(server_adds: Mapping[str, Capability]) -> Mapping[Role
 
 def _legacy_requests(
     client: Mapping[str, Capability], server_adds: Mapping[str, Capability]
-) -> Mapping[Role, Mapping[str, Method]]:
+) -> Mapping[Role, Mapping[str, MethodRule]]:
     server = {**_LEGACY_SERVER, **server_adds}
     return MappingProxyType({CLIENT: _requests(CLIENT, client, _EARLY), SERVER: _requests(SERVER, server, _EARLY)})
 

@@ -9,21 +9,21 @@ A server has three things here, which know nothing of each other:
 - `input_required` builds that result and `read_answers` reads the retry, both against the `Question`s that were asked;
 - `StateSealer` writes and reads `requestState`.  It passes through the hands of the client, so what comes back is the
   input of an attacker until its seal, its owner, its age and its request have been checked;
-- `Parked` counts the handlers that wait in this process for a retry, by handle.  The handlers live outside.  A state
-  with a handle goes on where its handler stopped, once; a state without one carries the recorded answers, so that any
-  instance that shares the key can run the handler again from the start.
+- `ParkedKeys` counts the handlers that wait in this process for a retry, by handle.  The handlers live outside.  A
+state with a handle goes on where its handler stopped, once; a state without one carries the recorded answers, so that
+any instance that shares the key can run the handler again from the start.
 
 A client has `Rounds`, the machine for one call, from its original params to a complete result.
 
 Two things surprise.  *Two clocks*: a sealed state may outlive the process that sealed it, so `StateSealer` takes the
-time in seconds since the epoch; `Parked` lives and dies with the process and takes the loop's clock.  *Sealed is not
-secret*: the holder of a state can read it, but not change it.  The standard library has no authenticated encryption,
-and a state needs none for what is put into it here: the answers were given by the client that holds it, and the
-principal is that client.  A handler that carries something of its own carries nothing that its client may not see.
+time in seconds since the epoch; `ParkedKeys` lives and dies with the process and takes the loop's clock.  *Sealed is
+not secret*: the holder of a state can read it, but not change it.  The standard library has no authenticated
+encryption, and a state needs none for what is put into it here: the answers were given by the client that holds it, and
+the principal is that client.  A handler that carries something of its own carries nothing that its client may not see.
 
 `principal` is here always the stable name of one: text that tells whoever is behind the request from all others, today,
 after a restart and on every instance (a user id, not a token).  None: nobody was authenticated.  An application whose
-principals are objects gives a member of them.  Anything but a str or None raises `LocalProtocolError`, for what cannot
+principals are objects gives a member of them.  Anything but a str or None raises `UsageError`, for what cannot
 be written into a state and come back equal would lock its owner out.
 """
 
@@ -44,11 +44,11 @@ from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_CLIENT_CAPABILITY,
-    InputNotGiven,
-    LocalProtocolError,
+    InputUnavailable,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
     shown,
 )
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject, Limits
@@ -66,11 +66,11 @@ __all__ = [
     "Answers",
     "Ask",
     "Complete",
-    "Parked",
+    "ParkedKeys",
     "Question",
-    "Refusal",
     "Rounds",
     "SealedState",
+    "StateRefusal",
     "StateSealer",
     "input_required",
     "is_complete",
@@ -113,7 +113,7 @@ def input_required(
     """The result that asks the client, as an answer to a request `method` whose client declared `declared`.
 
     Raises `NotInThisRevision` for a request that is never answered so, or a kind of question that does not exist;
-    `LocalProtocolError` for a key used twice, or for nothing to ask and no state; and `RequestError` (-32021), ready
+    `UsageError` for a key used twice, or for nothing to ask and no state; and `RequestError` (-32021), ready
     to be the answer, when a question needs what the client did not declare.
     """
     # mrtr-04: "Servers MUST NOT send InputRequiredResult responses on any other client requests."
@@ -121,7 +121,7 @@ def input_required(
         raise NotInThisRevision(f"input_required as the answer to {method}", revision.name)
     # mrtr-12: at least one of the two; a result with neither would say nothing.
     if not questions and state is None:
-        raise LocalProtocolError("input_required needs a question, a request state, or both")
+        raise UsageError("input_required needs a question, a request state, or both")
     _check_questions(revision, declared, questions)
     result: JsonObject = {"resultType": "input_required"}  # cache-26: and no caching hints, ever
     if questions:
@@ -134,7 +134,7 @@ def input_required(
 def _check_questions(revision: Revision, declared: Mapping[str, Any], questions: Sequence[Question]) -> None:
     keys = Counter(each.key for each in questions)
     if len(keys) < len(questions):  # mrtr-05
-        raise LocalProtocolError(f"two questions have the same key {keys.most_common(1)[0][0]!r}")
+        raise UsageError(f"two questions have the same key {keys.most_common(1)[0][0]!r}")
     lacking: list[Capability] = []
     for each in questions:
         if each.method not in revision.input_requests:  # mrtr-06
@@ -224,7 +224,7 @@ _ANSWERS: Mapping[str, Mapping[str, tuple[Callable[[Json], bool], str]]] = {
 # Request state
 
 
-class Refusal(enum.Enum):
+class StateRefusal(enum.Enum):
     """Why a `requestState` is not honoured.  `error` is what the client is told, which is less."""
 
     MALFORMED = enum.auto()  # no text of ours, whatever the key
@@ -245,15 +245,15 @@ class Refusal(enum.Enum):
 # others are told to a caller that has proven to own the state, and say what to do.
 _NOT_YOURS = "requestState was not issued to this caller by this server"
 _NOT_THIS = "requestState belongs to another request: a retry repeats the method and params of the original"
-_REFUSALS: Mapping[Refusal, str] = {
-    Refusal.MALFORMED: _NOT_YOURS,
-    Refusal.BAD_SEAL: _NOT_YOURS,
-    Refusal.OTHER_PRINCIPAL: _NOT_YOURS,
-    Refusal.EXPIRED: "requestState has expired: send the request again without it",
-    Refusal.OTHER_METHOD: _NOT_THIS,
-    Refusal.OTHER_PARAMS: _NOT_THIS,
-    Refusal.SPENT: "requestState has been used or has expired: send the request again without it",
-    Refusal.ELSEWHERE: "The call of this requestState waits here no longer: send the request again without it",
+_REFUSALS: Mapping[StateRefusal, str] = {
+    StateRefusal.MALFORMED: _NOT_YOURS,
+    StateRefusal.BAD_SEAL: _NOT_YOURS,
+    StateRefusal.OTHER_PRINCIPAL: _NOT_YOURS,
+    StateRefusal.EXPIRED: "requestState has expired: send the request again without it",
+    StateRefusal.OTHER_METHOD: _NOT_THIS,
+    StateRefusal.OTHER_PARAMS: _NOT_THIS,
+    StateRefusal.SPENT: "requestState has been used or has expired: send the request again without it",
+    StateRefusal.ELSEWHERE: "The call of this requestState waits here no longer: send the request again without it",
 }
 
 
@@ -262,8 +262,8 @@ class SealedState:
     """What a server needs in order to go on: all of it comes back with the retry, none of it is remembered.
 
     `round` counts the results sent for the call, so no two of its states are alike.  `expires` is in seconds since the
-    epoch.  `handle` names a handler in `Parked`, if one waits.  `answers` are recorded for a handler that will be run
-    again from the start; `carried` is any JSON that a handler which builds its own rounds wants back.
+    epoch.  `handle` names a handler in `ParkedKeys`, if one waits.  `answers` are recorded for a handler that will be
+    run again from the start; `carried` is any JSON that a handler which builds its own rounds wants back.
     """
 
     round: int
@@ -296,7 +296,7 @@ class StateSealer:
         # A client holds states and may try keys at its leisure; a key shorter than the seal is the weaker part.
         # One key in the place of the sequence would be a sequence of numbers.
         if not keys or any(not isinstance(key, bytes) or len(key) < _SEAL_BYTES for key in keys):
-            raise LocalProtocolError(
+            raise UsageError(
                 f"sealing needs a sequence of keys, such as [key], each of at least {_SEAL_BYTES} random bytes"
             )
         self._keys = tuple(keys)
@@ -304,7 +304,7 @@ class StateSealer:
     def seal(self, state: SealedState, method: str, params: Mapping[str, Any], principal: str | None) -> str:
         """The `requestState` that lets `principal` retry this request.
 
-        Raises `LocalProtocolError` for what is not JSON, and `RequestError`, ready to be the answer, when there is
+        Raises `UsageError` for what is not JSON, and `RequestError`, ready to be the answer, when there is
         more to carry than a state may hold.
         """
         bounds = (stable_name(principal), method, _digest(params), state.expires)
@@ -319,37 +319,37 @@ class StateSealer:
 
     def open(
         self, text: Json, method: str, params: Mapping[str, Any], principal: str | None, now: float
-    ) -> SealedState | Refusal:
+    ) -> SealedState | StateRefusal:
         """Check what came as the `requestState` of a request.  Any JSON may come; none of it raises (mrtr-08)."""
         presenter = stable_name(principal)
         payload = self._unsealed(text)
-        if isinstance(payload, Refusal):
+        if isinstance(payload, StateRefusal):
             return payload
         owner, sealed_method, digest, expires, round, handle, answers, carried = json.loads(payload)
         # In this order: who does not own the state learns nothing else about it.
         if owner != presenter:
-            return Refusal.OTHER_PRINCIPAL
+            return StateRefusal.OTHER_PRINCIPAL
         if now >= expires:
-            return Refusal.EXPIRED
+            return StateRefusal.EXPIRED
         if sealed_method != method:
-            return Refusal.OTHER_METHOD
+            return StateRefusal.OTHER_METHOD
         if digest != _digest(params):
-            return Refusal.OTHER_PARAMS
+            return StateRefusal.OTHER_PARAMS
         return SealedState(round, expires, handle, answers, carried)
 
-    def _unsealed(self, text: Json) -> bytes | Refusal:
+    def _unsealed(self, text: Json) -> bytes | StateRefusal:
         if not isinstance(text, str) or len(text) > MAX_STATE_CHARS:
-            return Refusal.MALFORMED
+            return StateRefusal.MALFORMED
         try:
             raw = base64.urlsafe_b64decode(text)
         except ValueError:  # wrong padding, or not ASCII
-            return Refusal.MALFORMED
+            return StateRefusal.MALFORMED
         # The decoder skips strange characters and ignores spare bits; here one state has one text, and no other passes.
         if base64.urlsafe_b64encode(raw).decode() != text:
-            return Refusal.MALFORMED
+            return StateRefusal.MALFORMED
         seal, payload = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
         if not any(hmac.compare_digest(seal, _seal(key, payload)) for key in self._keys):
-            return Refusal.BAD_SEAL
+            return StateRefusal.BAD_SEAL
         return payload
 
 
@@ -362,7 +362,7 @@ def _canonical(value: Json) -> bytes:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(f"a request state holds JSON only: {error}") from None
+        raise UsageError(f"a request state holds JSON only: {error}") from None
 
 
 def _digest(params: Mapping[str, Any]) -> str:
@@ -370,7 +370,7 @@ def _digest(params: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(salient)).hexdigest()
 
 
-class Parked:
+class ParkedKeys:
     """Which handlers wait here for a retry, until when, and on whose behalf.
 
     mrtr-14: "Servers MUST NOT assume that clients will ... retry": what waits is bounded in number, for each principal
@@ -408,12 +408,12 @@ class Parked:
         self._waiting[handle] = (now + self._ttl, holder)
         return handle
 
-    def take(self, handle: str) -> Refusal | None:
+    def take(self, handle: str) -> StateRefusal | None:
         """Take the handler back.  None: it was parked, it is the caller's now, and its state is spent."""
         if (found := self._waiting.pop(handle, None)) is not None:
             self._shares.give(found[1])
             return None
-        return Refusal.SPENT if handle.startswith(self._prefix) else Refusal.ELSEWHERE
+        return StateRefusal.SPENT if handle.startswith(self._prefix) else StateRefusal.ELSEWHERE
 
     def next_deadline(self) -> float | None:
         return next((deadline for deadline, _ in self._waiting.values()), None)
@@ -514,7 +514,7 @@ class Rounds:
         answers = answers or {}
         asked = {each.key for each in self._questions}
         if answers.keys() != asked:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"every question needs an answer: missing {shown(sorted(asked - answers.keys()))}, "
                 f"not asked {shown(sorted(answers.keys() - asked))}"
             )
@@ -526,15 +526,15 @@ class Rounds:
         self._stage = _Stage.SENT
         return params
 
-    def abandon(self, key: str, why: str = "") -> InputNotGiven:
+    def abandon(self, key: str, why: str = "") -> InputUnavailable:
         """Give up, because the question `key` was not answered.  Returns what to tell the caller (mrtr-28)."""
         self._expect(_Stage.ASKED)
         self._stage = _Stage.ENDED
-        return InputNotGiven(self._method, key, why)
+        return InputUnavailable(self._method, key, why)
 
     def _expect(self, stage: _Stage) -> None:
         if self._stage is not stage:
-            raise LocalProtocolError(f"this {self._method} is {self._stage.value}, not {stage.value}")
+            raise UsageError(f"this {self._method} is {self._stage.value}, not {stage.value}")
 
     def _read(self, result: JsonObject) -> tuple[tuple[Question, ...], str | Absent]:
         if self._method not in self._revision.input_required:

@@ -18,17 +18,17 @@ from typing import Any, ClassVar, TypeGuard
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, NotDeclared, NotInThisRevision, RequestError, SessionClosed, shown
+from trio_mcp.core.errors import NotDeclared, NotInThisRevision, RequestError, SessionClosed, UsageError, shown
 from trio_mcp.core.jsonrpc import (
+    CachedResult,
     Event,
     Id,
     JsonObject,
-    Kept,
     Limits,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     encode,
     prepared_result,
 )
@@ -45,16 +45,16 @@ from trio_mcp.core.revisions import (
     META_SUBSCRIPTION_ID,
     META_VERSION,
     REVISIONS,
-    Method,
+    MethodRule,
     Revision,
     Role,
     declares,
     missing_capabilities,
 )
-from trio_mcp.core.state import ANSWER, CANCELLED, Link
+from trio_mcp.core.state import ANSWER, CANCELLED, LinkKind
 from trio_mcp.core.terms import LOG_LEVELS, NOTHING, Terms
 
-__all__ = ["Agreed", "Call", "Notice", "Offer", "Opened", "ServerSession", "Session"]
+__all__ = ["Call", "Notice", "Offer", "Opened", "ServerProtocol", "SessionAgreed", "SessionProtocol"]
 
 
 @record
@@ -84,7 +84,7 @@ class Notice(Event):
 
 
 @record
-class Agreed(Event):
+class SessionAgreed(Event):
     """`initialize` was answered, and the link is under these terms: a session begins.
 
     For a server.  On a client nothing can come between this and `Opened`, which says it all.
@@ -118,9 +118,9 @@ def _as_revisions(given: Iterable[Revision]) -> tuple[Revision, ...]:
     for each in (given,) if isinstance(given, str) else revisions:
         if not isinstance(each, Revision):
             name = each if each in tuple(REVISIONS) else LATEST.name
-            raise LocalProtocolError(f'{each!r} is no Revision; offer REVISIONS["{name}"]')
+            raise UsageError(f'{each!r} is no Revision; offer REVISIONS["{name}"]')
     if not revisions:
-        raise LocalProtocolError("an offer names at least one revision")
+        raise UsageError("an offer names at least one revision")
     return revisions
 
 
@@ -134,7 +134,7 @@ class Offer:
     """What our side says about itself: identity, capabilities, and the revisions it speaks.
 
     All in wire form and for the newest revision; each revision is told the part it knows.  `revisions` may be given in
-    any order.  Raises `LocalProtocolError` for an identity without name and version, for no revision at all, for
+    any order.  Raises `UsageError` for an identity without name and version, for no revision at all, for
     a capability that no revision has or that is no object, for an extension whose identifier is none, and for what
     cannot be written as JSON.
     """
@@ -150,7 +150,7 @@ class Offer:
     """The newest revision of the modern era that is offered."""
     _infos: dict[Revision, JsonObject] = _worked_out(lambda offer: offer._info_by_revision())
     _declared: dict[tuple[Role, Revision], JsonObject] = _worked_out(lambda offer: offer._declared_by_revision())
-    _completed: dict[tuple[Revision, bool], Kept] = _worked_out(lambda offer: offer._completed_by_revision())
+    _completed: dict[tuple[Revision, bool], CachedResult] = _worked_out(lambda offer: offer._completed_by_revision())
     plain: Mapping[tuple[Role, Revision], frozenset[str]] = _worked_out(lambda offer: offer._plain_by_revision())
     """For each role of ours: the methods for which we have declared all that any request needs."""
 
@@ -162,7 +162,7 @@ class Offer:
 
     def _info_by_revision(self) -> dict[Revision, JsonObject]:
         if not _is_info(self.info):
-            raise LocalProtocolError("an implementation is described by at least a name and a version, both strings")
+            raise UsageError("an implementation is described by at least a name and a version, both strings")
         return {
             revision: {name: value for name, value in self.info.items() if name in revision.info_fields}
             for revision in self.revisions
@@ -174,14 +174,14 @@ class Offer:
         known = sorted(set().union(*tables))
         for name, value in self.capabilities.items():
             if name not in known:
-                raise LocalProtocolError(f"there is no capability {name!r}; there are {', '.join(known)}")
+                raise UsageError(f"there is no capability {name!r}; there are {', '.join(known)}")
             if not isinstance(value, Mapping):
-                raise LocalProtocolError(f"the capability {name} is declared by an object, such as {{}}")
+                raise UsageError(f"the capability {name} is declared by an object, such as {{}}")
         for extension in self.capabilities.get("extensions", NOTHING):
             check_extension(extension)
         for name, value in self.capabilities.get("experimental", NOTHING).items():
             if not isinstance(value, Mapping):
-                raise LocalProtocolError(f"the experimental capability {name!r} is declared by an object, such as {{}}")
+                raise UsageError(f"the experimental capability {name!r} is declared by an object, such as {{}}")
         return {
             (role, revision): revision.declarable(role, self.capabilities)
             for revision in self.revisions
@@ -199,9 +199,9 @@ class Offer:
             )
         return plain
 
-    def _completed_by_revision(self) -> dict[tuple[Revision, bool], Kept]:
+    def _completed_by_revision(self) -> dict[tuple[Revision, bool], CachedResult]:
         return {
-            (revision, cacheable): Kept(
+            (revision, cacheable): CachedResult(
                 {**revision.complete(cacheable), "_meta": {META_SERVER_INFO: self._infos[revision]}}
             )
             for revision in self.revisions
@@ -210,7 +210,7 @@ class Offer:
 
     def __attrs_post_init__(self) -> None:
         # Here, because it is sent in the course of `receive`, which never raises.
-        encode(Result(0, {"said": [*self._infos.values(), *self._declared.values(), self.instructions]}))
+        encode(Response(0, {"said": [*self._infos.values(), *self._declared.values(), self.instructions]}))
 
     @property
     def versions(self) -> list[str]:
@@ -224,7 +224,7 @@ class Offer:
                 return each
         return None
 
-    def completed(self, revision: Revision, method: str) -> Kept:
+    def completed(self, revision: Revision, method: str) -> CachedResult:
         """What a server's complete result of this method has there beside what the method says."""
         return self._completed[revision, method in revision.cacheable]
 
@@ -237,7 +237,7 @@ class Offer:
         return self._declared[role, revision]
 
 
-class Session(Peer):
+class SessionProtocol(Peer):
     """What both roles share; see the head of this file.
 
     With `terms` the link is open under them from the start.
@@ -249,13 +249,13 @@ class Session(Peer):
         self,
         offer: Offer,
         *,
-        link: Link = Link.DUPLEX,
+        link: LinkKind = LinkKind.DUPLEX,
         limits: Limits | None = None,
         first_id: int = 1,
         terms: Terms | None = None,
     ) -> None:
         if terms is not None and terms.revision not in offer.revisions:
-            raise LocalProtocolError(f"the terms are of {terms.revision}, which is not offered")
+            raise UsageError(f"the terms are of {terms.revision}, which is not offered")
         super().__init__(self._ROLE, link=link, limits=limits, first_id=first_id)
         self.offer = offer
         self.terms = terms
@@ -297,7 +297,7 @@ class Session(Peer):
         if row is None:
             raise NotInThisRevision(method, terms.revision.name, terms.revision.instead_of(method))
         if self._too_early(row, terms.revision):
-            raise LocalProtocolError(f"{method} was not sent: the handshake has not ended")
+            raise UsageError(f"{method} was not sent: the handshake has not ended")
         missing = missing_capabilities(terms.revision, row, params or {}, terms.capabilities)
         if missing and not undeclared:
             raise NotDeclared(method, row.owner.value, missing[0])
@@ -330,10 +330,10 @@ class Session(Peer):
         terms = self.terms if about is None else self.terms_of(about)
         if terms is None:
             why = "no revision has been agreed on this link" if about is None else f"request {about!r} is over"
-            raise LocalProtocolError(f"{method} was not sent: {why}")
+            raise UsageError(f"{method} was not sent: {why}")
         return terms
 
-    def _too_early(self, row: Method, revision: Revision) -> bool:
+    def _too_early(self, row: MethodRule, revision: Revision) -> bool:
         return revision.handshake and not self.opened and not row.early
 
     def refuse(self, id: Id, error: RequestError) -> bool:
@@ -452,7 +452,7 @@ def _of_terms(meta: Mapping[str, Any]) -> JsonObject:
     return {name: meta[name] for name in _TERMS if name in meta}
 
 
-class ServerSession(Session):
+class ServerProtocol(SessionProtocol):
     """The server's end of a link, in both eras at once.
 
     With `terms` the link starts out open under them: that is how one request of a session kept elsewhere, or of none,
@@ -468,9 +468,9 @@ class ServerSession(Session):
     # What we send.
 
     def notify(self, method: str, params: JsonObject | None = None, *, about: Id | None = None) -> bool:
-        """As `Session.notify`.  Log messages that the client did not ask for are not sent: False.
+        """As `SessionProtocol.notify`.  Log messages that the client did not ask for are not sent: False.
 
-        In the modern era everything belongs to a request: raises `LocalProtocolError` for a change notice that is not
+        In the modern era everything belongs to a request: raises `UsageError` for a change notice that is not
         about a subscription, or does not carry its id as `Change.notification` puts it there, and for anything else
         that is about one.
         """
@@ -484,7 +484,7 @@ class ServerSession(Session):
             # sub-05: equal in value and type.
             if method in terms.revision.on_subscriptions and (type(mark), mark) != (type(about), about):
                 why = f"{method} on subscription {about!r} has {shown(mark)} as its {META_SUBSCRIPTION_ID}"
-                raise LocalProtocolError(why)
+                raise UsageError(why)
         return super().notify(method, params, about=about)
 
     def progress(self, id: Id, progress: float, total: float | None = None, message: str | None = None) -> bool:
@@ -499,12 +499,12 @@ class ServerSession(Session):
         subscribed = about is not None and self.method_of(about) in revision.teardown
         if subscribed is not (method in revision.on_subscriptions):
             where = "only" if not subscribed else "never"
-            raise LocalProtocolError(f"in {revision}, {method} is {where} sent on a subscription")
+            raise UsageError(f"in {revision}, {method} is {where} sent on a subscription")
 
     def answer(self, id: Id, result: JsonObject) -> bool:
         """As `Peer.answer`.  A modern result gets what every result of its method must have, where it lacks it.
 
-        Raises `LocalProtocolError` for an input-required result that this method or revision cannot have.
+        Raises `UsageError` for an input-required result that this method or revision cannot have.
         """
         serving = self._serving.get(id)
         terms = None if serving is None else serving.terms or self.terms
@@ -518,7 +518,7 @@ class ServerSession(Session):
         meta = meta_of(f"the result of {method}", result)
         kind = result.get("resultType", "complete")
         if kind == "input_required" and method not in revision.input_required:
-            raise LocalProtocolError(f"{method} cannot be answered with an input-required result in {revision}")
+            raise UsageError(f"{method} cannot be answered with an input-required result in {revision}")
         if revision.result_type:
             info = self.offer.info_in(revision)
             # cache-26: hints belong to complete results only.
@@ -528,7 +528,7 @@ class ServerSession(Session):
                 return {**defaults, **result, "_meta": {META_SERVER_INFO: info, **meta}}
 
             # A kept one is the answer to one method.
-            result = result.with_more(revision.name, info, completed) if type(result) is Kept else completed()
+            result = result.with_more(revision.name, info, completed) if type(result) is CachedResult else completed()
         return super().answer(id, result)
 
     # What the client sends.
@@ -606,7 +606,7 @@ class ServerSession(Session):
         self.terms = Terms(revision, capabilities, info)  # and not the principal and headers of this one request
         who = {"protocolVersion": revision.name, "serverInfo": self.offer.info_in(revision)}
         self._introduce(request, revision, who)
-        return [Agreed(self.terms)]
+        return [SessionAgreed(self.terms)]
 
     def _introduce(self, request: Request, revision: Revision, result: JsonObject) -> None:
         result["capabilities"] = self.declared(revision)
@@ -627,7 +627,7 @@ class ServerSession(Session):
         return []
 
     _OWN: ClassVar[Mapping[str, Callable[[Any, Request, Terms], list[Event]]]] = {
-        **Session._OWN,
+        **SessionProtocol._OWN,
         "initialize": _initialize,
         "server/discover": _discover,
         "logging/setLevel": _set_level,

@@ -10,8 +10,8 @@ Two exceptions.  A holder that holds nothing may take any amount that is free, o
 all.  The holder None is a client that cannot be told from others, as on standard input or a Unix socket; it is bounded
 by the total only.
 
-`Turns` decides who is next where a resource is full.  A `ByteBudget` is the same rule for memory: each connection or
-session has an `Account` in it, which has a bound of its own.
+`FairQueue` decides who is next where a resource is full.  A `ByteBudget` is the same rule for memory: each connection
+or session has an `Account` in it, which has a bound of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from trio_mcp.core.glimpse import values_about
 from trio_mcp.core.jsonrpc import Limits
 
 __all__ = [
-    "FEW", "LONG", "Account", "ByteBudget", "Charge", "Forgetful", "Shares", "Turns", "holder_of", "to_make_room",
+    "FEW",
+    "LONG",
+    "Account",
+    "ByteBudget",
+    "Charge",
+    "FairQueue",
+    "Reclaimable",
+    "Shares",
+    "holder_of",
+    "to_make_room",
     "weight",
 ]  # fmt: skip
 
@@ -139,7 +148,7 @@ def to_make_room(shares: Shares, holder: Hashable | None, candidates: Iterable[t
     return found
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """A queue for each holder that waits for a unit of a resource; holders take turns.
 
     Things of the holder None cannot be told from each other, so each of them has a turn of its own.
@@ -187,7 +196,7 @@ class Turns(Generic[T]):
         return None
 
 
-class Forgetful(Protocol):
+class Reclaimable(Protocol):
     """What may give memory back when its holder needs it for something else: a log that is kept for replay."""
 
     def forget_oldest(self) -> bool:
@@ -206,7 +215,7 @@ class ByteBudget:
     def __init__(self, limits: Limits) -> None:
         self.shares = Shares(limits.bytes_in_all)
         self.each = limits.bytes_each
-        self._logs: dict[Hashable | None, OrderedDict[Forgetful, None]] = {}
+        self._logs: dict[Hashable | None, OrderedDict[Reclaimable, None]] = {}
 
     def account(self, holder: Hashable | None) -> Account:
         return Account(self, holder)
@@ -217,13 +226,13 @@ class ByteBudget:
                 return False
         return True
 
-    def wrote(self, holder: Hashable | None, log: Forgetful) -> None:
+    def wrote(self, holder: Hashable | None, log: Reclaimable) -> None:
         """The log has something to forget, and was written just now."""
         logs = self._logs.setdefault(holder, OrderedDict())
         logs[log] = None
         logs.move_to_end(log)
 
-    def drop(self, holder: Hashable | None, log: Forgetful) -> None:
+    def drop(self, holder: Hashable | None, log: Reclaimable) -> None:
         """The log holds nothing more; nothing changes if it did not."""
         logs = self._logs.get(holder)
         if logs is not None:

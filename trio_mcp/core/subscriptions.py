@@ -1,7 +1,7 @@
 """Subscriptions: who hears which change, in both eras.
 
-A `Change` is what a filter can ask for: a list of ours has changed, or one resource has.  The same value is published,
-asked for, agreed to and heard.  What differs between the eras is only how interest is told:
+A `ChangeEvent` is what a filter can ask for: a list of ours has changed, or one resource has.  The same value is
+published, asked for, agreed to and heard.  What differs between the eras is only how interest is told:
 
 - modern: a `subscriptions/listen` request brings a filter; what the server can keep of it is acknowledged, and each
   notification after that carries the id of the request.  It goes on until the server answers the request, the client
@@ -27,9 +27,17 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, LocalProtocolError, RequestError, shown
-from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Result
-from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, TimedOut, TornDown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, RequestError, UsageError, shown
+from trio_mcp.core.jsonrpc import ABSENT, Id, Json, JsonObject, Limits, Notification, Request, Response
+from trio_mcp.core.outcomes import (
+    Answered,
+    ConnectionLost,
+    InvalidAnswer,
+    Outcome,
+    Refused,
+    SubscriptionEnded,
+    TimedOut,
+)
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import LATEST, META_SUBSCRIPTION_ID, Role, declares
 from trio_mcp.core.shares import Account, Shares
@@ -39,11 +47,11 @@ __all__ = [
     "PROMPTS_CHANGED",
     "RESOURCES_CHANGED",
     "TOOLS_CHANGED",
-    "Change",
-    "ChangeHeard",
-    "Kind",
+    "ChangeEvent",
+    "ChangeKind",
+    "ChangeReceived",
     "Listeners",
-    "Subscription",
+    "OpenSubscription",
     "SubscriptionAcknowledged",
     "SubscriptionState",
     "Subscriptions",
@@ -56,7 +64,7 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 _KEPT = 512  # bytes that one thing takes in the index, beside its name
 
 
-class Kind(enum.Enum):
+class ChangeKind(enum.Enum):
     """A row for each kind of change: its field in a filter, its notification, and the param that names the thing.
 
     A kind without such a param is asked for with true, one with it by a list of names.
@@ -79,10 +87,10 @@ class Kind(enum.Enum):
 
 
 @attrs.frozen(repr=False)
-class Change:
+class ChangeEvent:
     """Something that changed, or that somebody wants to hear of: a list, or the one thing named by `item`."""
 
-    kind: Kind
+    kind: ChangeKind
     item: str = ""
 
     def __repr__(self) -> str:
@@ -96,35 +104,35 @@ class Change:
         return Notification(self.kind.method, params)
 
 
-TOOLS_CHANGED = Change(Kind.TOOLS)
-PROMPTS_CHANGED = Change(Kind.PROMPTS)
-RESOURCES_CHANGED = Change(Kind.RESOURCES)
+TOOLS_CHANGED = ChangeEvent(ChangeKind.TOOLS)
+PROMPTS_CHANGED = ChangeEvent(ChangeKind.PROMPTS)
+RESOURCES_CHANGED = ChangeEvent(ChangeKind.RESOURCES)
 
-_KINDS = {kind.method: kind for kind in Kind}
-
-
-def resource_updated(uri: str) -> Change:
-    return Change(Kind.RESOURCE, uri)
+_KINDS = {kind.method: kind for kind in ChangeKind}
 
 
-def change_of(notification: Notification) -> Change | None:
+def resource_updated(uri: str) -> ChangeEvent:
+    return ChangeEvent(ChangeKind.RESOURCE, uri)
+
+
+def change_of(notification: Notification) -> ChangeEvent | None:
     """The change that a notification tells of, if it does."""
     kind = _KINDS.get(notification.method)
     if kind is None:
         return None
     item = notification.params.get(kind.item) if kind.item else ""
-    return Change(kind, item) if isinstance(item, str) else None
+    return ChangeEvent(kind, item) if isinstance(item, str) else None
 
 
 # Filters, as they stand on the wire.
 
 
-def listen_params(asked: Iterable[Change]) -> JsonObject:
+def listen_params(asked: Iterable[ChangeEvent]) -> JsonObject:
     """The params of a `subscriptions/listen` request for these changes."""
     return {"notifications": _to_filter(asked)}
 
 
-def _to_filter(changes: Iterable[Change]) -> JsonObject:
+def _to_filter(changes: Iterable[ChangeEvent]) -> JsonObject:
     filter: JsonObject = {}
     for change in changes:
         if change.kind.item:
@@ -134,15 +142,15 @@ def _to_filter(changes: Iterable[Change]) -> JsonObject:
     return filter
 
 
-def _from_filter(filter: Json) -> dict[Kind, Collection[str]]:
+def _from_filter(filter: Json) -> dict[ChangeKind, Collection[str]]:
     """What a filter asks for: the items of each kind, each once.  Not as changes, for there may be 200,000 of them.
 
     Unknown fields are kinds we have not; raises RequestError for bad ones.
     """
     if not isinstance(filter, dict):
         raise _malformed("notifications", "an object", filter)
-    asked_for: dict[Kind, Collection[str]] = {}
-    for kind in Kind:
+    asked_for: dict[ChangeKind, Collection[str]] = {}
+    for kind in ChangeKind:
         asked = filter.get(kind.field, ABSENT)
         if asked is ABSENT:
             continue  # sub-14: "Omitting a field is equivalent to not subscribing"
@@ -167,9 +175,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 @attrs.define(eq=False, repr=False)
-class _Listener:
+class _ListenRequest:
     id: Id | None  # of its listen request; None for a legacy session
-    changes: tuple[Change, ...]  # a tuple, because ten thousand idle listeners hold one each
+    changes: tuple[ChangeEvent, ...]  # a tuple, because ten thousand idle listeners hold one each
     account: Account | None
     places: int  # that it has taken: of a legacy session none, until it subscribes to a resource
 
@@ -184,8 +192,8 @@ class Listeners(Generic[K]):
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits if limits is not None else Limits()
-        self._listeners: dict[K, _Listener] = {}
-        self._hearers: dict[Change, dict[K, Id | None]] = {}
+        self._listeners: dict[K, _ListenRequest] = {}
+        self._hearers: dict[ChangeEvent, dict[K, Id | None]] = {}
         self._places = Shares(self._limits.subscriptions)  # listeners, and changes they wait for, taken together
 
     def __len__(self) -> int:
@@ -208,13 +216,13 @@ class Listeners(Generic[K]):
         asked = _from_filter(request.params.get("notifications", ABSENT))
         items = {kind: each for kind, each in asked.items() if kind.declared_in(declared)}
         self._check_number(sum(map(len, items.values())))
-        agreed = tuple(Change(kind, item) for kind, each in items.items() for item in each)
+        agreed = tuple(ChangeEvent(kind, item) for kind, each in items.items() for item in each)
         self._take_room(len(agreed), agreed, account, 1)
         self._add(key, request.id, agreed, account, 1 + len(agreed))
         meta = {META_SUBSCRIPTION_ID: request.id}
         return Notification(ACKNOWLEDGED, {"_meta": meta, "notifications": _to_filter(agreed)})
 
-    def close(self, key: K) -> Result | None:
+    def close(self, key: K) -> Response | None:
         """The server ends a listener.  The result is to be sent as the answer to its listen request (sub-08).
 
         None for a legacy session, and for a listener that has ended already.
@@ -223,9 +231,9 @@ class Listeners(Generic[K]):
         self.forget(key)
         if listener is None or listener.id is None:
             return None
-        return Result(listener.id, {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: listener.id}})
+        return Response(listener.id, {"resultType": "complete", "_meta": {META_SUBSCRIPTION_ID: listener.id}})
 
-    def close_all(self) -> list[tuple[K, Result]]:
+    def close_all(self) -> list[tuple[K, Response]]:
         """The server ends: every listener that is owed a result, with that result."""
         closed = [(key, self.close(key)) for key in list(self._listeners)]
         return [(key, result) for key, result in closed if result is not None]
@@ -234,7 +242,7 @@ class Listeners(Generic[K]):
 
     def add_session(self, key: K, declared: Mapping[str, Any], account: Account | None = None) -> None:
         """A legacy session that has been initialized.  It hears of every list that the server declares changes of."""
-        lists = tuple(Change(kind) for kind in Kind if not kind.item and kind.declared_in(declared))
+        lists = tuple(ChangeEvent(kind) for kind in ChangeKind if not kind.item and kind.declared_in(declared))
         self._add(key, None, lists, account, 0)
 
     def subscribe(self, key: K, params: JsonObject) -> JsonObject:
@@ -275,7 +283,7 @@ class Listeners(Generic[K]):
             self._give_room(listener.account, listener.places, listener.changes)
         return True
 
-    def publish(self, change: Change) -> list[tuple[K, Notification]]:
+    def publish(self, change: ChangeEvent) -> list[tuple[K, Notification]]:
         """Exactly those who asked to hear of this change, in the order they came, and what to send to each."""
         hearers = self._hearers.get(change)
         if hearers is None:
@@ -285,7 +293,7 @@ class Listeners(Generic[K]):
 
     # Within.
 
-    def _take_room(self, own: int, changes: tuple[Change, ...], account: Account | None, more: int) -> None:
+    def _take_room(self, own: int, changes: tuple[ChangeEvent, ...], account: Account | None, more: int) -> None:
         """Take places for so many `changes`, and `more`, of a listener that has `own` then; or raise RequestError."""
         limits, longest = self._limits, max((len(change.item) for change in changes), default=0)
         self._check_number(own)
@@ -307,40 +315,42 @@ class Listeners(Generic[K]):
             why = f"one listener may ask for {self._limits.listener_changes} changes; these would be {own}"
             raise RequestError(INVALID_PARAMS, why)
 
-    def _give_room(self, account: Account | None, places: int, changes: tuple[Change, ...]) -> None:
+    def _give_room(self, account: Account | None, places: int, changes: tuple[ChangeEvent, ...]) -> None:
         self._places.give(None if account is None else account.holder, places)
         if account is not None:
             account.give(sum(map(_weight, changes)))
 
-    def _add(self, key: K, id: Id | None, changes: tuple[Change, ...], account: Account | None, places: int) -> None:
+    def _add(
+        self, key: K, id: Id | None, changes: tuple[ChangeEvent, ...], account: Account | None, places: int
+    ) -> None:
         if key in self._listeners:
-            raise LocalProtocolError(f"{key!r} listens already; forget it first, or choose another key")
-        self._listeners[key] = _Listener(id, changes, account, places)
+            raise UsageError(f"{key!r} listens already; forget it first, or choose another key")
+        self._listeners[key] = _ListenRequest(id, changes, account, places)
         for change in changes:
             self._hear(key, id, change)
 
-    def _hear(self, key: K, id: Id | None, change: Change) -> None:
+    def _hear(self, key: K, id: Id | None, change: ChangeEvent) -> None:
         self._hearers.setdefault(change, {})[key] = id
 
-    def _unhear(self, key: K, change: Change) -> None:
+    def _unhear(self, key: K, change: ChangeEvent) -> None:
         hearers = self._hearers[change]
         del hearers[key]
         if not hearers:
             del self._hearers[change]
 
-    def _session(self, key: K) -> _Listener:
+    def _session(self, key: K) -> _ListenRequest:
         session = self._listeners.get(key)
         if session is None or session.id is not None:
-            raise LocalProtocolError(f"{key!r} is no legacy session here; add it with add_session first")
+            raise UsageError(f"{key!r} is no legacy session here; add it with add_session first")
         return session
 
 
-def _weight(change: Change) -> int:
+def _weight(change: ChangeEvent) -> int:
     """Bytes that a change of one thing is charged for; one of a list, of which there are three, costs nothing."""
     return _KEPT + len(change.item) if change.item else 0
 
 
-def _resource_in(params: JsonObject) -> Change:
+def _resource_in(params: JsonObject) -> ChangeEvent:
     uri = params.get("uri", ABSENT)
     if not isinstance(uri, str):
         raise _malformed("uri", "a string", uri)
@@ -361,27 +371,27 @@ class SubscriptionState(enum.Enum):
 # Of the result and the cancellation that end a subscription on stdio, either may come first; the other comes too late.
 _END: Mapping[type[Outcome], SubscriptionState] = {
     Answered: SubscriptionState.ENDED,
-    TornDown: SubscriptionState.ENDED,
+    SubscriptionEnded: SubscriptionState.ENDED,
     Refused: SubscriptionState.REFUSED,
-    Garbled: SubscriptionState.BROKEN,
+    InvalidAnswer: SubscriptionState.BROKEN,
     TimedOut: SubscriptionState.BROKEN,
-    Lost: SubscriptionState.BROKEN,
+    ConnectionLost: SubscriptionState.BROKEN,
 }
 
 
 @attrs.define(eq=False)
-class Subscription:
+class OpenSubscription:
     """One subscription of ours.  `agreed` is None as long as it was not acknowledged."""
 
     id: Id
-    asked: tuple[Change, ...]
-    agreed: tuple[Change, ...] | None = None
+    asked: tuple[ChangeEvent, ...]
+    agreed: tuple[ChangeEvent, ...] | None = None
     state: SubscriptionState = SubscriptionState.ASKED
     attached: bool = False  # of the legacy era, where no request stands for it
     undeclared: bool = False  # the server may tell of more than it has agreed to
 
     @property
-    def missing(self) -> tuple[Change, ...]:
+    def missing(self) -> tuple[ChangeEvent, ...]:
         """sub-04: what we asked for and the server did not agree to; nothing before it has spoken."""
         if self.agreed is None:
             return ()
@@ -389,11 +399,11 @@ class Subscription:
         return tuple(change for change in self.asked if change not in agreed)
 
     @property
-    def expected(self) -> tuple[Change, ...]:
+    def expected(self) -> tuple[ChangeEvent, ...]:
         """What the server may tell of."""
         return self.asked if self.undeclared else self.agreed or ()
 
-    def may_hear(self, change: Change) -> bool:
+    def may_hear(self, change: ChangeEvent) -> bool:
         """Whether we asked for changes of this kind; a named one may stand for what lies below it."""
         return any(change.kind is each.kind for each in self.asked)
 
@@ -402,15 +412,15 @@ class Subscription:
 class SubscriptionAcknowledged:
     """The server has agreed to a subscription, or to a part of it; see `missing`."""
 
-    subscription: Subscription
+    subscription: OpenSubscription
 
 
 @record
-class ChangeHeard:
+class ChangeReceived:
     """A change, heard by one subscription."""
 
-    subscription: Subscription
-    change: Change
+    subscription: OpenSubscription
+    change: ChangeEvent
 
 
 class Subscriptions:
@@ -421,23 +431,23 @@ class Subscriptions:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Id, Subscription] = {}
+        self._open: dict[Id, OpenSubscription] = {}
 
-    def ask(self, id: Id, asked: Iterable[Change], *, undeclared: bool = False) -> Subscription:
+    def ask(self, id: Id, asked: Iterable[ChangeEvent], *, undeclared: bool = False) -> OpenSubscription:
         """A listen request with `listen_params(asked)` was made under this id."""
-        return self._add(Subscription(id, tuple(dict.fromkeys(asked)), undeclared=undeclared))
+        return self._add(OpenSubscription(id, tuple(dict.fromkeys(asked)), undeclared=undeclared))
 
     def attach(
-        self, name: Id, asked: Iterable[Change], declared: Mapping[str, Any], *, undeclared: bool = False
-    ) -> Subscription:
+        self, name: Id, asked: Iterable[ChangeEvent], declared: Mapping[str, Any], *, undeclared: bool = False
+    ) -> OpenSubscription:
         """A subscription in the legacy era: the server agrees to what it has declared."""
         asked = tuple(dict.fromkeys(asked))
         agreed = tuple(change for change in asked if change.kind.declared_in(declared))
-        return self._add(Subscription(name, asked, agreed, SubscriptionState.OPEN, True, undeclared))
+        return self._add(OpenSubscription(name, asked, agreed, SubscriptionState.OPEN, True, undeclared))
 
-    def _add(self, subscription: Subscription) -> Subscription:
+    def _add(self, subscription: OpenSubscription) -> OpenSubscription:
         if subscription.id in self._open:
-            raise LocalProtocolError(f"there is a subscription with the id {subscription.id!r} already")
+            raise UsageError(f"there is a subscription with the id {subscription.id!r} already")
         self._open[subscription.id] = subscription
         return subscription
 
@@ -445,12 +455,12 @@ class Subscriptions:
     def uris(self) -> frozenset[str]:
         """What must be subscribed with `resources/subscribe` for the subscriptions of the legacy era."""
         changes = [change for each in self._attached() for change in each.expected]
-        return frozenset(change.item for change in changes if change.kind is Kind.RESOURCE)
+        return frozenset(change.item for change in changes if change.kind is ChangeKind.RESOURCE)
 
-    def _attached(self) -> list[Subscription]:
+    def _attached(self) -> list[OpenSubscription]:
         return [each for each in self._open.values() if each.attached]
 
-    def hear(self, notification: Notification) -> list[SubscriptionAcknowledged | ChangeHeard]:
+    def receive(self, notification: Notification) -> list[SubscriptionAcknowledged | ChangeReceived]:
         """Who a notification is for.  Empty if it is for nobody here: not ours, ended, or never asked for.
 
         A change that comes before its acknowledgement is the server's mistake, but a change all the same.
@@ -459,23 +469,25 @@ class Subscriptions:
         id = meta.get(META_SUBSCRIPTION_ID, ABSENT) if isinstance(meta, dict) else ABSENT
         change = change_of(notification)
         if id is ABSENT:
-            return [] if change is None else [ChangeHeard(each, change) for each in self._takers(change)]
+            return [] if change is None else [ChangeReceived(each, change) for each in self._takers(change)]
         # True and 1.0 are the same key as 1, but no ids.
         subscription = self._open.get(id) if type(id) is int or type(id) is str else None
         if subscription is None:
             return []
         if notification.method == ACKNOWLEDGED:
             return self._acknowledge(subscription, notification.params.get("notifications"))
-        return [ChangeHeard(subscription, change)] if change is not None and subscription.may_hear(change) else []
+        return [ChangeReceived(subscription, change)] if change is not None and subscription.may_hear(change) else []
 
-    def _takers(self, change: Change) -> list[Subscription]:
+    def _takers(self, change: ChangeEvent) -> list[OpenSubscription]:
         """Those that named it; else it lies below something, and only the server knows what."""
         attached = self._attached()
         return [each for each in attached if change in each.asked] or [
             each for each in attached if each.may_hear(change)
         ]
 
-    def _acknowledge(self, subscription: Subscription, filter: Json) -> list[SubscriptionAcknowledged | ChangeHeard]:
+    def _acknowledge(
+        self, subscription: OpenSubscription, filter: Json
+    ) -> list[SubscriptionAcknowledged | ChangeReceived]:
         if subscription.state is not SubscriptionState.ASKED:
             return []
         try:
@@ -486,20 +498,20 @@ class Subscriptions:
         subscription.state = SubscriptionState.OPEN
         return [SubscriptionAcknowledged(subscription)]
 
-    def close(self, id: Id) -> Subscription | None:
+    def close(self, id: Id) -> OpenSubscription | None:
         """We end a subscription; the caller cancels its request (sub-12).  None if it has ended already."""
         return self._end(id, SubscriptionState.ENDED)
 
-    def over(self, outcome: Outcome) -> Subscription | None:
+    def over(self, outcome: Outcome) -> OpenSubscription | None:
         """A listen request has its outcome; `state` says what that means.  None if it was no subscription's."""
         return self._end(outcome.id, _END[type(outcome)])
 
-    def lost(self) -> list[Subscription]:
+    def connection_lost(self) -> list[OpenSubscription]:
         """The link is gone: every subscription that was still open, to be asked for again on the next (sub-10)."""
         broken = [self._end(id, SubscriptionState.BROKEN) for id in list(self._open)]
         return [each for each in broken if each is not None]
 
-    def _end(self, id: Id, state: SubscriptionState) -> Subscription | None:
+    def _end(self, id: Id, state: SubscriptionState) -> OpenSubscription | None:
         subscription = self._open.pop(id, None)
         if subscription is not None:
             subscription.state = state

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Capability, Revision, declares
 
@@ -45,10 +45,10 @@ class Terms:
         """Whether the other side asked for log messages of this level.
 
         In the modern era none are sent unasked; in the legacy one the server may choose what to send until a level is
-        set, and we choose everything.  Raises `LocalProtocolError` for a level that does not exist.
+        set, and we choose everything.  Raises `UsageError` for a level that does not exist.
         """
         if level not in LOG_LEVELS:
-            raise LocalProtocolError(f"{level!r} is no log level; there are {', '.join(LOG_LEVELS)}")
+            raise UsageError(f"{level!r} is no log level; there are {', '.join(LOG_LEVELS)}")
         if self.log_level is None:
             return self.revision.handshake
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
@@ -58,11 +58,11 @@ def stable_name(principal: object) -> str | None:
     """The name under which something is kept for a principal: text, or None for nobody in particular.
 
     Only text is the same in another process, and after it was written and read.  Objects that are equal only sometimes
-    would show one caller what belongs to another, or never find their own.  Raises `LocalProtocolError` for them.
+    would show one caller what belongs to another, or never find their own.  Raises `UsageError` for them.
     """
     if principal is None or isinstance(principal, str):
         return principal
-    raise LocalProtocolError(
+    raise UsageError(
         f"principal is the principal's stable name, a str or None, not {type(principal).__name__}: "
         "give what tells it from all others, such as a user id"
     )

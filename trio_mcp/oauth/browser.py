@@ -24,10 +24,10 @@ import attrs
 import h11
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.transport.outbox import GONE
 
-__all__ = ["OnBrowser", "Receiver", "Return", "open_in_browser", "receive_returns"]
+__all__ = ["BrowserReturn", "OnBrowser", "RedirectReceiver", "open_in_browser", "receive_returns"]
 
 OnBrowser: TypeAlias = Callable[[str], "Awaitable[object] | object"]
 """Shows the page of this URL to the user, and returns without waiting for what comes of it."""
@@ -55,7 +55,7 @@ async def open_in_browser(url: str) -> None:
 
 
 @attrs.define(eq=False, repr=False)
-class Return:
+class BrowserReturn:
     """The browser came to the redirect URI with this query.  Whoever looks at it says `stray`, or how it went."""
 
     query: str
@@ -86,33 +86,33 @@ class Return:
 
 
 @attrs.frozen(eq=False)
-class Receiver:
+class RedirectReceiver:
     """`redirect_uri` is what it is reached by; `returns` are the times that the browser has come there."""
 
     redirect_uri: str
-    returns: trio.MemoryReceiveChannel[Return] = attrs.field(repr=False)
+    returns: trio.MemoryReceiveChannel[BrowserReturn] = attrs.field(repr=False)
 
 
 async def receive_returns(
     fixed: str | None,
     before: tuple[str, ...] = (),
     *,
-    task_status: trio.TaskStatus[Receiver] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RedirectReceiver] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Listen for the browser until cancelled; started once it may come.
 
     `fixed` is the redirect URI, where it is not for us to choose; `before` are some that were used, of which the first
-    whose port is free is used again.  Raises `LocalProtocolError` for one that cannot be listened at.
+    whose port is free is used again.  Raises `UsageError` for one that cannot be listened at.
     """
     listeners, redirect_uri = await _listeners(fixed, before)
     path = urlsplit(redirect_uri).path or "/"
-    send, returns = trio.open_memory_channel[Return](_MOST)
+    send, returns = trio.open_memory_channel[BrowserReturn](_MOST)
     room = trio.CapacityLimiter(_MOST)
     handler = partial(_serve, path=path, send=send, room=room)
     async with trio.open_nursery() as nursery:
         for each in listeners:
             nursery.start_soon(partial(trio.serve_listeners, handler, [each]))
-        task_status.started(Receiver(redirect_uri, returns))
+        task_status.started(RedirectReceiver(redirect_uri, returns))
 
 
 async def _listeners(fixed: str | None, before: tuple[str, ...]) -> tuple[list[trio.SocketListener], str]:
@@ -120,7 +120,7 @@ async def _listeners(fixed: str | None, before: tuple[str, ...]) -> tuple[list[t
         try:
             return await _open(fixed), fixed
         except OSError as error:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"nobody can listen at the redirect URI {shown(fixed)}: {error.strerror or error}; is the port in use?"
             ) from error
     for uri in before:
@@ -142,7 +142,7 @@ async def _open(uri: str) -> list[trio.SocketListener]:
 
 
 async def _serve(
-    stream: trio.abc.Stream, *, path: str, send: trio.MemorySendChannel[Return], room: trio.CapacityLimiter
+    stream: trio.abc.Stream, *, path: str, send: trio.MemorySendChannel[BrowserReturn], room: trio.CapacityLimiter
 ) -> None:
     with suppress(*GONE, h11.ProtocolError, trio.WouldBlock):
         async with stream:
@@ -153,17 +153,17 @@ async def _serve(
                 room.release()
 
 
-async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChannel[Return]) -> None:
+async def _answer(stream: trio.abc.Stream, path: str, send: trio.MemorySendChannel[BrowserReturn]) -> None:
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD)
     with trio.move_on_after(_ASKING) as scope:
         request = await _request(stream, http)
         scope.deadline = math.inf
         target, _, query = request.target.decode("ascii", "replace").partition("?")
-        came: Return | None = None
+        came: BrowserReturn | None = None
         if request.method != b"GET" or target != path:
             status, page = 404, _page("Nothing is here", "You may close this window.")
         else:
-            came = Return(query)
+            came = BrowserReturn(query)
             send.send_nowait(came)
             status, page = await came.page()
         scope.deadline = trio.current_time() + _ASKING

@@ -5,7 +5,7 @@
         ...
 
 What is asked for where, and what follows from it, is decided in `core.auth`; here it is done.  There is one
-`Authorization` for each MCP server, shared by all clients that were given the same `OAuth`, and `Credentials` for each
+`TokenSource` for each MCP server, shared by all clients that were given the same `OAuth`, and `Credentials` for each
 HTTP request, which say what goes along with it and whether it is to be sent again.
 
 A flow runs in a task of its own, in no caller's scope: whoever waits for a token may give up, and the user who is just
@@ -32,34 +32,46 @@ from urllib.parse import urlsplit
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, McpError, check_seconds, repeated, shown
+from trio_mcp.core.errors import McpError, UsageError, check_seconds, repeated, shown
 from trio_mcp.core.http.fields import Fields, RawFields
 from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
     ClientCredentials,
     IdentityAssertion,
+    OAuthClient,
     WorkloadIdentity,
     client_document,
 )
-from trio_mcp.core.oauth.clients import Client as OAuthClient
-from trio_mcp.core.oauth.deeds import Failed
+from trio_mcp.core.oauth.deeds import FlowFailed
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.flow import Flow
-from trio_mcp.core.oauth.places import Rules, is_loopback, redirect_fault, url_fault
+from trio_mcp.core.oauth.places import UrlRules, is_loopback, redirect_fault, url_fault
 from trio_mcp.core.oauth.proofs import Key
-from trio_mcp.core.oauth.records import Record, as_json, read_record
-from trio_mcp.core.oauth.tokens import Authorized, Authorizer, Begin, Errand, Verdict
+from trio_mcp.core.oauth.records import ServerRecord, as_json, read_record
+from trio_mcp.core.oauth.tokens import Authorized, AuthorizedRequest, Authorizer, StartFlow, Verdict
 from trio_mcp.oauth.browser import OnBrowser, open_in_browser
-from trio_mcp.oauth.run import Run
+from trio_mcp.oauth.run import FlowRun
 from trio_mcp.oauth.token_stores import MemoryTokenStore, TokenStore
 
 if TYPE_CHECKING:
     import ssl
 
 __all__ = [
-    "Application", "Authorization", "AuthorizationCode", "AuthorizationFailed", "Blame", "ClientCredentials",
-    "Credentials", "IdentityAssertion", "Key", "OAuth", "OAuthClient", "OnAssertion", "OnVisit", "WorkloadIdentity",
+    "Application",
+    "AuthorizationCode",
+    "AuthorizationFailed",
+    "Blame",
+    "ClientCredentials",
+    "Credentials",
+    "IdentityAssertion",
+    "Key",
+    "OAuth",
+    "OAuthClient",
+    "OnAssertion",
+    "OnVisit",
+    "TokenSource",
+    "WorkloadIdentity",
     "client_document",
 ]  # fmt: skip
 
@@ -98,7 +110,7 @@ class OAuth:
     authorization server's unless it promises `iss` (RFC 9207).  `trusted_origins`, such as
     ``["https://accounts.google.com"]``, are followed wherever they are, and their endpoints may be anywhere.
 
-    Raises `LocalProtocolError` for what cannot be.  One object may serve many clients and many servers.
+    Raises `UsageError` for what cannot be.  One object may serve many clients and many servers.
     """
 
     def __init__(
@@ -117,85 +129,81 @@ class OAuth:
     ) -> None:
         self.application = Application(application) if isinstance(application, str) else application
         if not isinstance(self.application, Application):
-            raise LocalProtocolError(f"an application is a name or an Application, not {type(application).__name__}")
+            raise UsageError(f"an application is a name or an Application, not {type(application).__name__}")
         for name, callback in (("browser", browser), ("visit", visit), ("assertion", assertion)):
             if not (callback is None or callable(callback)):
-                raise LocalProtocolError(f"{name} is a function, not {type(callback).__name__}")
+                raise UsageError(f"{name} is a function, not {type(callback).__name__}")
         if not (store is None or all(callable(getattr(store, name, None)) for name in ("get", "set"))):
-            raise LocalProtocolError(
-                f"a store has get and set, as FileTokenStore(path) has; {type(store).__name__} has not"
-            )
+            raise UsageError(f"a store has get and set, as FileTokenStore(path) has; {type(store).__name__} has not")
         _check_redirect(redirect_uri, visit)
         check_seconds("user_seconds", user_seconds)
         vouched = isinstance(self.application.grant, IdentityAssertion | WorkloadIdentity)
         if vouched and assertion is None:
             grant = type(self.application.grant).__name__
-            raise LocalProtocolError(f"the grant {grant} takes an assertion: a function that gets one")
+            raise UsageError(f"the grant {grant} takes an assertion: a function that gets one")
         self.store = MemoryTokenStore() if store is None else store
         self.redirect_uri = redirect_uri
         self.browser = browser
         self.visit = visit
         self.assertion = assertion
         origins = _origins(trusted_origins)
-        self.rules = Rules(loopback=http_on_loopback, trusted_origins=origins, user_seconds=user_seconds)
+        self.rules = UrlRules(loopback=http_on_loopback, trusted_origins=origins, user_seconds=user_seconds)
         self.ssl_context = ssl_context
         self.used_at: dict[str, str] = {}  # issuers by client ids, of all servers
-        self._servers: dict[str, Authorization] = {}
+        self._servers: dict[str, TokenSource] = {}
 
     def __repr__(self) -> str:
         return f"<OAuth for {self.application.name}>"
 
-    def at(self, server_url: str) -> Authorization:
-        """What there is for the MCP server at this URL.  Raises `LocalProtocolError` where no token may be sent."""
+    def at(self, server_url: str) -> TokenSource:
+        """What there is for the MCP server at this URL.  Raises `UsageError` where no token may be sent."""
         # To those who give tokens a WebSocket is what it begins as: a request by HTTP.
         url = f"http{server_url.removeprefix('ws')}" if server_url.startswith("ws") else server_url
         if url not in self._servers:
             try:
-                self._servers[url] = Authorization(self, url)
-            except LocalProtocolError as error:
+                self._servers[url] = TokenSource(self, url)
+            except UsageError as error:
                 if not url.startswith("http://") or self.rules.loopback or not is_loopback(url):
                     raise
-                raise LocalProtocolError(f"{error}; on this machine, http_on_loopback=True allows it") from None
+                raise UsageError(f"{error}; on this machine, http_on_loopback=True allows it") from None
         return self._servers[url]
 
 
 def _origins(given: Collection[str]) -> tuple[str, ...]:
     if isinstance(given, str):
-        raise LocalProtocolError(f"trusted_origins must be a list, also of one origin: [{shown(given)}]")
+        raise UsageError(f"trusted_origins must be a list, also of one origin: [{shown(given)}]")
     for each in given:
-        fault = url_fault(each, Rules(loopback=True))
+        fault = url_fault(each, UrlRules(loopback=True))
         if fault is None and (urlsplit(each).path.strip("/") or "?" in each):
             fault = "has a path or a query"
         if fault is not None:
-            raise LocalProtocolError(f"trusted_origins must be like 'https://auth.example.com'; {shown(each)} {fault}")
+            raise UsageError(f"trusted_origins must be like 'https://auth.example.com'; {shown(each)} {fault}")
     return tuple(given)
 
 
 def _check_redirect(uri: str | None, visit: OnVisit | None) -> None:
     if visit is not None and uri is None:
-        raise LocalProtocolError("visit takes a redirect_uri: the one that the application is to be registered with")
+        raise UsageError("visit takes a redirect_uri: the one that the application is to be registered with")
     if uri is None:
         return
     if fault := redirect_fault(uri):
-        raise LocalProtocolError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
+        raise UsageError(f"the redirect URI {shown(uri)} {fault}; it must be https, or on loopback")
     if visit is None and (urlsplit(uri).scheme != "http" or not is_loopback(uri)):
-        raise LocalProtocolError(
-            f"nobody here can listen at the redirect URI {shown(uri)}; with visit, something else may"
-        )
+        raise UsageError(f"nobody here can listen at the redirect URI {shown(uri)}; with visit, something else may")
 
 
-class Authorization:
+class TokenSource:
     """The tokens for one MCP server, and how they are got."""
 
     def __init__(self, oauth: OAuth, server_url: str) -> None:
         self.oauth = oauth
         self.authorizer = self._authorizer(server_url, None)
         self._loaded = False
-        self._seen: Record | None = None  # what the store has, as far as is known here
-        self._runs: dict[Flow, Run] = {}
+        self._seen: ServerRecord | None = None  # what the store has, as far as is known here
+        self._runs: dict[Flow, FlowRun] = {}
         self._clients = 0
 
-    def _authorizer(self, server_url: str, record: Record | None) -> Authorizer:
+    def _authorizer(self, server_url: str, record: ServerRecord | None) -> Authorizer:
         oauth = self.oauth
         return Authorizer(
             server_url, oauth.application, entropy=os.urandom, record=record, rules=oauth.rules, used_at=oauth.used_at
@@ -221,7 +229,7 @@ class Authorization:
         self._clients += 1
 
     async def leave(self) -> None:
-        """With the last client the flows end.  It takes as long as `Run.end` says, also if it is cancelled."""
+        """With the last client the flows end.  It takes as long as `FlowRun.end` says, also if it is cancelled."""
         self._clients -= 1
         if self._clients == 0:
             for run in list(self._runs.values()):
@@ -240,14 +248,14 @@ class Authorization:
                 if record is not None:
                     self.authorizer = self._authorizer(self.authorizer.server_url, record)
 
-    async def _stored(self) -> Record | None:
+    async def _stored(self) -> ServerRecord | None:
         url = self.authorizer.server_url
         entry = await _awaited("the store of tokens", self.oauth.store.get, url)
         if entry is None:
             return None
         record = read_record(entry)
         if record.server_url != url:
-            raise LocalProtocolError("the store of tokens gave the entry of another server")
+            raise UsageError("the store of tokens gave the entry of another server")
         return record
 
     async def found(self, flow: Flow) -> bool:
@@ -261,7 +269,7 @@ class Authorization:
         news, self._seen = stored != self._seen, stored
         return news and stored is not None and self.authorizer.adopt(flow, stored)
 
-    async def persist(self, record: Record) -> None:
+    async def persist(self, record: ServerRecord) -> None:
         """Never raises: what was got is of use as long as the process, and who could be told is not at fault."""
         url = self.authorizer.server_url
         try:
@@ -274,11 +282,11 @@ class Authorization:
     # Flows.
 
     def begin(self, flow: Flow) -> None:
-        run = self._runs[flow] = Run(self, flow)
+        run = self._runs[flow] = FlowRun(self, flow)
         # In no nursery of a caller's: all others wait for it too.
         trio.lowlevel.spawn_system_task(self._drive, run, name="an authorization", context=copy_context())
 
-    async def _drive(self, run: Run) -> None:
+    async def _drive(self, run: FlowRun) -> None:
         try:
             await run.drive()
         except Exception as error:  # noqa: BLE001  # what leaves a system task is Trio's end
@@ -301,12 +309,12 @@ class Credentials:
     ``get`` it, send the request, say by `replied` what came, and if it was `refused`, begin again.
     """
 
-    def __init__(self, authorization: Authorization, method: str, url: str, operation: str) -> None:
+    def __init__(self, authorization: TokenSource, method: str, url: str, operation: str) -> None:
         self._authorization = authorization
         self._method = method
         self._url = url
         self._operation = operation
-        self._errand: Errand | None = None
+        self._errand: AuthorizedRequest | None = None
         self._granted: Fields = ()
         self._verdict: Verdict | None = None  # of the last refusal
         self.refusal: McpError | None = None
@@ -320,7 +328,7 @@ class Credentials:
     async def get(self) -> None:
         """Wait until there are some, or none are needed.
 
-        Raises `AuthorizationFailed` if there is no token and none is to be had, and `LocalProtocolError` for what
+        Raises `AuthorizationFailed` if there is no token and none is to be had, and `UsageError` for what
         concerns the program: its store cannot be read, or its key cannot sign.  May be cancelled; what was begun goes
         on, and the next request has the use of it.
         """
@@ -332,7 +340,7 @@ class Credentials:
         verdict = self._verdict or self._heed(go)
         self._verdict = None
         while not isinstance(verdict, Authorized):
-            if isinstance(verdict, Failed):
+            if isinstance(verdict, FlowFailed):
                 error = repeated(verdict.error)()
                 error.__cause__ = error.__cause__ or self.refusal
                 raise error
@@ -344,9 +352,7 @@ class Credentials:
         """The program's own header fields, and these beside them."""
         for name, _ in own:
             if name.lower() in _OURS:
-                raise LocalProtocolError(
-                    f"the header {name} is what the option auth is there for; leave one of them out"
-                )
+                raise UsageError(f"the header {name} is what the option auth is there for; leave one of them out")
         return (*own, *self._granted)
 
     def replied(self, status: int, headers: RawFields) -> None:
@@ -366,8 +372,8 @@ class Credentials:
         except McpError:
             raise
         except Exception as error:  # a Key signs by a function of the program's
-            raise LocalProtocolError("the dpop Key of the application could not sign") from error
-        if isinstance(verdict, Begin):
+            raise UsageError("the dpop Key of the application could not sign") from error
+        if isinstance(verdict, StartFlow):
             self._authorization.begin(verdict.flow)  # at once: from now on others wait for it
         return verdict
 
@@ -378,10 +384,10 @@ async def _awaited(whose: str, call: Callable[..., Awaitable[T]], *args: Any) ->
         try:
             came = call(*args)
             if not inspect.isawaitable(came):
-                raise LocalProtocolError(f"{whose} is awaited: its get and set are to be async def")
+                raise UsageError(f"{whose} is awaited: its get and set are to be async def")
             return await came
         except McpError:
             raise
         except Exception as error:
-            raise LocalProtocolError(f"{whose} has failed: {type(error).__name__}") from error
-    raise LocalProtocolError(f"{whose} takes longer than {_STORING:g} seconds")
+            raise UsageError(f"{whose} has failed: {type(error).__name__}") from error
+    raise UsageError(f"{whose} takes longer than {_STORING:g} seconds")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, RemoteProtocolError, check_seconds, shown
+from trio_mcp.core.errors import RemoteProtocolError, UsageError, check_seconds, shown
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.oauth.resource import CannotVerify, canonical, claims_fault, scopes_in
@@ -74,7 +74,7 @@ class JwksVerifier:
     Keys are good for `max_age` seconds after they were last fetched, if the issuer cannot be reached meanwhile: an hour
     by default, at least a minute, and `math.inf` for ever.  Beyond that every token gets `CannotVerify`.
 
-    Raises `LocalProtocolError` for what cannot be, and where PyJWT is not installed.
+    Raises `UsageError` for what cannot be, and where PyJWT is not installed.
     """
 
     def __init__(
@@ -92,20 +92,20 @@ class JwksVerifier:
         try:
             import jwt
         except ImportError:
-            raise LocalProtocolError("JWTs are verified by PyJWT: pip install 'trio_mcp[oauth]'") from None
+            raise UsageError("JWTs are verified by PyJWT: pip install 'trio_mcp[oauth]'") from None
         self._jwt = jwt
         self._jws = jwt.PyJWS()
         self._url = _checked(url, http_on_loopback)
         self._issuer = issuer
         self._audiences = frozenset(map(canonical, [audience] if isinstance(audience, str) else audience))
         if not self._audiences or not all((*self._audiences, issuer)):
-            raise LocalProtocolError("a token is verified for an issuer and an audience; say both")
+            raise UsageError("a token is verified for an issuer and an audience; say both")
         if unknown := set(algorithms) - _ALGORITHMS.keys():
-            raise LocalProtocolError(f"{min(unknown)!r} is no algorithm for tokens; there are {', '.join(_ALGORITHMS)}")
+            raise UsageError(f"{min(unknown)!r} is no algorithm for tokens; there are {', '.join(_ALGORITHMS)}")
         check_seconds("leeway", leeway)
         check_seconds("max_age", max_age)
         if max_age < _AGE_LEAST:
-            raise LocalProtocolError(f"max_age must be at least {_AGE_LEAST:g} seconds, got {max_age:g}")
+            raise UsageError(f"max_age must be at least {_AGE_LEAST:g} seconds, got {max_age:g}")
         self._algorithms = frozenset(algorithms)
         self._leeway = leeway
         self._max_age = max_age
@@ -124,7 +124,7 @@ class JwksVerifier:
         """Raises `CannotVerify` while the keys cannot be had."""
         try:
             return await self._verified(token)
-        except _NotAccepted as refused:
+        except _TokenRejected as refused:
             _refusals.info("an access token is not accepted: %s", refused)  # auth-22: and nothing of what is in it
             return None
 
@@ -139,12 +139,12 @@ class JwksVerifier:
         if self._outdated() or (key is None and not self._current):
             raise CannotVerify("the keys of the issuer cannot be had")
         if key is None:
-            raise _NotAccepted("its issuer has no key for it")
+            raise _TokenRejected("its issuer has no key for it")
         claims = self._claims(token, key, algorithm)
         now, leeway = time.time(), self._leeway
         fault = claims_fault(claims, issuer=self._issuer, audiences=self._audiences, now=now, leeway=leeway)
         if fault is not None:
-            raise _NotAccepted(fault)
+            raise _TokenRejected(fault)
         return Principal(claims["sub"], scopes_in(claims), claims["exp"] + leeway, claims)
 
     # Tokens.
@@ -154,12 +154,12 @@ class JwksVerifier:
         try:
             head = self._jwt.get_unverified_header(token)
         except (self._jwt.PyJWTError, RecursionError):
-            raise _NotAccepted("it is no signed JWT") from None
+            raise _TokenRejected("it is no signed JWT") from None
         kid, algorithm, kind = head.get("kid"), head.get("alg"), head.get("typ")
         if not isinstance(algorithm, str) or algorithm not in self._algorithms:
-            raise _NotAccepted("its algorithm is not allowed (algorithms)")
+            raise _TokenRejected("its algorithm is not allowed (algorithms)")
         if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES:
-            raise _NotAccepted("it is a JWT for something else")
+            raise _TokenRejected("it is a JWT for something else")
         return kid, algorithm
 
     def _claims(self, token: str, key: jwt.PyJWK, algorithm: str) -> dict[str, Any]:
@@ -169,9 +169,9 @@ class JwksVerifier:
             )
             claims = json.loads(whole["payload"])
         except (self._jwt.PyJWTError, ValueError, RecursionError):
-            raise _NotAccepted("its signature is no good, or it says nothing that can be read") from None
+            raise _TokenRejected("its signature is no good, or it says nothing that can be read") from None
         if not isinstance(claims, dict):
-            raise _NotAccepted("it has no claims")
+            raise _TokenRejected("it has no claims")
         return claims
 
     # Keys.
@@ -236,7 +236,7 @@ class JwksVerifier:
             return await reply.read(_MOST)
 
 
-class _NotAccepted(Exception):
+class _TokenRejected(Exception):
     """Why a token is not, for the log alone."""
 
 
@@ -249,7 +249,7 @@ def _checked(url: str, http_on_loopback: bool) -> str:
     """auth-24, auth-53."""
     origin, _ = locate(url)
     if origin.scheme != "https" and not (http_on_loopback and is_ours(origin.host)):
-        raise LocalProtocolError(
+        raise UsageError(
             "the keys of an issuer are fetched by https, or anybody could sign tokens; http_on_loopback=True allows "
             f"plain http on this machine, for development: {shown(url)}"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.oauth.proofs import Key
 
@@ -37,7 +37,7 @@ def load_key(
     """The key in a PEM (PKCS #8), for `key` and `dpop` of `Application`.
 
     `algorithm` is what it signs by, which the key itself says but for RSA, where it is RS256; `id` is its ``kid``, for
-    authorization servers that know several keys of the application.  Raises `LocalProtocolError` for what is no private
+    authorization servers that know several keys of the application.  Raises `UsageError` for what is no private
     key, for an algorithm that is not for it, and where PyJWT is not installed.
     """
     _jwt()
@@ -47,7 +47,7 @@ def load_key(
     try:
         return _key(load_pem_private_key(data or b"", secret), algorithm, id)
     except (ValueError, TypeError):  # whose text may repeat what was read
-        raise LocalProtocolError(
+        raise UsageError(
             "the key cannot be read: it takes the text of a private key in PEM, not its path, which begins with "
             "-----BEGIN PRIVATE KEY-----, and its password if it has one"
         ) from None
@@ -57,7 +57,7 @@ def new_key() -> Key:
     """A fresh key for ES256, which DPoP is used with as a rule.
 
     Tokens that are bound to it are of no use without it, and it is gone with the process: to keep the one, keep the
-    other, as a PEM.  Raises `LocalProtocolError` where PyJWT is not installed.
+    other, as a PEM.  Raises `UsageError` where PyJWT is not installed.
     """
     _jwt()
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -72,7 +72,7 @@ def _jwt() -> Any:
     except ImportError:
         has_crypto = False
     if not has_crypto:
-        raise LocalProtocolError("keys are used by PyJWT: pip install 'trio_mcp[oauth]'")
+        raise UsageError("keys are used by PyJWT: pip install 'trio_mcp[oauth]'")
     return jwt
 
 
@@ -81,9 +81,7 @@ def _key(private: Private, algorithm: str | None, id: str | None) -> Key:
     known = _ALGORITHMS.get((jwk.get("kty", ""), jwk.get("crv")), ())
     if not known or (algorithm is not None and algorithm not in known):
         able = f"this one is for {' or '.join(known)}" if known else "this is none of them"
-        raise LocalProtocolError(
-            f"a key is of EC, RSA or Ed25519; {able}" + (f", not {algorithm}" if algorithm else "")
-        )
+        raise UsageError(f"a key is of EC, RSA or Ed25519; {able}" + (f", not {algorithm}" if algorithm else ""))
     chosen = algorithm or known[0]
     encode = _jwt().encode
 

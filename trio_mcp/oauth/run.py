@@ -23,33 +23,33 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
+    BrowserReturned,
     Deed,
-    Failed,
-    GivenUp,
+    FlowAbandoned,
+    FlowFailed,
+    ForbiddenAddress,
     Heard,
-    Ignored,
-    Listen,
-    Listening,
-    Misplaced,
     OpenBrowser,
+    OpenReceiver,
     Persist,
+    ReceiverReady,
     Replied,
-    Returned,
+    RequestFailed,
+    ReturnIgnored,
     SendRequest,
-    Unsent,
 )
-from trio_mcp.core.oauth.flow import Flow, Step
+from trio_mcp.core.oauth.flow import Flow, FlowStep
 from trio_mcp.core.oauth.places import network_at
-from trio_mcp.oauth.browser import Receiver, Return, receive_returns
+from trio_mcp.oauth.browser import BrowserReturn, RedirectReceiver, receive_returns
 from trio_mcp.transport.dial import locate
 from trio_mcp.transport.http_pool import HttpPool, HttpReply
 from trio_mcp.transport.nursery import open_nursery
-from trio_mcp.transport.workers import Escaped, contained
+from trio_mcp.transport.workers import HandlerEscape, contained
 
 if TYPE_CHECKING:
-    from trio_mcp.oauth.client import Authorization
+    from trio_mcp.oauth.client import TokenSource
 
-__all__ = ["Run"]
+__all__ = ["FlowRun"]
 
 _log = logging.getLogger("trio_mcp.oauth")
 
@@ -57,7 +57,7 @@ _ENDING = 2.0  # seconds for a token that may have been given just now to arrive
 _SHOWING = 2.0  # seconds for the browser to take the page that tells how it went
 
 
-class _Elsewhere(McpError):
+class _AddressChanged(McpError):
     """A connection leads to an address where the request must not go."""
 
     def __init__(self, address: str) -> None:
@@ -65,10 +65,10 @@ class _Elsewhere(McpError):
         self.address = address
 
 
-class Run:
+class FlowRun:
     """`settled` is set as soon as it has an outcome, or will have none; `over` when nothing is left of it."""
 
-    def __init__(self, authorization: Authorization, flow: Flow) -> None:
+    def __init__(self, authorization: TokenSource, flow: Flow) -> None:
         self.flow = flow
         self.settled = trio.Event()
         self.over = trio.Event()
@@ -76,8 +76,8 @@ class Run:
         self._oauth = authorization.oauth
         self._scope = trio.CancelScope()
         self._ending = self._storing = False
-        self._receiver: Receiver | None = None
-        self._came: Return | None = None  # the browser, and waits to be told how it went
+        self._receiver: RedirectReceiver | None = None
+        self._came: BrowserReturn | None = None  # the browser, and waits to be told how it went
         self._deadline = math.inf  # for the user
         self._trouble: BaseException | None = None  # that the last deed came to
         self._request: SendRequest | None = None  # that is being sent
@@ -91,7 +91,7 @@ class Run:
     @property
     def _delicate(self) -> bool:
         """Something may just be used up, or is to be stored; or the user is shown how it went."""
-        return self._storing or self.flow.step in (Step.TOKEN, Step.REFRESH, Step.OVER)
+        return self._storing or self.flow.step in (FlowStep.TOKEN, FlowStep.REFRESH, FlowStep.OVER)
 
     async def drive(self) -> None:
         with self._scope:
@@ -118,7 +118,7 @@ class Run:
     def broke(self, error: Exception) -> None:
         """Something has failed that is nobody's deed; those who wait are not to try the same again."""
         self._trouble = error
-        self._tell(GivenUp("something has failed inside of it"))
+        self._tell(FlowAbandoned("something has failed inside of it"))
 
     def _feed(self, heard: Heard | None) -> tuple[Deed, ...]:
         authorizer = self._authorization.authorizer
@@ -129,11 +129,11 @@ class Run:
         except Exception as error:  # noqa: BLE001  # a Key signs by a function of the program's
             self._trouble = error
             why = str(error) if isinstance(error, McpError) else f"a Key could not sign ({type(error).__name__})"
-            return self._tell(GivenUp(why))
+            return self._tell(FlowAbandoned(why))
 
     def _tell(self, heard: Heard) -> tuple[Deed, ...]:
         deeds = self._authorization.authorizer.receive(self.flow, heard, time.time())
-        if deeds and isinstance(last := deeds[-1], Failed):
+        if deeds and isinstance(last := deeds[-1], FlowFailed):
             last.error.__cause__ = self._trouble
         return deeds
 
@@ -151,18 +151,18 @@ class Run:
             match deed:
                 case SendRequest():
                     return await self._send(deed)
-                case Listen():
+                case OpenReceiver():
                     return await self._listen()
                 case OpenBrowser():
                     return await self._visit(deed)
-                case Ignored():
+                case ReturnIgnored():
                     return await self._wait_on()
                 case _:
                     assert isinstance(deed, AskAssertion)
                     return await self._ask_assertion(deed)
         except McpError as error:
             self._trouble = error
-            return GivenUp(str(error))
+            return FlowAbandoned(str(error))
 
     async def _send(self, request: SendRequest) -> Heard:
         self._request = request
@@ -172,12 +172,12 @@ class Run:
                 async with self._pool.request(request.method, request.url, request.headers, request.body) as reply:
                     body = await _beginning(reply, request.body_bytes + 1)
                     return Replied(reply.status, reply.headers, body, self._addresses.get((origin.host, origin.port)))
-            except _Elsewhere as error:
-                return Misplaced(error.address)
+            except _AddressChanged as error:
+                return ForbiddenAddress(error.address)
             except McpError as error:
                 self._trouble = error
-                return Unsent(str(error))
-        return Unsent(f"there was no answer within {request.seconds:g} seconds")
+                return RequestFailed(str(error))
+        return RequestFailed(f"there was no answer within {request.seconds:g} seconds")
 
     async def _connect(self, host: str, port: int) -> trio.abc.Stream:
         """A connection of the pool, whose address is judged before the first byte of TLS, or of the request, is sent.
@@ -193,7 +193,7 @@ class Run:
         address: str = peer.getpeername()[0]
         if self._request.networks is not None and network_at(address) not in self._request.networks:
             await trio.aclose_forcefully(stream)
-            raise _Elsewhere(address)
+            raise _AddressChanged(address)
         self._addresses[host, port] = address
         return stream
 
@@ -201,10 +201,10 @@ class Run:
         oauth = self._oauth
         if oauth.visit is not None:
             assert oauth.redirect_uri is not None
-            return Listening(oauth.redirect_uri)
+            return ReceiverReady(oauth.redirect_uri)
         before = [uri for each in self.flow.record.registered for uri in each.redirect_uris]
         self._receiver = await self._nursery.start(receive_returns, oauth.redirect_uri, tuple(before))
-        return Listening(self._receiver.redirect_uri)
+        return ReceiverReady(self._receiver.redirect_uri)
 
     async def _visit(self, page: OpenBrowser) -> Heard:
         oauth = self._oauth
@@ -213,11 +213,11 @@ class Run:
             _log.info("waiting for the user to allow access, in the browser: %s", page.issuer)
             with trio.move_on_at(self._deadline):
                 heard = await self._called("browser", oauth.browser, page.url)
-                return heard if isinstance(heard, GivenUp) else await self._wait_on()
+                return heard if isinstance(heard, FlowAbandoned) else await self._wait_on()
         else:
             with trio.move_on_at(self._deadline):
                 came = await self._called("visit", oauth.visit, page.url)
-                if isinstance(came, GivenUp):
+                if isinstance(came, FlowAbandoned):
                     return came
                 return self._given_back(came)
         return self._nobody_came()
@@ -226,37 +226,42 @@ class Run:
         """What `visit` gave, which somebody may have pasted."""
         wanted = "the URL that the browser was sent back to"
         if not isinstance(came, str):
-            return GivenUp(f"visit gave {type(came).__name__} instead of {wanted}", at_fault=True)
+            return FlowAbandoned(f"visit gave {type(came).__name__} instead of {wanted}", at_fault=True)
         query = ""
         with suppress(ValueError):
             query = urlsplit(came.strip()).query
         if not query:
-            return GivenUp(f"what visit gave is not {wanted}, which begins with {self._oauth.redirect_uri}?")
-        return Returned(query)
+            return FlowAbandoned(f"what visit gave is not {wanted}, which begins with {self._oauth.redirect_uri}?")
+        return BrowserReturned(query)
 
     async def _wait_on(self) -> Heard:
         """For the browser, in what is left of the time."""
         if self._came is not None:
             self._came.stray()
         if self._receiver is None:
-            return GivenUp("what visit gave is the answer to another request")
+            return FlowAbandoned("what visit gave is the answer to another request")
         with trio.move_on_at(self._deadline):
             self._came = await self._receiver.returns.receive()
-            return Returned(self._came.query)
+            return BrowserReturned(self._came.query)
         return self._nobody_came()
 
-    def _nobody_came(self) -> GivenUp:
+    def _nobody_came(self) -> FlowAbandoned:
         uri = self._oauth.redirect_uri if self._receiver is None else self._receiver.redirect_uri
-        return GivenUp(f"nobody has come back to {uri} within {self._oauth.rules.user_seconds:g} seconds")
+        return FlowAbandoned(f"nobody has come back to {uri} within {self._oauth.rules.user_seconds:g} seconds")
 
     async def _ask_assertion(self, deed: AskAssertion) -> Heard:
         came = await self._called("assertion", self._oauth.assertion, deed.audience, deed.resource)
-        if isinstance(came, GivenUp):
+        if isinstance(came, FlowAbandoned):
             return came
-        return Asserted(came) if isinstance(came, str) else GivenUp(f"assertion gave {type(came).__name__}, not text")
+        return (
+            Asserted(came)
+            if isinstance(came, str)
+            else FlowAbandoned(f"assertion gave {type(came).__name__}, not text")
+        )
 
     async def _called(self, name: str, callback: Callable[..., Any] | None, *args: object) -> Any:
-        """What a callback of the program gives; `GivenUp` if it raises, which is then the cause of the failure."""
+        """What a callback of the program gives; `FlowAbandoned` if it raises, which is then the cause of the
+        failure."""
         assert callback is not None
         call = partial(callback, *args)
 
@@ -267,8 +272,8 @@ class Run:
         try:
             return await contained(answer, name)
         except Exception as error:  # noqa: BLE001  # it is the program's
-            self._trouble = error.__cause__ if isinstance(error, Escaped) else error
-            return GivenUp(f"the callback {name} has failed ({type(self._trouble).__name__})", at_fault=True)
+            self._trouble = error.__cause__ if isinstance(error, HandlerEscape) else error
+            return FlowAbandoned(f"the callback {name} has failed ({type(self._trouble).__name__})", at_fault=True)
 
     async def _show(self) -> None:
         """Tell the browser how it went: also where it came more than once, as those do that fetch ahead."""
@@ -282,7 +287,7 @@ class Run:
         for each in came:
             if each.query != self._came.query:
                 each.stray()
-            elif isinstance(outcome, Failed):
+            elif isinstance(outcome, FlowFailed):
                 each.bad(name, outcome.error.why)
             else:
                 each.good(name)

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json, JsonObject
 
 __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore"]
@@ -73,7 +73,7 @@ class FileTokenStore:
     """A file that only its owner can read, of JSON; several processes may use the same.
 
     `path` may begin with ``~``.  Folders that are missing are made, likewise for the owner alone; a symbolic link is
-    followed.  One file belongs to one application.  Both methods raise `LocalProtocolError` for a file that cannot be
+    followed.  One file belongs to one application.  Both methods raise `UsageError` for a file that cannot be
     read or written, for one with something else in it, and for one that other users can read or write: it then is left
     as it is.
     """
@@ -97,7 +97,7 @@ class FileTokenStore:
                     return await self._in_a_thread(lambda: self._update(server_url, entry))
                 except BlockingIOError:
                     await trio.sleep(_AGAIN)
-        raise LocalProtocolError(f"{self._path} is locked by another process for {_LOCKED:g} seconds; has it stopped?")
+        raise UsageError(f"{self._path} is locked by another process for {_LOCKED:g} seconds; has it stopped?")
 
     async def _in_a_thread(self, deed: Callable[[], T]) -> T:
         # Not to be abandoned: who is cancelled has either written or has not.
@@ -106,7 +106,7 @@ class FileTokenStore:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise LocalProtocolError(f"tokens cannot be kept in {self._path}: {error.strerror or error}") from error
+            raise UsageError(f"tokens cannot be kept in {self._path}: {error.strerror or error}") from error
 
     # In a thread.
 
@@ -118,7 +118,7 @@ class FileTokenStore:
         except FileNotFoundError:
             return {}
         if mode & _OTHERS:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{self._path} must be open to its owner only, and has mode {mode:04o}; "
                 f"chmod 600 {shlex.quote(str(self._path))}, or, if others may have read it, delete it and have "
                 "everything allowed again"
@@ -154,7 +154,7 @@ class FileTokenStore:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise LocalProtocolError(f"{path} must be a plain file, and is a symbolic link; delete it") from None
+            raise UsageError(f"{path} must be a plain file, and is a symbolic link; delete it") from None
 
     def _replace(self, data: bytes) -> None:
         draft = f"{self._path}.new"  # nobody else writes one: we have the lock
@@ -176,8 +176,8 @@ class FileTokenStore:
             finally:
                 os.close(folder)
 
-    def _damaged(self, why: str) -> LocalProtocolError:
-        return LocalProtocolError(
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(
             f"{self._path} is no store of tokens: {why}; mend it, or delete it and have everything allowed again"
         )
 

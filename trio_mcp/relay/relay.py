@@ -64,23 +64,23 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import trio
 
-from trio_mcp.client.asked import FormRequest, PageRequest, SamplingRequest
+from trio_mcp.client.asked import FormElicitationRequest, SamplingRequest, UrlElicitationRequest
 from trio_mcp.client.client import Client, ClientOptions, open_client
 from trio_mcp.client.connecting import Target
-from trio_mcp.client.subscriptions import NothingToHear
+from trio_mcp.client.subscriptions import SubscriptionUnsupported
 from trio_mcp.core.codec import REQUESTS, from_json, to_json
 from trio_mcp.core.content import Model, well_formed
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
-    InputNotGiven,
-    LocalProtocolError,
+    InputUnavailable,
     McpError,
     NotDeclared,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
     shown,
 )
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits, Request
@@ -88,9 +88,9 @@ from trio_mcp.core.meta import check_meta
 from trio_mcp.core.models import CreateMessageResult, ListToolsResult, LoggingMessageParams, Root
 from trio_mcp.core.revisions import LATEST, REVISIONS, Revision
 from trio_mcp.core.shares import Shares
-from trio_mcp.core.subscriptions import Change, Kind, resource_updated
-from trio_mcp.relay.server import ChangeFor, Shown, owner_of
-from trio_mcp.relay.sessions import Session
+from trio_mcp.core.subscriptions import ChangeEvent, ChangeKind, resource_updated
+from trio_mcp.relay.server import ChangeFor, RelayServer, owner_of
+from trio_mcp.relay.sessions import UpstreamSession
 from trio_mcp.server.context import Context
 from trio_mcp.server.description import check_list, revisions_of
 from trio_mcp.server.questions import Elicit, ElicitUrl, Inquiry, ListRoots, Sample
@@ -98,7 +98,7 @@ from trio_mcp.server.server import Server
 from trio_mcp.transport.nursery import Block, check_trio, open_nursery
 
 if TYPE_CHECKING:
-    from trio_mcp.server.conversation import Conversation
+    from trio_mcp.server.conversation import ServerSession
     from trio_mcp.server.dispatch import CallNext, Middleware
 
 __all__ = ["ASKS", "open_relay"]
@@ -147,12 +147,12 @@ def open_relay(
     check_list("asks", asks)
     for name in asks:
         if name not in ASKS:
-            raise LocalProtocolError(f"asks: {shown(name)} is nothing to be asked; there are {', '.join(ASKS)}")
+            raise UsageError(f"asks: {shown(name)} is nothing to be asked; there are {', '.join(ASKS)}")
     revisions_of(revisions)
-    return _Block(target, asks, middleware, revisions, options)
+    return _OpenRelay(target, asks, middleware, revisions, options)
 
 
-class _Block(Block[Server]):
+class _OpenRelay(Block[Server]):
     """A class, as `groups.open_nursery` is one."""
 
     _usage = "async with open_relay(...) as server"
@@ -177,7 +177,7 @@ class _Block(Block[Server]):
             client = await self._relay.begin(nursery)
             stack.callback(self._relay.end)
             layers = (*self._middleware, self._relay.serve)
-            server = self._relay.server = Shown(self._relay, client, layers, self._revisions, self._limits)
+            server = self._relay.server = RelayServer(self._relay, client, layers, self._revisions, self._limits)
             self._stack = stack.pop_all()
         return server
 
@@ -190,7 +190,7 @@ class _Block(Block[Server]):
 # What goes through.
 
 
-class _Call:
+class _RelayedCall:
     """A call on its way, and the client that made it."""
 
     def __init__(self, ctx: Context) -> None:
@@ -207,10 +207,10 @@ class _Call:
         return self.link if self.owner is None else self.owner
 
 
-_at_hand: ContextVar[_Call | None] = ContextVar("the call that a relay makes", default=None)
+_at_hand: ContextVar[_RelayedCall | None] = ContextVar("the call that a relay makes", default=None)
 
 
-class _Watch:
+class _WatchedChange:
     """A change that some clients of one session listen to."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class _Watch:
 class _Relay:
     """All sessions with the server behind, and the way from a request to one of them."""
 
-    server: Shown
+    server: RelayServer
     nursery: trio.Nursery
 
     def __init__(self, target: Target, asks: Collection[str], options: ClientOptions) -> None:
@@ -241,7 +241,7 @@ class _Relay:
         self._upstreams: dict[Hashable | None, _Upstream] = {}
         self._shares = Shares(self._limits.relayed)
         self._room = trio.Event()  # set when a session was forgotten
-        self._watches: dict[tuple[Hashable | None, Change], _Watch] = {}
+        self._watches: dict[tuple[Hashable | None, ChangeEvent], _WatchedChange] = {}
         self._ended = False
         self.warned: set[str] = set()  # why log messages were dropped
         self.connect(self._first)  # which raises for what is no target, and for options that it has no use for
@@ -274,13 +274,13 @@ class _Relay:
                 link: Any = ctx.opened("a request")
                 await self._agreed(link, resource_updated(request.params["uri"]))
             return result
-        call = _Call(ctx)
+        call = _RelayedCall(ctx)
         upstream = await self._of(call.owner, call.link)
         return await upstream.forward(call, request)
 
     # Whose session it is.
 
-    async def _of(self, owner: Hashable | None, link: Conversation) -> _Upstream:
+    async def _of(self, owner: Hashable | None, link: ServerSession) -> _Upstream:
         """The session of this client, which may have to be made.  Raises RequestError if there are too many."""
         while not self._ended and not link.session.closed:
             room, upstream = self._room, self._upstreams.get(owner)
@@ -340,19 +340,19 @@ class _Relay:
         if upstream is not None and self.again:
             upstream.session.leave()
 
-    def hear(self, link: Conversation, change: Change, *, told: bool = False) -> None:
+    def listen(self, link: ServerSession, change: ChangeEvent, *, told: bool = False) -> None:
         if self._ended:
             return
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
         if watch is None:
-            watch = self._watches[owner, change] = _Watch()
+            watch = self._watches[owner, change] = _WatchedChange()
             self.nursery.start_soon(self._watch, owner, link, change, watch, name="a relay listens to a change")
         watch.hearers += 1
         if told and not watch.settled.is_set():
             watch.told = watch.missed = True
 
-    def unhear(self, link: Conversation, change: Change) -> None:
+    def unhear(self, link: ServerSession, change: ChangeEvent) -> None:
         owner = owner_of(link)
         watch = self._watches.get((owner, change))
         if watch is not None:  # None: the server behind has ended it
@@ -361,7 +361,9 @@ class _Relay:
                 del self._watches[owner, change]
                 watch.scope.cancel(reason="no client listens any more")
 
-    async def _watch(self, owner: Hashable | None, link: Conversation, change: Change, watch: _Watch) -> None:
+    async def _watch(
+        self, owner: Hashable | None, link: ServerSession, change: ChangeEvent, watch: _WatchedChange
+    ) -> None:
         pause = _SHORTEST_PAUSE
         try:
             with watch.scope:
@@ -373,7 +375,9 @@ class _Relay:
                 del self._watches[owner, change]
             watch.settled.set()
 
-    async def _listens(self, owner: Hashable | None, link: Conversation, change: Change, watch: _Watch) -> bool:
+    async def _listens(
+        self, owner: Hashable | None, link: ServerSession, change: ChangeEvent, watch: _WatchedChange
+    ) -> bool:
         """Listen until the server behind ends that or is lost; whether to try again.  A client cannot be told that it
         does not listen any more, so only a refusal is final."""
         try:
@@ -383,17 +387,17 @@ class _Relay:
         except McpError as error:
             _log.info("updates of a resource are not passed on: %s", error)
             refused = isinstance(error, RequestError) and error.code != INTERNAL_ERROR
-            if not watch.told or refused or isinstance(error, NothingToHear | LocalProtocolError):
+            if not watch.told or refused or isinstance(error, SubscriptionUnsupported | UsageError):
                 watch.failure = error
                 return False
         watch.missed = True
         return not self._ended
 
-    async def _agreed(self, link: Conversation, change: Change) -> None:
+    async def _agreed(self, link: ServerSession, change: ChangeEvent) -> None:
         """Wait until the server behind tells of this resource.  Raises RequestError if it does not."""
         owner = owner_of(link)
         if (owner, change) not in self._watches:  # it had refused, or ended it
-            self.hear(link, change)
+            self.listen(link, change)
         if (watch := self._watches.get((owner, change))) is None:
             raise RequestError(INTERNAL_ERROR, "the server behind this one is not there any more")
         await watch.settled.wait()
@@ -406,7 +410,7 @@ class _Relay:
 class _Upstream:
     """One session with the server behind, and the calls that run in it."""
 
-    session: Session
+    session: UpstreamSession
 
     def __init__(self, relay: _Relay) -> None:
         self.owner: Hashable | None = None
@@ -417,18 +421,18 @@ class _Upstream:
         """Whether clients may know lists that this session did not give them."""
         self._relay = relay
         self._begun = False
-        self._calls: dict[_Call, None] = {}
-        self._pages: OrderedDict[PageRequest, tuple[Context, ElicitUrl]] = OrderedDict()
+        self._calls: dict[_RelayedCall, None] = {}
+        self._pages: OrderedDict[UrlElicitationRequest, tuple[Context, ElicitUrl]] = OrderedDict()
         self._gave_roots = False
 
-    def begin(self, idle: float) -> Session:
+    def begin(self, idle: float) -> UpstreamSession:
         """There is a session from now on, which may be idle for so many seconds."""
         if self._begun:
             self.session.idle = idle
         else:
             relay = self._relay
             connect, forget = partial(relay.connect, self), partial(relay.forget, self)
-            self.session = Session(relay.nursery, connect, self._opened, forget, idle=idle, again=relay.again)
+            self.session = UpstreamSession(relay.nursery, connect, self._opened, forget, idle=idle, again=relay.again)
             self._begun = True
         return self.session
 
@@ -448,7 +452,7 @@ class _Upstream:
             "elicitation_url": self._visit,
             "roots": self._list_roots,
         }
-        own: ClientOptions = {"on_log": self._logged, "on_page_done": self._page_done, "log_level": "debug"}
+        own: ClientOptions = {"on_log": self._logged, "on_elicitation_complete": self._page_done, "log_level": "debug"}
         own["cache"] = False  # what is kept here and there would live twice as long as its server said
         offered: Any = {name: answers[name] for name in asks}
         own.update(offered)
@@ -466,7 +470,7 @@ class _Upstream:
 
     # Requests.
 
-    async def forward(self, call: _Call, request: Request) -> JsonObject:
+    async def forward(self, call: _RelayedCall, request: Request) -> JsonObject:
         """The result of the request, made once more."""
         with self.session.used():
             if request.method in _QUESTIONS:  # from the beginning: some servers ask when they are opened
@@ -481,19 +485,19 @@ class _Upstream:
                 self._calls.pop(call, None)
             return _result(model, self._behind, call.ctx.terms.revision)
 
-    async def _forwarded(self, call: _Call, request: Request) -> Model:
+    async def _forwarded(self, call: _RelayedCall, request: Request) -> Model:
         client = await self.session.client()
         token = _at_hand.set(call)
         try:
             return await self._made(client, call.ctx, request)
-        except InputNotGiven as error:
+        except InputUnavailable as error:
             raise _not_given(error) from error
         except (RequestError, RemoteProtocolError):
             raise
         except (McpError, trio.TooSlowError) as error:
             # Not in its words, which may be those of a process that has died: they are for the log.
             _log.warning("%s has no answer from the server behind: %s", request.method, error)
-            again = "; it has ended, and is started again by the next request" * self.session.lost(client)
+            again = "; it has ended, and is started again by the next request" * self.session.connection_lost(client)
             raise RequestError(INTERNAL_ERROR, f"the server behind this one has given no answer{again}") from error
         finally:
             _at_hand.reset(token)
@@ -517,7 +521,7 @@ class _Upstream:
 
     # Questions of the server behind.
 
-    def _whose(self, calls: Sequence[_Call]) -> _Call | str:
+    def _whose(self, calls: Sequence[_RelayedCall]) -> _RelayedCall | str:
         """The call to which belongs what the server behind says, or why there is none; see the head of this file."""
         call = _at_hand.get()
         # Where servers just ask, this is the context in which the session was opened.
@@ -532,7 +536,7 @@ class _Upstream:
                 return "a call was cancelled, and the server behind may still work on that"
         return calls[-1]
 
-    async def _ask(self, make: Callable[[_Call], Inquiry[Any]]) -> Any:
+    async def _ask(self, make: Callable[[_RelayedCall], Inquiry[Any]]) -> Any:
         calls = list(self._calls)
         call = self._whose([each for each in calls if each.ctx.link is not None] or calls)
         if isinstance(call, str):
@@ -550,7 +554,7 @@ class _Upstream:
     async def _sample(self, asked: SamplingRequest) -> CreateMessageResult:
         params = asked.params
 
-        def make(call: _Call) -> Sample:
+        def make(call: _RelayedCall) -> Sample:
             return Sample(
                 well_formed(params.messages),
                 max_tokens=params.max_tokens,
@@ -567,14 +571,14 @@ class _Upstream:
         result: CreateMessageResult = await self._ask(make)
         return result
 
-    async def _elicit(self, asked: FormRequest) -> Any:
+    async def _elicit(self, asked: FormElicitationRequest) -> Any:
         answer = await self._ask(lambda call: Elicit(asked.message, asked.params.requested_schema))
         filled_in = getattr(answer, "value", None)
         # What was left out there is left out here: defaults were filled in where the user saw them.
         return answer if filled_in is None else {**dict.fromkeys(asked.fields), **filled_in}
 
-    async def _visit(self, asked: PageRequest) -> Any:
-        def make(call: _Call) -> ElicitUrl:
+    async def _visit(self, asked: UrlElicitationRequest) -> Any:
+        def make(call: _RelayedCall) -> ElicitUrl:
             question = ElicitUrl(asked.message, asked.url)
             self._pages[asked] = call.ctx, question
             if len(self._pages) > _PAGES:
@@ -591,7 +595,7 @@ class _Upstream:
 
     # What the server behind tells.
 
-    def _page_done(self, page: PageRequest) -> None:
+    def _page_done(self, page: UrlElicitationRequest) -> None:
         if (asked := self._pages.pop(page, None)) is not None:
             self._relay.nursery.start_soon(self._tell_page_done, *asked, name="a relay tells that a page is done")
 
@@ -613,7 +617,7 @@ class _Upstream:
             call.told = trio.Event()
             self._relay.nursery.start_soon(self._tell_logs, call, call.told, name="a relay passes log messages on")
 
-    async def _tell_logs(self, call: _Call, told: trio.Event) -> None:
+    async def _tell_logs(self, call: _RelayedCall, told: trio.Event) -> None:
         try:
             while call.logs:
                 each = call.logs.popleft()
@@ -625,8 +629,8 @@ class _Upstream:
             told.set()
 
     async def _watch_lists(self, client: Client) -> None:
-        names = {Kind.TOOLS: "tools", Kind.PROMPTS: "prompts", Kind.RESOURCES: "resources"}
-        changes = [Change(kind) for kind in names if kind.declared_in(client.capabilities)]
+        names = {ChangeKind.TOOLS: "tools", ChangeKind.PROMPTS: "prompts", ChangeKind.RESOURCES: "resources"}
+        changes = [ChangeEvent(kind) for kind in names if kind.declared_in(client.capabilities)]
         if not changes:
             return
         try:
@@ -639,10 +643,10 @@ class _Upstream:
         except McpError as error:
             _log.warning("changes of lists are not passed on any more: %s", error)
 
-    def _tell_change(self, change: Change) -> None:
+    def _tell_change(self, change: ChangeEvent) -> None:
         self._relay.server.tell(ChangeFor(change.kind, change.item, self))
 
-    async def listen(self, change: Change, watch: _Watch) -> None:
+    async def listen(self, change: ChangeEvent, watch: _WatchedChange) -> None:
         """Pass on what the server behind tells of, in this session and in those that follow it.
 
         Returns when the server ends that in good order.  Raises as `Client.listen` if it does not begin, or breaks off
@@ -651,7 +655,7 @@ class _Upstream:
         client = await self.session.client()
         while True:
             try:
-                if change.kind is Kind.RESOURCE:
+                if change.kind is ChangeKind.RESOURCE:
                     async with client.listen(change) as heard:
                         if watch.missed:
                             watch.missed = False
@@ -664,12 +668,12 @@ class _Upstream:
                     watch.settled.set()
                     await client._keeper.gone.wait()
             except McpError:
-                if not (watch.settled.is_set() and self.session.lost(client)):
+                if not (watch.settled.is_set() and self.session.connection_lost(client)):
                     raise
-            if not self.session.lost(client):
+            if not self.session.connection_lost(client):
                 return
             client = await self.session.next_client(client)
-            if change.kind is Kind.RESOURCE:
+            if change.kind is ChangeKind.RESOURCE:
                 watch.missed = True
             else:
                 self._tell_change(change)
@@ -707,12 +711,12 @@ def _is_for_all(key: str, value: Json, revision: Revision) -> bool:
     try:
         check_meta({key: value}, LATEST)
         check_meta({key: value}, revision)
-    except LocalProtocolError:
+    except UsageError:
         return False
     return True
 
 
-def _not_given(error: InputNotGiven) -> McpError:
+def _not_given(error: InputUnavailable) -> McpError:
     """What is told the client that did not answer, or could not be asked."""
     why = error.__cause__
     if isinstance(why, NotDeclared | NotInThisRevision | RequestError):

@@ -24,7 +24,7 @@ from trio_mcp.client.client import Client
 from trio_mcp.core.errors import INTERNAL_ERROR, McpError, RequestError
 from trio_mcp.transport.nursery import open_nursery
 
-__all__ = ["Session"]
+__all__ = ["UpstreamSession"]
 
 _log = logging.getLogger("trio_mcp.relay")
 
@@ -33,7 +33,7 @@ _PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _HELD = 30.0  # seconds after which a session has held, and its end is the first again: as long as the longest pause
 
 
-class _Life:
+class _UpstreamLife:
     """From one opening to its end."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Life:
         return self.scope.cancel_called or (self.client is not None and self.client._keeper.gone.is_set())
 
 
-class Session:
+class UpstreamSession:
     """See the head of this file.
 
     `connect` makes the client, and `opened` is called with each, and with a nursery for what serves it.  All lives run
@@ -75,7 +75,7 @@ class Session:
         self._forget = forget
         self._again = again
         self._left = False
-        self._life = _Life()
+        self._life = _UpstreamLife()
         self._life.over.set()
         self._ends = 0  # in a row, none of which came after the session had held
         self._not_before = -math.inf
@@ -125,7 +125,7 @@ class Session:
             await self._reopened.wait()
         return client
 
-    def lost(self, client: Client) -> bool:
+    def connection_lost(self, client: Client) -> bool:
         """Whether this client has ended, and another can follow."""
         return self._again and client._keeper.gone.is_set()
 
@@ -151,7 +151,7 @@ class Session:
 
     async def open(self) -> None:
         """Open it for the first time.  Raises as entering `open_client` does."""
-        self._life = _Life()
+        self._life = _UpstreamLife()
         await self._nursery.start(self._live, name="a session of a relay")
 
     # Its lives.
@@ -181,12 +181,12 @@ class Session:
             if life.scope.cancel_called:
                 self._forget()
 
-    def _begin(self) -> _Life:
+    def _begin(self) -> _UpstreamLife:
         if not self._again:
             raise RequestError(INTERNAL_ERROR, "the server behind this one has given no answer: its stream has ended")
         if trio.current_time() < self._not_before:
             raise self._unavailable()
-        self._life = _Life()
+        self._life = _UpstreamLife()
         self._nursery.start_soon(self._live_again, name="a session of a relay")
         return self._life
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from trio_mcp.core.jsonrpc import Limits
-from trio_mcp.core.shares import Shares, Turns
+from trio_mcp.core.shares import FairQueue, Shares
 
 __all__ = ["Admission", "Share"]
 
@@ -98,7 +98,7 @@ class Admission(Generic[W]):
         self.running = Shares(limits.calls_in_all)
         self.waiting = Shares(limits.waiting_in_all)
         # Connections that have something waiting, and room to run it.
-        self.hungry: Turns[Share[W]] = Turns(self.running)
+        self.hungry: FairQueue[Share[W]] = FairQueue(self.running)
 
     def share(self, start: Callable[[W], None], holder: Hashable | None = None) -> Share[W]:
         return Share(self, start, holder)

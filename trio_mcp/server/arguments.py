@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.core.errors import LocalProtocolError, name_of
+from trio_mcp.core.errors import UsageError, name_of
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
 from trio_mcp.server.handlers import Handler
 
@@ -158,7 +158,7 @@ def text_arguments(function: _Function, handler: Handler, what: str) -> Argument
         if hint is ABSENT or hint is Any:
             each["type"] = "string"
         elif not _is_text(hint):
-            raise LocalProtocolError(
+            raise UsageError(
                 f"parameter {name!r} of {name_of(function)}: {what} are text; make it str, str | None, a Literal of "
                 "strings or an Enum of strings, and convert it in the function"
             )

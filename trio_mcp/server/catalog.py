@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trio_mcp.core.errors import INVALID_PARAMS, LocalProtocolError, RequestError, shown
-from trio_mcp.core.jsonrpc import Json, JsonObject, Kept, Limits
-from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, Change
+from trio_mcp.core.errors import INVALID_PARAMS, RequestError, UsageError, shown
+from trio_mcp.core.jsonrpc import CachedResult, Json, JsonObject, Limits
+from trio_mcp.core.subscriptions import PROMPTS_CHANGED, RESOURCES_CHANGED, TOOLS_CHANGED, ChangeEvent
 from trio_mcp.server.entries import (
     Completer,
     Completing,
@@ -43,7 +43,7 @@ LISTS: Mapping[str, tuple[str, str]] = {
 }
 """For each list: the kind of its entries, and the member of the result that holds them."""
 
-CHANGES: Mapping[str, Change] = {
+CHANGES: Mapping[str, ChangeEvent] = {
     "tools": TOOLS_CHANGED,
     "prompts": PROMPTS_CHANGED,
     "resources": RESOURCES_CHANGED,
@@ -74,12 +74,12 @@ class Catalog:
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
-        self.on_change: list[Callable[[Change], None]] = []
+        self.on_change: list[Callable[[ChangeEvent], None]] = []
         # By kind and key, in the order of registration, which is that of the lists (tool-25).
         self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _CAPABILITY}
         self._completers: dict[_Completed, Completer] = {}
         # None: not made yet, but its cursor was given.
-        self._pages: dict[str, dict[_Page, Kept | None]] = {kind: {} for kind in _CAPABILITY}
+        self._pages: dict[str, dict[_Page, CachedResult | None]] = {kind: {} for kind in _CAPABILITY}
         self._above: list[tuple[weakref.ref[Catalog], str]] = []  # where this is mounted, and with which prefix
 
     # Finding.
@@ -174,7 +174,7 @@ class Catalog:
         if page is not None:
             return page
         with _changing:  # what is kept is of now
-            page = Kept(self._page(kind, member, revision, cursor, size, None))
+            page = CachedResult(self._page(kind, member, revision, cursor, size, None))
             # Clients can make up cursors without end that lead somewhere; kept is what is found by those that we gave.
             if cursor is None or at in pages:
                 pages[at] = page
@@ -203,7 +203,7 @@ class Catalog:
     def add(self, entry: Entry) -> None:
         """Show an entry here and wherever this is mounted.
 
-        Raises LocalProtocolError, and changes nothing anywhere, if its name or URI is taken in one of these places.
+        Raises UsageError, and changes nothing anywhere, if its name or URI is taken in one of these places.
         """
         with _changing:
             plan = _free(self._places(entry))
@@ -228,9 +228,9 @@ class Catalog:
         with _changing:
             entry: Entry | None = self._tables[kind].get(key)
             if entry is None:
-                raise LocalProtocolError(f"there is no {what} {key!r} to remove")
+                raise UsageError(f"there is no {what} {key!r} to remove")
             if entry.owners:
-                raise LocalProtocolError(f"{entry} was mounted with what it belongs to; remove it there")
+                raise UsageError(f"{entry} was mounted with what it belongs to; remove it there")
             plan = list(self._places(entry))
             for catalog, each in plan:
                 del catalog._tables[kind][each.key]
@@ -246,17 +246,15 @@ class Catalog:
             if ref is not None:
                 kind = next((each for each in ("prompts", "templates") if ref in self._tables[each]), None)
                 if kind is None:
-                    raise LocalProtocolError(
-                        f"there is no prompt or URI template {ref!r} to complete; register that first"
-                    )
+                    raise UsageError(f"there is no prompt or URI template {ref!r} to complete; register that first")
                 entry: Entry = self._tables[kind][ref]
                 if argument is not None and argument not in entry.takes:
                     has = ", ".join(sorted(entry.takes)) or "none"
-                    raise LocalProtocolError(f"{entry} has no argument {argument!r} to complete; it has {has}")
+                    raise UsageError(f"{entry} has no argument {argument!r} to complete; it has {has}")
             place = (kind, ref, argument)
             if place in self._completers:
                 what = "every argument" if argument is None else f"the argument {argument!r}"
-                raise LocalProtocolError(
+                raise UsageError(
                     f"{what} of {ref or 'every prompt and template'} has a completer already; say what this one is for"
                 )
             self._completers[place] = completer
@@ -266,26 +264,22 @@ class Catalog:
     # Mounting.
 
     def check_mounting(self) -> None:
-        """Raise `LocalProtocolError` where nothing of this would be seen if it were mounted."""
+        """Raise `UsageError` where nothing of this would be seen if it were mounted."""
 
     def mount(self, other: Catalog, prefix: str = "") -> None:
         """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
 
-        Raises LocalProtocolError, and mounts nothing, if a name or URI is taken here or wherever this is mounted, or
+        Raises UsageError, and mounts nothing, if a name or URI is taken here or wherever this is mounted, or
         if `other` shows this one already.
         """
         if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
-            raise LocalProtocolError(
-                f"a prefix has only the characters A-Z a-z 0-9 _ - . of tool names, not {prefix!r}"
-            )
+            raise UsageError(f"a prefix has only the characters A-Z a-z 0-9 _ - . of tool names, not {prefix!r}")
         other.check_mounting()
         with _changing:
             if other is self or other in self._all_above():
-                raise LocalProtocolError("what is mounted would contain itself; mount it the other way round")
+                raise UsageError("what is mounted would contain itself; mount it the other way round")
             if (self, prefix) in other._links():
-                raise LocalProtocolError(
-                    f"this is mounted here already, with the prefix {prefix!r}; give it another one"
-                )
+                raise UsageError(f"this is mounted here already, with the prefix {prefix!r}; give it another one")
             entries = [entry for table in other._tables.values() for entry in table.values()]
             plan = _free(place for entry in entries for place in self._places(entry.under(prefix, other)))
             _fill(plan)
@@ -322,7 +316,7 @@ def _free(places: Iterable[_Place]) -> Sequence[_Place]:
     for catalog, entry in places:
         at = (catalog, entry.kind, entry.key)
         if entry.key in catalog._tables[entry.kind] or at in planned:  # tool-19
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{entry} is there already; give the new one another {entry.called} (or what it is mounted with, "
                 "another prefix), or remove the old one first"
             )

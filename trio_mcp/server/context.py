@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar, overload
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, RequestError, SessionClosed, shown
+from trio_mcp.core.errors import RequestError, SessionClosed, UsageError, shown
 from trio_mcp.core.jsonrpc import PROGRESS, Id, Json, JsonObject, Request
 from trio_mcp.core.oauth.principals import Principal
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.session import ServerSession
+from trio_mcp.core.session import ServerProtocol
 from trio_mcp.core.shares import Account
 from trio_mcp.core.terms import NOTHING, Terms
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     from trio_mcp.core.elicitation import Accepted, Declined, Dismissed
     from trio_mcp.core.models import CreateMessageResult, LogLevel, SamplingMessage
-    from trio_mcp.server.parking import Place
+    from trio_mcp.server.parking import ParkedCall
     from trio_mcp.server.questions import ElicitUrl, Inquiry
     from trio_mcp.transport.outbox import Wire
     from trio_mcp.transport.paths import Roots
 
-__all__ = ["LOG", "ClientError", "ClientGone", "Context", "Link"]
+__all__ = ["LOG", "ClientError", "ClientGone", "Context", "ContextLink"]
 
 T = TypeVar("T")
 _TRACE = ("traceparent", "tracestate", "baggage")
@@ -44,10 +44,10 @@ _COMPLETED = "notifications/elicitation/complete"
 LOG = "notifications/message"
 
 
-class Link(Protocol):
+class ContextLink(Protocol):
     """The connection of a context's request, as far as a context needs to know it."""
 
-    session: ServerSession
+    session: ServerProtocol
     account: Account
 
     def keeps(self, ctx: Context) -> bool:
@@ -109,7 +109,7 @@ class Context:
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
+        self, link: ContextLink, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
     ) -> None:
         self._scope = scope  # what the handler runs in, until it is over
         # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
@@ -129,8 +129,8 @@ class Context:
         """What that `InputRequired` carried."""
         self.wire = wire  # where what belongs to the request at hand goes, and
         self.told = 0  # the last write there that has something of it, for the machinery
-        self.link: Link | None = link  # the connection of the request at hand, or, between two of one call,
-        self.place: Place | None = None  # where the next is awaited
+        self.link: ContextLink | None = link  # the connection of the request at hand, or, between two of one call,
+        self.place: ParkedCall | None = None  # where the next is awaited
         self.received: Any = None  # what it came with, where that was long and is charged
         # For the machinery of questions.
         self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
@@ -204,7 +204,7 @@ class Context:
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress, if the client asked for it.
 
-        Where it stands still nothing is sent.  Raises `LocalProtocolError` when `progress` falls, or is no number, also
+        Where it stands still nothing is sent.  Raises `UsageError` when `progress` falls, or is no number, also
         when nobody hears it.  While the client has too much to read, the last report is kept, and follows when there is
         room, or before the answer; then a call that does nothing but report makes 20 reports a second.  May be
         cancelled each time; other tasks have their turn when a millisecond has passed since the last report.
@@ -212,7 +212,7 @@ class Context:
         number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
         if not number or progress < self._progress:
             before = "" if self._progress == -math.inf else f" from {self._progress}"
-            raise LocalProtocolError(f"progress must rise{before}, and is a number; got {shown(progress)}")
+            raise UsageError(f"progress must rise{before}, and is a number; got {shown(progress)}")
         self._progress = progress
         link = self._heard
         if (
@@ -229,7 +229,7 @@ class Context:
         works: what is for who runs the server belongs in its own log.
 
         `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
-        `LocalProtocolError` for an unknown level, and for data that cannot be written.  While the client has too much
+        `UsageError` for an unknown level, and for data that cannot be written.  While the client has too much
         to read, the first messages are kept, and of the others it is told how many they were.
         """
         link = self._heard
@@ -254,12 +254,12 @@ class Context:
         streams, and that it is there now.
         """
         if type(retry) not in (int, float) or not 0 <= retry < math.inf:
-            raise LocalProtocolError(f"retry is a number of seconds, 0 or more; not {shown(retry)}")
+            raise UsageError(f"retry is a number of seconds, 0 or more; not {shown(retry)}")
         await trio.lowlevel.checkpoint()
         return self._heard is not None and self.wire.hang_up(retry)
 
     @property
-    def _heard(self) -> Link | None:
+    def _heard(self) -> ContextLink | None:
         """The connection, while it hears what precedes the answer."""
         return None if self._over or self.wire.answers_only else self.link
 
@@ -268,10 +268,10 @@ class Context:
 
         The one method that may be called after the handler has ended: the page is often done much later.  False where
         clients are not told (but in 2025-11-25 they always find out by trying again), or when this one has gone.
-        Raises `LocalProtocolError` for a page that this call sent nobody to.
+        Raises `UsageError` for a page that this call sent nobody to.
         """
         if not any(question is each for each in self.pages):  # elic-22
-            raise LocalProtocolError("no client was sent to that page by this call; tell by the context that asked")
+            raise UsageError("no client was sent to that page by this call; tell by the context that asked")
         if self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
             await trio.lowlevel.checkpoint()
             return False
@@ -345,15 +345,15 @@ class Context:
         self._keys.add(key)
         return key
 
-    async def _opened(self, what: str) -> Link:
+    async def _opened(self, what: str) -> ContextLink:
         """The connection, when there is somebody to ask."""
         if self.place is not None and self.place.left:
             await self.place.resumed.wait()
         return self.opened(what)
 
-    def opened(self, what: str) -> Link:
+    def opened(self, what: str) -> ContextLink:
         if self.link is None:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{what} was not sent: a question of this call waits for its answer; ask several by ctx.ask(a=…, b=…)"
             )
         return self.link
@@ -365,11 +365,11 @@ class Context:
         """In whose name it takes of what all clients share."""
         return None if self.link is None else self.link.account.holder
 
-    def let_go(self, place: Place) -> None:
+    def detach(self, place: ParkedCall) -> None:
         """The request was answered with a question: nobody listens until the next one comes."""
         self.link, self.place = None, place
 
-    def go_on(self, link: Link, request: Request, terms: Terms, wire: Wire) -> None:
+    def attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
         self.link, self.place, self.request, self.terms = link, None, request, terms
         self.wire, self.told = wire, 0
 

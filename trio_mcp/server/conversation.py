@@ -30,10 +30,10 @@ import trio
 
 from trio_mcp.core.errors import (
     INTERNAL_ERROR,
-    LocalProtocolError,
     NotDeclared,
     RemoteProtocolError,
     RequestError,
+    UsageError,
     shown,
 )
 from trio_mcp.core.jsonrpc import (
@@ -42,7 +42,7 @@ from trio_mcp.core.jsonrpc import (
     Error,
     Event,
     Id,
-    Invalid,
+    InvalidMessage,
     JsonObject,
     Message,
     Notification,
@@ -51,16 +51,16 @@ from trio_mcp.core.jsonrpc import (
     prepare,
     prepared_progress,
 )
-from trio_mcp.core.outcomes import Answered, Garbled, Lost, Outcome, Refused, RequestCancelled
+from trio_mcp.core.outcomes import Answered, ConnectionLost, InvalidAnswer, Outcome, Refused, RequestCancelled
 from trio_mcp.core.revisions import Role
-from trio_mcp.core.session import Agreed, Call, Notice, ServerSession
+from trio_mcp.core.session import Call, Notice, ServerProtocol, SessionAgreed
 from trio_mcp.core.shares import LONG, Account
-from trio_mcp.core.state import Link
-from trio_mcp.core.subscriptions import Kind
+from trio_mcp.core.state import LinkKind
+from trio_mcp.core.subscriptions import ChangeKind
 from trio_mcp.core.terms import NOTHING, Terms
 from trio_mcp.server.context import LOG, ClientError, ClientGone, Context
-from trio_mcp.server.parking import Place, next_round, read_answer, volunteered, worded
-from trio_mcp.server.publishing import Key
+from trio_mcp.server.parking import ParkedCall, next_round, read_answer, volunteered, worded
+from trio_mcp.server.publishing import ListenerKey
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import sole
 from trio_mcp.transport.outbox import Wire
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
     from trio_mcp.transport.paths import Roots
 
-__all__ = ["UNFINISHED", "Conversation"]
+__all__ = ["UNFINISHED", "ServerProtocol"]
 
 _log = logging.getLogger("trio_mcp")
 _LISTEN = "subscriptions/listen"
@@ -97,7 +97,7 @@ _TO_NOBODY = RequestError(INTERNAL_ERROR, "cancelled")
 _IN_TURN = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
 
-class _Asked:
+class _PendingQuestion:
     """A request of ours."""
 
     __slots__ = ("done", "id", "outcome")
@@ -116,15 +116,15 @@ class _Asked:
             error = outcome.error
             data = None if error.data is ABSENT else error.data
             raise ClientError(outcome.method, error.code, error.message, data)
-        if isinstance(outcome, Garbled):
+        if isinstance(outcome, InvalidAnswer):
             raise RemoteProtocolError(f"the client's answer to {outcome.method} is none: {outcome.why}")
         # With the client went the call, and its cancellation says so best; only under a shield it is not heard.
         await trio.lowlevel.checkpoint_if_cancelled()
-        why = outcome.why if isinstance(outcome, Lost) else "the client went away"
+        why = outcome.why if isinstance(outcome, ConnectionLost) else "the client went away"
         raise ClientGone(f"the question had no answer: {why}")
 
 
-class _Kept:
+class _HeldReports:
     """What a call has reported while its client had too much to read: the last progress, and the first log messages."""
 
     __slots__ = ("_length", "at", "ctx", "dropped", "logs", "progress")
@@ -145,7 +145,7 @@ class _Kept:
         else:
             self.dropped += 1
 
-    def send_next(self, session: ServerSession) -> bool:
+    def send_next(self, session: ServerProtocol) -> bool:
         """Send the next of them; False if there is nothing more."""
         id = self.ctx.request.id
         if self.logs:
@@ -163,7 +163,7 @@ class _Kept:
         return True
 
 
-class _Received:
+class _ChargedMessage:
     """A long message, which is charged until the last call that it has brought has ended."""
 
     __slots__ = ("_account", "_size", "calls", "limit")
@@ -182,7 +182,7 @@ class _Received:
             self._account.give(self._size)
 
 
-class Conversation:
+class ServerSession:
     """One client of a running server; see the head of this file.
 
     `wire` is the conversation's own; without `changes` nothing can be told by it, and none are promised.  With `terms`
@@ -196,24 +196,24 @@ class Conversation:
         wire: Wire,
         *,
         account: Account | None = None,
-        link: Link = Link.DUPLEX,
+        link: LinkKind = LinkKind.DUPLEX,
         terms: Terms | None = None,
         changes: bool = True,
     ) -> None:
         self._offer = run.offer if changes else run.quiet_offer
-        self.session = ServerSession(self._offer(), link=link, limits=run.limits, terms=terms)
+        self.session = ServerProtocol(self._offer(), link=link, limits=run.limits, terms=terms)
         self.session.account = self.account = run.bytes.account(None) if account is None else account
         self._run = run
         self._wire = wire
         self._alone = terms is not None
         self._share = run.admission.share(self._begin, self.account.holder)
-        self._opening: _Received | None = None  # what opened the session, if that is long
+        self._opening: _ChargedMessage | None = None  # what opened the session, if that is long
         self._contexts: dict[Id, Context] = {}  # of the requests that are at work and wait for their answers
-        self._asked: dict[Id, _Asked] = {}
+        self._asked: dict[Id, _PendingQuestion] = {}
         # Notices that found no room.  Each stands for all of its kind, so there are no more than there are listeners.
         self._held: dict[tuple[str, str, Id | None], Notification] = {}
         self._limited = run.calls.limited
-        self._kept: dict[Id, _Kept] = {}  # reports of calls, likewise: of each call no more than a few
+        self._kept: dict[Id, _HeldReports] = {}  # reports of calls, likewise: of each call no more than a few
         # Where requests came in that no task is at work for: those that listen, and those that wait for their turn.
         self._listening: dict[Id, Wire] = {}
         self._waiting: dict[Id, Wire] = {}
@@ -221,14 +221,14 @@ class Conversation:
         self._roots_changes = 0
         self._quiet = trio.lowlevel.ParkingLot()
         self._variables = copy_context()
-        self._bursts = link is Link.DUPLEX  # a client with many calls in flight has them on one stream
+        self._bursts = link is LinkKind.DUPLEX  # a client with many calls in flight has them on one stream
         self._turn: trio.Event | None = None
         self._reported = -math.inf  # when who reported something last let others have their turn
 
     # What comes in.
 
     @trio.lowlevel.enable_ki_protection  # what has come is taken in whole
-    def hear(
+    def receive(
         self,
         message: Message,
         now: float,
@@ -244,7 +244,7 @@ class Conversation:
         """
         self.session.offer = self._offer()  # a kind of thing that the server lacked may have been added
         about = self._wire if wire is None else wire
-        received = _Received(self.account, size) if size > LONG else None
+        received = _ChargedMessage(self.account, size) if size > LONG else None
         opens = received is not None and self.session.terms is None and type(message) is Request
         if opens:
             message = self._without_room(message, received)
@@ -259,24 +259,24 @@ class Conversation:
             else:
                 received.drop()
 
-    def _without_room(self, message: Message, received: _Received | None) -> Message:
+    def _without_room(self, message: Message, received: _ChargedMessage | None) -> Message:
         """A request to open the session, or its refusal: what the client says of itself is kept for as long as that."""
         limit = None if received is None else received.limit
         if limit is None or not isinstance(message, Request) or message.method != "initialize":
             return message
         why = f"too much is held that this client has sent (Limits.{limit}); end other sessions, or try again later"
-        return Invalid(why, Error(message.id, INTERNAL_ERROR, why))
+        return InvalidMessage(why, Error(message.id, INTERNAL_ERROR, why))
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         """The client is gone: its handlers are cancelled, and nothing more is sent.
 
         That is for whoever owns the conversation to know: of a session, no wire of it takes the others with it.
         """
-        for event in self.session.lost(why=why):
+        for event in self.session.connection_lost(why=why):
             self._act(event)
         if self._bursts:
             self._run.workers.trim()
-        self._run.publisher.listeners.forget(Key(self, None))
+        self._run.publisher.listeners.forget(ListenerKey(self, None))
         self._run.calls.forget(self.account)
         if self._opening is not None:
             self._opening.drop()
@@ -291,9 +291,9 @@ class Conversation:
         for event in self.session.input_ended(_HALF_CLOSED):
             self._act(event)
         self._end_subscriptions()
-        self._run.publisher.listeners.forget(Key(self, None))
+        self._run.publisher.listeners.forget(ListenerKey(self, None))
 
-    def dismiss(self, why: str) -> None:
+    def abort_pending(self, why: str) -> None:
         """What runs and what waits is ended, and the client, which is here, is told so."""
         error = RequestError(INTERNAL_ERROR, why)
         wires = self._waiting | {id: ctx.wire for id, ctx in self._contexts.items()}
@@ -315,14 +315,14 @@ class Conversation:
     @property
     def alone(self) -> bool:
         """Whether this is one request, of a client that has neither a session nor a stream of its own."""
-        return self._alone or self.session.link is Link.EXCHANGE
+        return self._alone or self.session.link is LinkKind.EXCHANGE
 
     @property
     def at_work(self) -> bool:
         """Whether a handler runs that is not waiting for its client."""
         return any(not ctx.asking for ctx in self._contexts.values())
 
-    def unheard(self, id: Id) -> None:
+    def undeliverable(self, id: Id) -> None:
         """A question of ours, which was to be sent, cannot reach the client."""
         for event in self.session.fail(id, "the client has left, and cannot come back for it"):
             self._act(event)
@@ -334,15 +334,15 @@ class Conversation:
             asked = self._asked.pop(event.id)
             asked.outcome = event
             asked.done.set()
-        elif isinstance(event, Agreed):
+        elif isinstance(event, SessionAgreed):
             declared = self.session.declared(event.terms.revision)
-            self._run.publisher.listeners.add_session(Key(self, None), declared, self.account)
+            self._run.publisher.listeners.add_session(ListenerKey(self, None), declared, self.account)
         elif isinstance(event, Notice):  # that the roots have changed: no other comes this far
             self._roots, self._roots_changes = None, self._roots_changes + 1
         else:
             _log.debug("%s", event)
 
-    def _call(self, call: Call, wire: Wire, received: _Received | None) -> None:
+    def _call(self, call: Call, wire: Wire, received: _ChargedMessage | None) -> None:
         id = call.request.id
         if self._run.dismissed or (self._run.draining and not _goes_on(call.request, call.terms)):
             self.session.refuse(id, RequestError(INTERNAL_ERROR, _SHUTTING_DOWN))
@@ -373,7 +373,7 @@ class Conversation:
         # It waited its turn, or was a subscription; nobody else will say that it has ended.
         wire = self._waiting.pop(id, None) or self._listening.pop(id, None)
         self._withdraw(id)
-        self._run.publisher.listeners.forget(Key(self, id))
+        self._run.publisher.listeners.forget(ListenerKey(self, id))
         self._held = {key: held for key, held in self._held.items() if key[2] != id}
         self.session.refuse(id, RequestError(INTERNAL_ERROR, "cancelled"))
         if wire is not None:  # None: its handler was cancelled before, with the server
@@ -388,7 +388,7 @@ class Conversation:
     # Requests.
 
     @staticmethod  # bound to nobody: a request by HTTP is freed at its end
-    def _begin(admitted: tuple[Conversation, Call, Wire, _Received | None]) -> None:
+    def _begin(admitted: tuple[ServerSession, Call, Wire, _ChargedMessage | None]) -> None:
         self, call, wire, received = admitted
         request = call.request
         if self._waiting:
@@ -467,7 +467,7 @@ class Conversation:
         try:
             if _goes_on(ctx.request, ctx.terms):
                 back = self._run.parking.retry(ctx)
-                if isinstance(back, Place):
+                if isinstance(back, ParkedCall):
                     self._hand_over(ctx, back)
                     return {}  # to nobody: another context has its request now
                 if back is not None:
@@ -489,11 +489,11 @@ class Conversation:
             finally:
                 del stopped, failed  # or they would hold this frame, which holds them
 
-    def _hand_over(self, ctx: Context, place: Place) -> None:
+    def _hand_over(self, ctx: Context, place: ParkedCall) -> None:
         """From now on this request, and its place among the running ones, are those of the handler that waited."""
-        ctx.let_go(place)
+        ctx.detach(place)
         ctx.received, place.ctx.received = place.ctx.received, ctx.received  # each keeps one of them for as long
-        place.ctx.go_on(self, ctx.request, ctx.terms, ctx.wire)
+        place.ctx.attach(self, ctx.request, ctx.terms, ctx.wire)
         self._contexts[ctx.request.id] = place.ctx
         place.resumed.set()
 
@@ -584,11 +584,11 @@ class Conversation:
         if method == PROGRESS:
             progress, total, message = report
             if total is not None and type(total) is not int and not (type(total) is float and math.isfinite(total)):
-                raise LocalProtocolError(f"a total is a number, not {shown(total)}")
+                raise UsageError(f"a total is a number, not {shown(total)}")
             if not (message is None or isinstance(message, str)):
-                raise LocalProtocolError(f"the message with progress is a string, not {type(message).__name__}")
+                raise UsageError(f"the message with progress is a string, not {type(message).__name__}")
             prepare(prepared_progress(0, progress, total, message))  # it raises for what cannot be written
-            kept = self._kept.setdefault(id, _Kept(ctx))
+            kept = self._kept.setdefault(id, _HeldReports(ctx))
             if message is not None and len(message) > LONG:
                 message = None  # it may wait for long, beside those of thousands of calls
             kept.progress = progress, total, message
@@ -597,7 +597,7 @@ class Conversation:
             text = encode(prepare(Notification(method, params)))
             if not ctx.terms.wants_log(params["level"]):
                 return True
-            kept = self._kept.setdefault(id, _Kept(ctx))
+            kept = self._kept.setdefault(id, _HeldReports(ctx))
             kept.add_log(text)
         kept.at = trio.current_time()
         return True
@@ -651,7 +651,7 @@ class Conversation:
 
     async def _by_requests(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
         """The legacy way: requests of ours, all at once, on the stream of the call that they belong to."""
-        asked: dict[str, _Asked] = {}
+        asked: dict[str, _PendingQuestion] = {}
         try:
             asking = worded(ctx, questions)
         except NotDeclared as error:
@@ -671,7 +671,7 @@ class Conversation:
         try:
             for question in asking:
                 id = self.session.request(question.method, question.params, about=ctx.request.id)
-                asked[question.key] = self._asked[id] = _Asked(id)
+                asked[question.key] = self._asked[id] = _PendingQuestion(id)
             await self.tell(ctx)
             return {key: await each.result() for key, each in asked.items()}
         finally:
@@ -695,7 +695,7 @@ class Conversation:
             await self._part(ctx)
         # Meanwhile it may have been cancelled; and another task of it may have asked, and go on elsewhere.
         await trio.lowlevel.checkpoint_if_cancelled()
-        place = cast("Conversation", ctx.opened("a question"))._park(ctx, unknown)
+        place = cast("ServerSession", ctx.opened("a question"))._park(ctx, unknown)
         try:
             await place.resumed.wait()
         except trio.Cancelled:
@@ -706,7 +706,7 @@ class Conversation:
             ctx.recorded = answers
         return answers
 
-    def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Place:
+    def _park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> ParkedCall:
         place, asking = self._run.parking.park(ctx, questions)
         try:
             self._write_answer(ctx.request.id, asking)
@@ -714,7 +714,7 @@ class Conversation:
             self._run.parking.give_up(place)
             raise
         self._forget(ctx)
-        ctx.let_go(place)
+        ctx.detach(place)
         ctx.wire.wake()
         return place
 
@@ -743,14 +743,14 @@ class Conversation:
         ctx = Context(self, request, call.terms, wire)
         try:
             listeners = self._run.publisher.listeners
-            acknowledged = listeners.listen(Key(self, id), self._visible(ctx), declared, self.account)
+            acknowledged = listeners.listen(ListenerKey(self, id), self._visible(ctx), declared, self.account)
         except Exception as error:  # noqa: BLE001  # a filter is asked, and may fail like a handler
             self._say(ctx, self._run.dispatcher.failure(ctx, error))
         else:
             if self.session.notify(acknowledged.method, acknowledged.params, about=id):
                 self._listening[id] = ctx.wire
                 return
-            self._run.publisher.listeners.forget(Key(self, id))
+            self._run.publisher.listeners.forget(ListenerKey(self, id))
             why = (
                 "the subscription was not acknowledged: too much waits to be read by this client "
                 "(Limits.bytes_each, Limits.bytes_in_all)"
@@ -760,14 +760,14 @@ class Conversation:
     def _visible(self, ctx: Context) -> Request:
         """The request without the resources that are none for this principal; the acknowledgement leaves them out."""
         asked = ctx.request.params.get("notifications")
-        uris = asked.get(Kind.RESOURCE.field) if isinstance(asked, dict) else None
+        uris = asked.get(ChangeKind.RESOURCE.field) if isinstance(asked, dict) else None
         if not isinstance(asked, dict) or not isinstance(uris, list) or not all(isinstance(uri, str) for uri in uris):
             return ctx.request
         uris = list(dict.fromkeys(uris))
         if len(uris) > self._run.limits.listener_changes:
             return ctx.request  # to be refused, before the filter is asked a million times
         kept = [uri for uri in uris if self._run.dispatcher.may_hear(ctx, uri)]
-        params = {**ctx.request.params, "notifications": {**asked, Kind.RESOURCE.field: kept}}
+        params = {**ctx.request.params, "notifications": {**asked, ChangeKind.RESOURCE.field: kept}}
         return Request(ctx.request.id, ctx.request.method, params)
 
     def tell_change(self, notification: Notification, about: Id | None) -> None:
@@ -806,7 +806,7 @@ class Conversation:
     def _end_subscriptions(self) -> None:
         listening, self._listening = self._listening, {}
         for id, wire in listening.items():  # sub-08
-            result = self._run.publisher.listeners.close(Key(self, id))
+            result = self._run.publisher.listeners.close(ListenerKey(self, id))
             assert result is not None  # what has ended is not listed any more
             self.session.answer(id, result.result)
             wire.wake()
@@ -814,12 +814,12 @@ class Conversation:
     def stop(self) -> None:
         """The server has stopped: so have all handlers, and nothing more goes out on any wire."""
         wires = {self._wire, *(ctx.wire for ctx in self._contexts.values())}
-        self.lost("the server has stopped")
+        self.connection_lost("the server has stopped")
         for wire in wires:
             wire.close()
 
 
-def _of(ctx: Context) -> Conversation | None:
+def _of(ctx: Context) -> ServerSession | None:
     """The conversation that the request at hand belongs to, if there is one."""
     link: Any = ctx.link
     return link  # type: ignore[no-any-return]

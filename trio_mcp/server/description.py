@@ -1,6 +1,6 @@
 """What an author says about a server, checked, and put into the protocol's words.
 
-All of these raise `LocalProtocolError` for what cannot be, and say what can.
+All of these raise `UsageError` for what cannot be, and say what can.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.server.catalog import LISTS
@@ -42,7 +42,7 @@ def kind_of(thing: object) -> str:
 
 def text_of(what: str, text: str | None) -> str | None:
     if text is not None and not isinstance(text, str):
-        raise LocalProtocolError(f"the {what} of a server is text, not {type(text).__name__}")
+        raise UsageError(f"the {what} of a server is text, not {type(text).__name__}")
     return text
 
 
@@ -56,7 +56,7 @@ def info_of(
 ) -> JsonObject:
     given = {"name": name, "version": version, "title": title, "description": description, "websiteUrl": website_url}
     if not name:
-        raise LocalProtocolError("a server has a name, which clients show")
+        raise UsageError("a server has a name, which clients show")
     info: JsonObject = {key: text for key, value in given.items() if (text := text_of(key, value)) is not None}
     if icons is not None:
         from trio_mcp.core.codec import to_json
@@ -64,21 +64,21 @@ def info_of(
         from trio_mcp.core.revisions import LATEST
 
         if not all(isinstance(icon, Icon) for icon in icons):
-            raise LocalProtocolError("the icons of a server must be a list of Icon objects")
+            raise UsageError("the icons of a server must be a list of Icon objects")
         info["icons"] = [to_json(icon, LATEST) for icon in icons]
     return info
 
 
 def check_list(what: str, names: Collection[str]) -> None:
     if isinstance(names, str):
-        raise LocalProtocolError(f"{what} must be a list, also of one name: {what}=[{shown(names)}]")
+        raise UsageError(f"{what} must be a list, also of one name: {what}=[{shown(names)}]")
 
 
 def revisions_of(names: Collection[str]) -> list[Revision]:
     check_list("revisions", names)
     for name in names:
         if name not in REVISIONS:
-            raise LocalProtocolError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+            raise UsageError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
     return [REVISIONS[name] for name in names]
 
 
@@ -86,7 +86,7 @@ def offers_of(names: Collection[str]) -> frozenset[str]:
     check_list("offers", names)
     for name in names:
         if name not in CAPABILITIES:
-            raise LocalProtocolError(f"offers: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
+            raise UsageError(f"offers: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
     return frozenset(names)
 
 
@@ -95,39 +95,39 @@ def experimental_of(given: Mapping[str, Mapping[str, Any]] | None) -> JsonObject
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise LocalProtocolError(f"experimental must be a mapping by name, got {kind_of(given)}")
+        raise UsageError(f"experimental must be a mapping by name, got {kind_of(given)}")
     return {"experimental": dict(given)}
 
 
 def check_switches(**switches: bool) -> None:
     for name, on in switches.items():
         if not isinstance(on, bool):
-            raise LocalProtocolError(f"{name} is True or False, not {on!r}")
+            raise UsageError(f"{name} is True or False, not {on!r}")
 
 
 def check_numbers(page_size: int | None, burst: float, threads: int) -> None:
     if page_size is not None and (type(page_size) is not int or page_size < 1):
-        raise LocalProtocolError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
+        raise UsageError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
     if type(burst) not in (int, float) or not 0 <= burst < math.inf:
-        raise LocalProtocolError(f"burst is a number of seconds, 0 or more; not {burst!r}")
+        raise UsageError(f"burst is a number of seconds, 0 or more; not {burst!r}")
     if type(threads) is not int or threads < 1:
-        raise LocalProtocolError(f"threads is a number of threads, 1 or more; not {threads!r}")
+        raise UsageError(f"threads is a number of threads, 1 or more; not {threads!r}")
 
 
 def check_hooks(lifespan: Any, middleware: Any, filter: Any) -> None:
     if not isinstance(middleware, Sequence) or not all(map(callable, middleware)):
-        raise LocalProtocolError(
+        raise UsageError(
             f"middleware is a list of functions, async def (ctx, request, call_next); got {kind_of(middleware)}"
         )
     for name, hook in (("lifespan", lifespan), ("filter", filter)):
         if hook is not None and not callable(hook):
-            raise LocalProtocolError(f"{name} is a function, not {type(hook).__name__}")
+            raise UsageError(f"{name} is a function, not {type(hook).__name__}")
     for each in middleware:
         _check_call("middleware", each, "ctx", "request", "call_next")
     _check_call("lifespan", lifespan, "server")
     _check_call("filter", filter, "principal", "item")
     if inspect.iscoroutinefunction(filter) or inspect.iscoroutinefunction(type(filter).__call__):
-        raise LocalProtocolError("filter is asked in the middle of things and cannot wait; give a plain function")
+        raise UsageError("filter is asked in the middle of things and cannot wait; give a plain function")
 
 
 def _check_call(what: str, hook: Any, *given: str) -> None:
@@ -138,9 +138,7 @@ def _check_call(what: str, hook: Any, *given: str) -> None:
         inspect.signature(hook).bind(*given)
     except TypeError as error:
         name = getattr(hook, "__qualname__", type(hook).__name__)
-        raise LocalProtocolError(
-            f"{what} is called with ({', '.join(given)}), which {name} does not take: {error}"
-        ) from None
+        raise UsageError(f"{what} is called with ({', '.join(given)}), which {name} does not take: {error}") from None
     except ValueError:  # a builtin does not tell
         return
 
@@ -152,6 +150,6 @@ def check_cache(cache: Mapping[str, CacheHints]) -> None:
 
     for method, hints in cache.items():
         if method not in LISTS:
-            raise LocalProtocolError(f"cache: {method!r} is no list; there are {', '.join(LISTS)}")
+            raise UsageError(f"cache: {method!r} is no list; there are {', '.join(LISTS)}")
         if not isinstance(hints, CacheHints):
-            raise LocalProtocolError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")
+            raise UsageError(f"cache: the hints for {method} must be CacheHints, not {type(hints).__name__}")

@@ -34,17 +34,17 @@ from trio_mcp.core.errors import (
     INVALID_REQUEST,
     MISSING_CLIENT_CAPABILITY,
     URL_ELICITATION_REQUIRED,
-    LocalProtocolError,
     McpError,
     NotDeclared,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
     ResourceNotFound,
+    UsageError,
     shown,
 )
 from trio_mcp.core.json_text import parse, to_text
-from trio_mcp.core.jsonrpc import JsonObject, Kept, Request
+from trio_mcp.core.jsonrpc import CachedResult, JsonObject, Request
 from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
@@ -52,9 +52,9 @@ from trio_mcp.server.arguments import BadArguments
 from trio_mcp.server.catalog import LISTS, Catalog
 from trio_mcp.server.context import ClientError, ClientGone, Context
 from trio_mcp.server.entries import Entry, ToolEntry
-from trio_mcp.server.handlers import Handler, How
+from trio_mcp.server.handlers import Handler, RunMode
 from trio_mcp.server.parking import Parking, next_round, worded
-from trio_mcp.server.publishing import Key, Publisher
+from trio_mcp.server.publishing import ListenerKey, Publisher
 from trio_mcp.server.results import (
     BadResult,
     InputRequired,
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.http.fields import Mirror
     from trio_mcp.core.oauth.resource import Protection
 
-__all__ = ["CallNext", "Dispatcher", "Features", "Middleware"]
+__all__ = ["CallNext", "Dispatcher", "Middleware", "ServerFeatures"]
 
 
 class CallNext(Protocol):
@@ -90,13 +90,13 @@ class CallNext(Protocol):
 
 _Serve: TypeAlias = Callable[[Request], Awaitable[JsonObject]]
 Middleware: TypeAlias = Callable[[Context, Request, CallNext], Awaitable[JsonObject]]
-Serve: TypeAlias = "Callable[[Dispatcher, Features, Context, Request], Awaitable[JsonObject]]"
+Serve: TypeAlias = "Callable[[Dispatcher, ServerFeatures, Context, Request], Awaitable[JsonObject]]"
 Filter: TypeAlias = "Callable[[Any, Described], bool]"
 
 _log = logging.getLogger("trio_mcp")
 
 
-class Features(Protocol):
+class ServerFeatures(Protocol):
     """What one server has and wants, apart from where it runs."""
 
     catalog: Catalog
@@ -112,8 +112,8 @@ class Dispatcher:
 
     def __init__(
         self,
-        features: Features,
-        parts: Mapping[Catalog, Features],
+        features: ServerFeatures,
+        parts: Mapping[Catalog, ServerFeatures],
         lifespans: Mapping[Catalog, Any],
         *,
         parking: Parking,
@@ -130,10 +130,10 @@ class Dispatcher:
     def protection(self) -> Protection | None:
         """That of the server which runs: who gets through to it gets through to all that is mounted in it.
 
-        Raises LocalProtocolError where only something mounted has any, which would be open to everybody.
+        Raises UsageError where only something mounted has any, which would be open to everybody.
         """
         if self._features.protection is None and any(part.protection is not None for part in self._parts.values()):
-            raise LocalProtocolError(
+            raise UsageError(
                 "a server that is mounted here is protected, and the whole is not; call protect of that which is served"
             )
         return self._features.protection
@@ -142,7 +142,7 @@ class Dispatcher:
         """The result of the request of `ctx`.  Raises whatever the handler does; see `failure`."""
         return self._served_by(self._features, self._METHODS[ctx.request.method], ctx, ctx.request)
 
-    async def _served_by(self, at: Features, serve: Serve, ctx: Context, request: Request) -> JsonObject:
+    async def _served_by(self, at: ServerFeatures, serve: Serve, ctx: Context, request: Request) -> JsonObject:
         """As this server, the running one or one that is mounted in it, serves a request."""
         outer, ctx.lifespan = ctx.lifespan, self._lifespans.get(at.catalog)
         try:
@@ -157,7 +157,7 @@ class Dispatcher:
         if not isinstance(result, dict):
             if inspect.iscoroutine(result):
                 result.close()  # or Python would complain as well
-            raise LocalProtocolError(
+            raise UsageError(
                 f"a middleware returned {type(result).__name__}, and no result; write return await call_next()"
             )
         return result
@@ -211,7 +211,7 @@ class Dispatcher:
 
     # Lists.
 
-    async def _list(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _list(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         cursor = request.params.get("cursor")
         allowed = functools.partial(self._allows, at, ctx.principal) if self._filters else None
         revision, method = ctx.terms.revision, request.method
@@ -226,13 +226,13 @@ class Dispatcher:
         def hinted() -> JsonObject:
             return {**page, **members()}
 
-        return page.with_more("hints", hints, hinted) if isinstance(page, Kept) else hinted()
+        return page.with_more("hints", hints, hinted) if isinstance(page, CachedResult) else hinted()
 
     @functools.cached_property
     def _filters(self) -> bool:
         return any(each.filter is not None for each in (self._features, *self._parts.values()))
 
-    def _allows(self, at: Features, principal: Any, entry: Entry) -> bool:
+    def _allows(self, at: ServerFeatures, principal: Any, entry: Entry) -> bool:
         """tool-24: what there is may depend on who asks, and on nothing else (tool-23)."""
         if at.filter is not None and called(at.filter, principal, entry.model) is not True:
             return False  # also for anything that is no answer
@@ -274,7 +274,7 @@ class Dispatcher:
 
     # Calls.
 
-    async def _call_tool(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _call_tool(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
         entry, revision = at.catalog.tool(name), ctx.terms.revision
         if entry is None or (self._filters and not self._allows(at, ctx.principal, entry)):
@@ -292,7 +292,7 @@ class Dispatcher:
             raise RequestError(INVALID_PARAMS, str(bad)) from None  # tool-32
         return await self._handled(ctx, entry, call, tool_result, entry.output, name, revision)
 
-    async def _get_prompt(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _get_prompt(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         name, arguments = _named(request.params)
         entry, revision = at.catalog.prompt(name), ctx.terms.revision
         if entry is None or not self._allows(at, ctx.principal, entry):  # prm-08
@@ -305,7 +305,7 @@ class Dispatcher:
             raise RequestError(INVALID_PARAMS, str(bad)) from None
         return await self._handled(ctx, entry, call, prompt_result, entry.description, revision)
 
-    async def _read_resource(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _read_resource(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         uri, revision = request.params.get("uri"), ctx.terms.revision
         if not isinstance(uri, str):
             raise RequestError(INVALID_PARAMS, "resources/read needs a uri, a string")
@@ -335,7 +335,7 @@ class Dispatcher:
             raise ctx.elsewhere
         while True:
             try:
-                value = await (call() if entry.handler.how is How.ASYNC else self._run(entry.handler, call, ctx))
+                value = await (call() if entry.handler.how is RunMode.ASYNC else self._run(entry.handler, call, ctx))
             except RequestError as error:
                 value = _pages(ctx, error)
                 if value is None:
@@ -350,15 +350,15 @@ class Dispatcher:
             ctx.state = value.state
 
     async def _run(self, handler: Handler, call: Callable[[], Any], ctx: Context) -> Any:
-        if handler.how is How.ASYNC:
+        if handler.how is RunMode.ASYNC:
             return await call()
-        if handler.how is How.THREAD:
+        if handler.how is RunMode.THREAD:
             return await self._threads.run(call, ctx.holder, abandon=handler.abandon)
         return call()
 
     # Completion.
 
-    async def _complete(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _complete(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         kind, name, argument, value, arguments = _completion_params(request.params)
         # cmpl-04: access to suggestions is that to what they are for.
         found = at.catalog.completer(kind, name, argument, functools.partial(self._allows, at, ctx.principal))
@@ -375,16 +375,16 @@ class Dispatcher:
 
     # Legacy subscriptions; the modern ones are no requests that anything runs for.
 
-    async def _subscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _subscribe(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         uri = request.params.get("uri")
         if isinstance(uri, str) and not self.may_hear(ctx, uri):
             raise ResourceNotFound(uri)
         return self._in_session(ctx, self._publisher.listeners.subscribe)
 
-    async def _unsubscribe(self, at: Features, ctx: Context, request: Request) -> JsonObject:
+    async def _unsubscribe(self, at: ServerFeatures, ctx: Context, request: Request) -> JsonObject:
         return self._in_session(ctx, self._publisher.listeners.unsubscribe)
 
-    def _in_session(self, ctx: Context, change: Callable[[Key, JsonObject], JsonObject]) -> JsonObject:
+    def _in_session(self, ctx: Context, change: Callable[[ListenerKey, JsonObject], JsonObject]) -> JsonObject:
         """Change what a legacy session listens to.  A client that has ended its input listens to nothing any more."""
         key = _session_of(ctx)
         return change(key, ctx.request.params) if key in self._publisher.listeners else {}
@@ -424,13 +424,13 @@ def _next(call_next: _Serve, request: Request, other: Request | None = None, /) 
     if other is None:
         return call_next(request)
     if not isinstance(other, Request):
-        raise LocalProtocolError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
+        raise UsageError(f"call_next takes a Request, got {type(other).__name__}; write await call_next()")
     return call_next(other)
 
 
 def _own(page: JsonObject) -> JsonObject:
     """A copy that a middleware may change, for what is kept is shown to others too."""
-    copy: JsonObject = parse(page.text if isinstance(page, Kept) else to_text(page))[0]
+    copy: JsonObject = parse(page.text if isinstance(page, CachedResult) else to_text(page))[0]
     return copy
 
 
@@ -450,8 +450,8 @@ def _failed(ctx: Context, text: str) -> JsonObject | RequestError:
     return tool_failure(text, ctx.terms.revision) if tool else RequestError(INTERNAL_ERROR, text)
 
 
-def _session_of(ctx: Context) -> Key:
-    return Key(ctx.link, None)  # type: ignore[arg-type]
+def _session_of(ctx: Context) -> ListenerKey:
+    return ListenerKey(ctx.link, None)  # type: ignore[arg-type]
 
 
 def _pages(ctx: Context, error: RequestError) -> InputRequired | None:

@@ -1,6 +1,6 @@
 """One client of a running server over one byte stream.
 
-The link is a `Duplex`, and what is said by it a `Conversation`.  Those who report progress or log wait for room on the
+The link is a `Duplex`, and what is said by it a `ServerSession`.  Those who report progress or log wait for room on the
 wire, and a call that has ended keeps its place among the running ones until there is room again.
 """
 
@@ -14,10 +14,10 @@ import trio
 
 from trio_mcp.core.errors import check_seconds
 from trio_mcp.core.jsonrpc import Message
-from trio_mcp.core.session import Session
+from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import Account, holder_of
 from trio_mcp.core.terms import NOTHING
-from trio_mcp.server.conversation import UNFINISHED, Conversation
+from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Duplex, Framing, Lines, Tap, close, keep_alive
 from trio_mcp.transport.nursery import open_nursery
@@ -90,10 +90,10 @@ async def converse(
     input is the end of the link, as where the framing has an end of its own.
     """
     account = run.bytes.account(None) if account is None else account
-    await _Client(run, stream, framing, tap, headers, principal, account, grace).serve(heartbeat, network)
+    await _StreamClient(run, stream, framing, tap, headers, principal, account, grace).serve(heartbeat, network)
 
 
-class _Client:
+class _StreamClient:
     """The client at the other end; a `Talk` for its link, and a `Connection` of its run."""
 
     clients = 1
@@ -118,8 +118,8 @@ class _Client:
         self._duplex = Duplex(
             self, stream, framing, run.limits, nursery=run.nursery, tap=tap, account=account, input_ended=finish
         )
-        self._conversation = Conversation(run, self._duplex.wire, account=account)
-        self.session: Session = self._conversation.session
+        self._conversation = ServerSession(run, self._duplex.wire, account=account)
+        self.session: SessionProtocol = self._conversation.session
         self._over = trio.Event()
 
     async def serve(self, heartbeat: float | None, network: bool) -> None:
@@ -139,14 +139,16 @@ class _Client:
 
     # As its link has it.
 
-    def hear(self, message: Message, now: float) -> None:
-        self._conversation.hear(message, now, headers=self._headers, principal=self._principal, size=self._framing.size)
+    def receive(self, message: Message, now: float) -> None:
+        self._conversation.receive(
+            message, now, headers=self._headers, principal=self._principal, size=self._framing.size
+        )
 
     def release(self) -> None:
         self._conversation.release()
 
-    def lost(self, why: str) -> None:
-        self._conversation.lost(why)
+    def connection_lost(self, why: str) -> None:
+        self._conversation.connection_lost(why)
 
     async def _finish(self) -> None:
         """The client sends nothing more: its calls may finish in their time, and are answered."""
@@ -156,7 +158,7 @@ class _Client:
             await self._all_said()
             return
         why = f"this call had not finished {self._grace:g} seconds after the end of the client's input"
-        self._conversation.dismiss(why)
+        self._conversation.abort_pending(why)
         with trio.move_on_after(CLOSING):
             await self._all_said()
 
@@ -175,8 +177,8 @@ class _Client:
         await self._conversation.drain()
         await self._duplex.end()
 
-    def dismiss(self) -> None:
-        self._conversation.dismiss(UNFINISHED)
+    def abort_pending(self) -> None:
+        self._conversation.abort_pending(UNFINISHED)
 
     def stop(self) -> None:
         self._conversation.stop()

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.server.arguments import Arguments
 from trio_mcp.server.handlers import Handler
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trio_mcp.core.revisions import Revision
     from trio_mcp.core.schema.templates import Matcher
     from trio_mcp.server.catalog import Catalog
-    from trio_mcp.server.results import Output
+    from trio_mcp.server.results import OutputSchema
 
 __all__ = [
     "Completer",
@@ -131,7 +131,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 def check_tool_name(name: str) -> None:
     """tool-17.  Refused, where the text is content with a warning: hosts refuse such tools, or all of a server's."""
     if not _TOOL_NAME.fullmatch(name):
-        raise LocalProtocolError(
+        raise UsageError(
             f"{name[:200]!r} cannot be the name of a tool: use 1 to 128 of the characters A-Z a-z 0-9 _ - . (name=...)"
         )
 
@@ -153,7 +153,7 @@ class ToolEntry(_NamedEntry):
         *,
         replay: bool,
         arguments: Arguments,
-        output: Output | None,
+        output: OutputSchema | None,
         mirrors: Sequence[Mirror] = (),
         scopes: Sequence[str] = (),
         embeds: bool = False,
@@ -186,7 +186,7 @@ class ToolEntry(_NamedEntry):
 # Resources.
 
 
-class _ResourceEntry(Entry):
+class _ReadableEntry(Entry):
     """`mime_type` and `cache` hold for what is read, unless the handler says otherwise."""
 
     __slots__ = ("cache", "mime_type")
@@ -208,7 +208,7 @@ class _ResourceEntry(Entry):
         self.cache = cache
 
 
-class ResourceEntry(_ResourceEntry):
+class ResourceEntry(_ReadableEntry):
     __slots__ = ()
     kind = "resources"
     what = "resource"
@@ -218,7 +218,7 @@ class ResourceEntry(_ResourceEntry):
         return self.handler.bind(ctx, variables, uri)
 
 
-class TemplateEntry(_ResourceEntry):
+class TemplateEntry(_ReadableEntry):
     __slots__ = ("_arguments", "_matcher")
     kind = "templates"
     what = "resource template"

@@ -24,12 +24,12 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trio_mcp.core.errors import LocalProtocolError, name_of
+from trio_mcp.core.errors import UsageError, name_of
 
-__all__ = ["Handler", "How", "raw", "typed"]
+__all__ = ["Handler", "RunMode", "raw", "typed"]
 
 
-class How(enum.Enum):
+class RunMode(enum.Enum):
     """How a handler is run."""
 
     ASYNC = enum.auto()  # awaited
@@ -50,7 +50,7 @@ class Handler:
     def __init__(
         self,
         function: Callable[..., Any],
-        how: How,
+        how: RunMode,
         *,
         abandon: bool,
         by_name: bool,
@@ -74,12 +74,12 @@ class Handler:
 
 
 def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = True) -> Handler:
-    """The handler that takes its arguments by name.  Raises LocalProtocolError for a signature that cannot be served.
+    """The handler that takes its arguments by name.  Raises UsageError for a signature that cannot be served.
 
     The hints of the arguments are left to those who make a schema of them.
     """
     if isinstance(function, type):
-        raise LocalProtocolError(
+        raise UsageError(
             f"{name_of(function)} is a class, and a call of it would only make an object; register a method of one of "
             f"its objects, such as {function.__name__}(...).run, or a function that returns what the object says"
         )
@@ -93,16 +93,16 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = 
     name = name_of(function)
     if len(found) > 1:
         both = " and ".join(repr(parameter.name) for parameter in found)
-        raise LocalProtocolError(f"the parameters {both} of {name} both take the Context; keep one of them")
+        raise UsageError(f"the parameters {both} of {name} both take the Context; keep one of them")
     for parameter in found:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise LocalProtocolError(
+            raise UsageError(
                 f"parameter {parameter.name!r} of {name} is {parameter.kind.description}, but the Context is given by "
                 "name; make it an ordinary parameter"
             )
     first = next(iter(signature.parameters.values()), None)
     if first is not None and first.name in ("self", "cls") and first.annotation is first.empty:
-        raise LocalProtocolError(
+        raise UsageError(
             f"parameter {first.name!r} of {name} would be an argument: this is a method without its object; register "
             "the method of an object instead, such as Notes().read"
         )
@@ -119,7 +119,7 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
     """Refuse a parameter that is meant for the Context, and would be an argument that no client can give."""
     name, hint, where = parameter.name, parameter.annotation, f"parameter {parameter.name!r} of {name_of(function)}"
     if name == "context" and hint is parameter.empty and parameter.default is parameter.empty:
-        raise LocalProtocolError(
+        raise UsageError(
             f"{where} has no type, so clients would have to give it; write {name}: Context for the Context of the "
             "call, or the type of the argument"
         )
@@ -129,7 +129,7 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
         hint = hint_of(function, name)
     module = getattr(hint, "__module__", None) or ""
     if getattr(hint, "__name__", None) == "Context" and module.partition(".")[0] in ("mcp", "fastmcp"):
-        raise LocalProtocolError(f"{where} is a Context of {module}; write from trio_mcp import Context")
+        raise UsageError(f"{where} is a Context of {module}; write from trio_mcp import Context")
 
 
 def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = True, abandon: bool = True) -> Handler:
@@ -138,7 +138,7 @@ def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = Tr
     try:
         signature.bind(*takes)
     except TypeError as error:
-        raise LocalProtocolError(
+        raise UsageError(
             f"{name_of(function)} is called by position, with ({', '.join(takes)}), but takes {signature}: {error}"
         ) from None
     return Handler(function, _how(function, thread, abandon), abandon=abandon, by_name=False)
@@ -146,11 +146,11 @@ def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = Tr
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     if not callable(function):
-        raise LocalProtocolError(f"a handler is a function or another callable, not {type(function).__name__}")
+        raise UsageError(f"a handler is a function or another callable, not {type(function).__name__}")
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(
+        raise UsageError(
             f"{name_of(function)} does not say what it takes: {error}; wrap it in a function that does"
         ) from None
 
@@ -158,23 +158,23 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 # How it is run.
 
 
-def _how(function: Callable[..., Any], thread: bool, abandon: bool) -> How:
+def _how(function: Callable[..., Any], thread: bool, abandon: bool) -> RunMode:
     name = name_of(function)
     callables = list(_callables(function))
     if inspect.isgeneratorfunction(callables[0]) or inspect.isasyncgenfunction(callables[0]):
-        raise LocalProtocolError(
+        raise UsageError(
             f"{name} is a generator, which would give nothing but itself; return all of it at once, as a list"
         )
     if any(inspect.iscoroutinefunction(each) for each in callables):
         for option, given in (("thread", thread), ("abandon", abandon)):
             if not given:
-                raise LocalProtocolError(f"{name} is async, so no thread runs it; drop {option}=False, or the async")
-        return How.ASYNC
+                raise UsageError(f"{name} is async, so no thread runs it; drop {option}=False, or the async")
+        return RunMode.ASYNC
     if thread:
-        return How.THREAD
+        return RunMode.THREAD
     if not abandon:
-        raise LocalProtocolError(f"{name} has thread=False, so no thread runs it; drop abandon=False")
-    return How.INLINE
+        raise UsageError(f"{name} has thread=False, so no thread runs it; drop abandon=False")
+    return RunMode.INLINE
 
 
 def _callables(function: Any) -> Iterator[Callable[..., Any]]:
@@ -212,7 +212,7 @@ def _takes_context(function: Callable[..., Any], parameter: inspect.Parameter) -
 
     try:
         return _is_context(hint_of(function, parameter.name))
-    except LocalProtocolError:
+    except UsageError:
         # Not there while the program runs.  Whether that is a mistake is for who needs the hint to say.
         return _is_context(hint)
 

@@ -26,31 +26,31 @@ import trio
 
 from trio_mcp.core.errors import (
     INVALID_PARAMS,
-    LocalProtocolError,
     McpError,
     NotDeclared,
     RemoteProtocolError,
     RequestError,
+    UsageError,
 )
 from trio_mcp.core.jsonrpc import Json, JsonObject, Limits
 from trio_mcp.core.revisions import Role, missing_capabilities
 from trio_mcp.core.rounds import (
     MAX_ROUNDS,
-    Parked,
+    ParkedKeys,
     Question,
-    Refusal,
     SealedState,
+    StateRefusal,
     StateSealer,
     input_required,
     read_answers,
 )
 from trio_mcp.core.terms import NOTHING, stable_name
-from trio_mcp.server.context import Context, Link
+from trio_mcp.server.context import Context, ContextLink
 
 if TYPE_CHECKING:
     from trio_mcp.server.questions import Inquiry
 
-__all__ = ["Parking", "Place", "next_round", "read_answer", "volunteered", "worded"]
+__all__ = ["ParkedCall", "Parking", "next_round", "read_answer", "volunteered", "worded"]
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def worded(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> list[Question
     for key, question in questions.items():
         if not isinstance(question, Inquiry):
             kinds = "Elicit(...), ElicitUrl(...), Sample(...) or ListRoots()"
-            raise LocalProtocolError(f"{key!r} is no question; ask by {kinds}")
+            raise UsageError(f"{key!r} is no question; ask by {kinds}")
         params = question.params(terms.revision)
         method = terms.revision.request(Role.SERVER, question.method)
         method = method or terms.revision.input_requests[question.method]
@@ -107,11 +107,11 @@ def volunteered(ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[
 def next_round(ctx: Context) -> int:
     """The number of the round that is about to begin."""
     if ctx.rounds >= MAX_ROUNDS:
-        raise LocalProtocolError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
+        raise UsageError(f"{ctx.method} has asked {MAX_ROUNDS} times; no client goes on for so long")
     return ctx.rounds + 1
 
 
-class Place:
+class ParkedCall:
     """Where one handler waits: for which answers, and what it got so far."""
 
     __slots__ = ("answers", "asked", "asker", "ctx", "handle", "left", "questions", "resumed")
@@ -140,8 +140,10 @@ class Parking:
     def __init__(self, sealer: StateSealer, limits: Limits, *, wall: Callable[[], float] | None = None) -> None:
         self._sealer = sealer
         self._ttl = limits.parked_seconds
-        self._parked = Parked(secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each)
-        self._places: dict[str, Place] = {}
+        self._parked = ParkedKeys(
+            secrets.token_urlsafe(12), ttl=self._ttl, limit=limits.parked, each=limits.parked_each
+        )
+        self._places: dict[str, ParkedCall] = {}
         # A sealed state may outlive the process, so its age is not measured by the loop's clock.
         self._wall = wall or time.time
         self._more = trio.Event()
@@ -151,7 +153,7 @@ class Parking:
 
     # Out.
 
-    def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[Place, JsonObject]:
+    def park(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> tuple[ParkedCall, JsonObject]:
         """A place for `ctx`, and the result that asks its client.
 
         Raises what `worded` does, and RequestError when there is no room; then nothing is parked.
@@ -159,7 +161,7 @@ class Parking:
         round, asked = next_round(ctx), worded(ctx, questions)
         asking = self._asking(ctx, asked)  # before a place is taken: it raises where nothing can be asked
         handle = self._parked.park(stable_name(ctx.principal), trio.current_time(), ctx.holder)
-        place = self._places[handle] = Place(ctx, handle, questions, asked)
+        place = self._places[handle] = ParkedCall(ctx, handle, questions, asked)
         self._more.set()
         try:
             asking["requestState"] = self._state_of(place, round)
@@ -178,7 +180,7 @@ class Parking:
     def _asking(ctx: Context, questions: Sequence[Question]) -> JsonObject:
         return input_required(ctx.terms.revision, ctx.method, ctx.terms.capabilities, questions, "")
 
-    def _state_of(self, place: Place, round: int) -> str:
+    def _state_of(self, place: ParkedCall, round: int) -> str:
         ctx = place.ctx
         if not ctx.replay:  # nothing but where it waits
             return self._seal(ctx, round, place.handle, NOTHING, None)
@@ -197,7 +199,7 @@ class Parking:
 
     # Back in.
 
-    def retry(self, ctx: Context) -> Place | JsonObject | None:
+    def retry(self, ctx: Context) -> ParkedCall | JsonObject | None:
         """What a request with a `requestState` is about: a handler that goes on now, or (as some answers are still
         missing) the result that asks for those, or (None) a handler to be started, with what `ctx` has got of it.
 
@@ -207,7 +209,7 @@ class Parking:
         state = self._sealer.open(
             request.params["requestState"], request.method, request.params, principal, self._wall()
         )
-        if isinstance(state, Refusal):
+        if isinstance(state, StateRefusal):
             raise state.error
         if state.handle is None:
             self._start_again(ctx, state)
@@ -216,7 +218,7 @@ class Parking:
         if place is None:
             refusal = self._parked.take(state.handle)
             assert refusal is not None  # it knows of those that are here, and of no others
-            if refusal is not Refusal.ELSEWHERE or state.carried is None:
+            if refusal is not StateRefusal.ELSEWHERE or state.carried is None:
                 raise refusal.error
             ctx.elsewhere = refusal.error
             self._start_again(ctx, state)
@@ -241,7 +243,7 @@ class Parking:
             ctx.answers, ctx.recorded = answers, {**state.answers, **given}
 
     @staticmethod
-    def _take_answers(place: Place, params: JsonObject) -> bool:
+    def _take_answers(place: ParkedCall, params: JsonObject) -> bool:
         """Take what came; whether something is missing.  Each answer is read here, so that a bad one can be mended."""
         answers = read_answers(place.open, params)
         for key, answer in answers.given.items():
@@ -249,14 +251,14 @@ class Parking:
         place.answers.update(answers.given)
         return bool(answers.missing)
 
-    def _ask_for_the_rest(self, place: Place, ctx: Context) -> JsonObject:
+    def _ask_for_the_rest(self, place: ParkedCall, ctx: Context) -> JsonObject:
         """mrtr-25: what is missing is asked for again, under the terms of this retry; what came is kept."""
         if place.ctx.rounds >= MAX_ROUNDS:
             raise RequestError(INVALID_PARAMS, f"answers are missing from inputResponses after {MAX_ROUNDS} rounds")
         asking = self._asking(ctx, place.open)
         return {**asking, "requestState": self._state_of(place, next_round(place.ctx))}
 
-    def give_up(self, place: Place) -> None:
+    def give_up(self, place: ParkedCall) -> None:
         """No retry is about this place any more."""
         if self._places.pop(place.handle, None) is not None:
             self._parked.take(place.handle)
@@ -266,11 +268,11 @@ class Parking:
         for place in list(self._places.values()):
             await place.resumed.wait()
 
-    def waits_for(self, asker: Link) -> list[Place]:
+    def waits_for(self, asker: ContextLink) -> list[ParkedCall]:
         """Where handlers wait for answers to what they asked by this connection."""
         return [place for place in self._places.values() if place.asker is asker]
 
-    async def come_back(self, asker: Link) -> None:
+    async def come_back(self, asker: ContextLink) -> None:
         for place in self.waits_for(asker):
             await place.resumed.wait()
 

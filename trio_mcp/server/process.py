@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 import trio
 
-from trio_mcp.core.errors import CannotServe, LocalProtocolError, check_seconds
+from trio_mcp.core.errors import CannotServe, UsageError, check_seconds
 from trio_mcp.server.watchdog import watched
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from trio_mcp.server.server import Server
 
-__all__ = ["Life", "live", "place"]
+__all__ = ["ProcessLife", "live", "place"]
 
 # Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
 # as many again for what is being written when they are cut off.
@@ -68,7 +68,7 @@ def _in_asyncio() -> bool:
     return True
 
 
-def live(server: Server, serve: Callable[[Life], Awaitable[object]], *, grace: float) -> None:
+def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, grace: float) -> None:
     """Serve as the purpose of this process, for as long as `serve` does.
 
     Returns then; raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for
@@ -78,17 +78,17 @@ def live(server: Server, serve: Callable[[Life], Awaitable[object]], *, grace: f
     """
     check_seconds("grace", grace)
     if trio.lowlevel.in_trio_run():
-        raise LocalProtocolError(
+        raise UsageError(
             "run() begins a Trio program of its own, and this is one already; in here, await serve_stdio(server), or "
             "serve_http(server, host, port)"
         )
     if _in_asyncio():
-        raise LocalProtocolError(
+        raise UsageError(
             "run() blocks its thread, and an event loop of asyncio runs in that; call server.run() outside of it, as "
             "the last line of a script"
         )
     try:
-        with unhindered_stderr() as stderr, Life(server, grace, stderr) as life:
+        with unhindered_stderr() as stderr, ProcessLife(server, grace, stderr) as life:
             try:
                 with _fewer_full_collections():
                     trio.run(life.live, serve)
@@ -134,24 +134,24 @@ def _fewer_full_collections() -> Iterator[None]:
 def place(text: str) -> tuple[str, int]:
     """The host and port to listen at, from text such as ``127.0.0.1:3000``, ``localhost:0`` or ``[::1]:3000``.
 
-    Raises LocalProtocolError for anything else.  An empty host is refused: to be open to everybody is to be said.
+    Raises UsageError for anything else.  An empty host is refused: to be open to everybody is to be said.
     """
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdecimal() or "/" in host:
-        raise LocalProtocolError(f'http is where to listen, such as "127.0.0.1:3000"; not {text!r}')
+        raise UsageError(f'http is where to listen, such as "127.0.0.1:3000"; not {text!r}')
     if int(port[:6]) > 65535:
-        raise LocalProtocolError(f"a port is at most 65535, or 0 for any that is free; not {text!r}")
+        raise UsageError(f"a port is at most 65535, or 0 for any that is free; not {text!r}")
     if ":" in host and not bracketed:
-        raise LocalProtocolError(f'an IPv6 address stands in brackets: http="[{host}]:{port}", not {text!r}')
+        raise UsageError(f'an IPv6 address stands in brackets: http="[{host}]:{port}", not {text!r}')
     host = host[1:-1] if bracketed else host
     if not host:
         every = f"0.0.0.0:{port}"
-        raise LocalProtocolError(f'say for whom to listen: http="127.0.0.1:{port}", or "{every}" for every network')
+        raise UsageError(f'say for whom to listen: http="127.0.0.1:{port}", or "{every}" for every network')
     return host, int(port)
 
 
-class Life:
+class ProcessLife:
     """One process that serves: its signals, its last deadline and its exit status."""
 
     def __init__(self, server: Server, grace: float, stderr: Stderr | None) -> None:
@@ -174,13 +174,13 @@ class Life:
         usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
         self._ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
 
-    def __enter__(self) -> Life:
+    def __enter__(self) -> ProcessLife:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    async def live(self, serve: Callable[[Life], Awaitable[object]]) -> None:
+    async def live(self, serve: Callable[[ProcessLife], Awaitable[object]]) -> None:
         with self._signals(), watched(), self._everything:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._drain, name="SIGTERM")

@@ -14,21 +14,21 @@ from typing import NamedTuple, Protocol
 import trio
 
 from trio_mcp.core.jsonrpc import Id, Limits, Notification
-from trio_mcp.core.subscriptions import Change, Listeners
+from trio_mcp.core.subscriptions import ChangeEvent, Listeners
 
-__all__ = ["Hearer", "Key", "Publisher"]
+__all__ = ["ListenerKey", "ListeningConnection", "Publisher"]
 
 
-class Hearer(Protocol):
+class ListeningConnection(Protocol):
     """A connection that listens."""
 
     def tell_change(self, notification: Notification, about: Id | None) -> None: ...
 
 
-class Key(NamedTuple):
+class ListenerKey(NamedTuple):
     """A listener: a listen request on a connection, or (without an id) the legacy session that the connection is."""
 
-    link: Hearer
+    link: ListeningConnection
     id: Id | None
 
 
@@ -36,14 +36,14 @@ class Publisher:
     """All listeners of one server, and what they are about to hear."""
 
     def __init__(self, limits: Limits, window: float) -> None:
-        self.listeners: Listeners[Key] = Listeners(limits)
+        self.listeners: Listeners[ListenerKey] = Listeners(limits)
         self._window = window
-        self._changes: dict[Change, None] = {}
+        self._changes: dict[ChangeEvent, None] = {}
         self._changed = trio.Event()
         self._thread = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
 
-    def publish(self, change: Change) -> None:
+    def publish(self, change: ChangeEvent) -> None:
         """Tell of a change, from any thread."""
         if threading.get_ident() != self._thread:
             with suppress(trio.RunFinishedError):  # with it went all listeners

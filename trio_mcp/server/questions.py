@@ -28,13 +28,13 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 from urllib.parse import parse_qsl, urlsplit
 
-from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, Outcome
+from trio_mcp.core.elicitation import Accepted, Declined, Dismissed, ElicitationOutcome
 from trio_mcp.core.errors import (
     URL_ELICITATION_REQUIRED,
-    LocalProtocolError,
     NotInThisRevision,
     RemoteProtocolError,
     RequestError,
+    UsageError,
 )
 from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Capability, Revision, Role
@@ -94,7 +94,7 @@ def _knows(revision: Revision, capability: str, member: str) -> bool:
 _WITHOUT_VALUE: Mapping[Json, Declined | Dismissed] = {"decline": Declined(), "cancel": Dismissed()}
 
 
-def _outcome(answer: JsonObject, value: Callable[[], T]) -> Outcome[T]:
+def _outcome(answer: JsonObject, value: Callable[[], T]) -> ElicitationOutcome[T]:
     action = answer.get("action")
     if action == "accept":
         return Accepted(value())
@@ -105,7 +105,7 @@ def _outcome(answer: JsonObject, value: Callable[[], T]) -> Outcome[T]:
 
 def _prompt(message: str) -> str:
     if not isinstance(message, str) or not message.strip():  # elic-13
-        raise LocalProtocolError("an elicitation needs a message that tells the user what is asked, and why")
+        raise UsageError("an elicitation needs a message that tells the user what is asked, and why")
     return message
 
 
@@ -129,12 +129,12 @@ def names_a_secret(name: str) -> bool:
 # Forms
 
 
-class Elicit(Inquiry[Outcome[T]]):
+class Elicit(Inquiry[ElicitationOutcome[T]]):
     """Ask the user to fill in a form.
 
     `form` is a dataclass, attrs class, TypedDict or NamedTuple with flat members, or a hint for one field (`bool`,
     `Literal[...]`), whose value is returned by itself, or a JSON Schema (a mapping, or a `RequestedSchema`), whose
-    answer is returned as a dict.  Raises `LocalProtocolError` for what no form can ask, and for what none may: secrets,
+    answer is returned as a dict.  Raises `UsageError` for what no form can ask, and for what none may: secrets,
     which go by `ElicitUrl`, and clickable links.
     """
 
@@ -158,11 +158,11 @@ class Elicit(Inquiry[Outcome[T]]):
         # refuses what cannot be left out: a choice of several.
         return codec.to_json(forms.ElicitFormParams(self._message, self._form.asked, "form"), revision)
 
-    def read(self, answer: JsonObject) -> Outcome[T]:
+    def read(self, answer: JsonObject) -> ElicitationOutcome[T]:
         return _outcome(answer, lambda: self._form.read(answer.get("content")))
 
 
-class _Form:
+class _QuestionForm:
     """A form as it is asked for, and what makes its answer a value."""
 
     __slots__ = ("_check", "_fields", "_may_be_none", "_value", "asked")
@@ -176,9 +176,7 @@ class _Form:
 
         properties, required = schema.get("properties"), schema.get("required") or []
         if schema.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise LocalProtocolError(
-                'a form is a JSON Schema with "type": "object", "properties" and a list of "required"'
-            )
+            raise UsageError('a form is a JSON Schema with "type": "object", "properties" and a list of "required"')
         _refuse_keywords(schema.keys() - _OF_THE_ROOT, "its root")
         self._fields = {name: _titled(_field(name, each), hints.get(name)) for name, each in properties.items()}
         self._may_be_none = [name for name, each in properties.items() if name in required and _nullable(each)]
@@ -189,7 +187,7 @@ class _Form:
         try:
             self.asked = codec.from_json(forms.RequestedSchema, asked, strict=True)
         except RemoteProtocolError as error:
-            raise LocalProtocolError(f"{error}; {_FLAT}") from None
+            raise UsageError(f"{error}; {_FLAT}") from None
         self._check = validation.compile_schema(asked)
         self._judge(demanded)
 
@@ -197,17 +195,17 @@ class _Form:
         """Refuse what is legal JSON Schema, and yet no good question."""
         for name in demanded:
             if name not in self._fields:
-                raise LocalProtocolError(f"the form requires {name!r}, which is not among its properties")
+                raise UsageError(f"the form requires {name!r}, which is not among its properties")
         for name, field in self._fields.items():
             if _LINK.search(str(field)):
                 raise _clickable(f"field {name!r}")
             entered = field["type"] in ("string", "number", "integer") and not field.keys() & {"enum", "oneOf"}
             if entered and (names_a_secret(name) or names_a_secret(field.get("title", ""))):
-                raise LocalProtocolError(f"a form must not ask for secrets such as {name!r}; use ElicitUrl")
+                raise UsageError(f"a form must not ask for secrets such as {name!r}; use ElicitUrl")
         defaults = {name: field["default"] for name, field in self._fields.items() if "default" in field}
         for problem in self._check.errors(defaults):
             if problem.keyword != "required":
-                raise LocalProtocolError(f"the default of {problem.path[1:]!r} {problem.message}")
+                raise UsageError(f"the default of {problem.path[1:]!r} {problem.message}")
 
     def read(self, content: Json) -> Any:
         if content is None:
@@ -228,20 +226,20 @@ class _Form:
             raise RemoteProtocolError(f"the answer does not fit the form: content{error.path} {error.why}") from None
 
 
-def _form(form: Any) -> _Form:
+def _form(form: Any) -> _QuestionForm:
     from trio_mcp.core import codec, forms
     from trio_mcp.core.schema import schema
     from trio_mcp.core.schema.values import reader_of
 
     if isinstance(form, forms.RequestedSchema):
-        return _Form(codec.to_json(form, LATEST))
+        return _QuestionForm(codec.to_json(form, LATEST))
     if isinstance(form, Mapping):
-        return _Form(form)
+        return _QuestionForm(form)
     described, read = schema.schema_of(form, where="the form"), reader_of(form) or _same
     if "properties" in described:
-        return _Form(described, _hints_of_members(form), read)
+        return _QuestionForm(described, _hints_of_members(form), read)
     bare = {"type": "object", "properties": {"value": described}, "required": ["value"]}
-    return _Form(bare, {"value": form}, lambda content: read(content["value"]))
+    return _QuestionForm(bare, {"value": form}, lambda content: read(content["value"]))
 
 
 def _same(value: Json) -> Any:
@@ -266,8 +264,8 @@ _NULL = {"type": "null"}
 _LINK = re.compile(r"\]\(\s*<?https?:|<https?:|\bhref\s*=", re.IGNORECASE)
 
 
-def _clickable(where: str) -> LocalProtocolError:
-    return LocalProtocolError(f"the {where} of a form has a clickable link; use ElicitUrl to send the user to a page")
+def _clickable(where: str) -> UsageError:
+    return UsageError(f"the {where} of a form has a clickable link; use ElicitUrl to send the user to a page")
 
 
 def _nullable(field: Json) -> bool:
@@ -287,7 +285,7 @@ def _field(name: str, field: Any) -> JsonObject:
     kind = next((mark for mark in ("enum", "oneOf") if mark in said), said.get("type"))
     says = _SAYS.get(kind) if isinstance(kind, str) else None
     if says is None or (kind in ("enum", "oneOf") and said.get("type") != "string"):
-        raise LocalProtocolError(f"field {name!r} is of a kind that no form can ask for; {_FLAT}")
+        raise UsageError(f"field {name!r} is of a kind that no form can ask for; {_FLAT}")
     if kind == "array":
         said.pop("uniqueItems", None)  # that the chosen ones differ goes without saying
     _refuse_keywords(said.keys() - says, f"field {name!r}")
@@ -296,7 +294,7 @@ def _field(name: str, field: Any) -> JsonObject:
 
 def _refuse_keywords(keywords: AbstractSet[str], where: str) -> None:
     if keywords:
-        raise LocalProtocolError(f"a form cannot say {min(keywords)} of {where}; check it in the handler")
+        raise UsageError(f"a form cannot say {min(keywords)} of {where}; check it in the handler")
 
 
 # The titles of choices.
@@ -351,10 +349,10 @@ _URL = re.compile(
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class ElicitUrl(Inquiry[Outcome[None]]):
+class ElicitUrl(Inquiry[ElicitationOutcome[None]]):
     """Ask the user to visit a page, where things are entered that the client must not see.
 
-    `Accepted` means that the user agreed to go there, not that anything was done.  Raises `LocalProtocolError` unless
+    `Accepted` means that the user agreed to go there, not that anything was done.  Raises `UsageError` unless
     `url` is an absolute https URL, or an http one on loopback, and for one that holds credentials.
     """
 
@@ -378,7 +376,7 @@ class ElicitUrl(Inquiry[Outcome[None]]):
         """The params of `notifications/elicitation/complete` (2025-11-25), for the client that was asked."""
         return {"elicitationId": self.elicitation_id}
 
-    def read(self, answer: JsonObject) -> Outcome[None]:
+    def read(self, answer: JsonObject) -> ElicitationOutcome[None]:
         return _outcome(answer, lambda: None)
 
 
@@ -390,12 +388,12 @@ def _visitable(url: str) -> str:
     except (TypeError, ValueError, AttributeError):  # no text; half a bracket; a port that is no number
         valid = False
     if not valid:
-        raise LocalProtocolError("the url to visit is not a valid URL: it needs a scheme, a host, and percent-encoding")
+        raise UsageError("the url to visit is not a valid URL: it needs a scheme, a host, and percent-encoding")
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
-        raise LocalProtocolError("the url to visit must be https, or http on loopback")
+        raise UsageError("the url to visit must be https, or http on loopback")
     # elic-36: it passes through the client, and is no key to anything.
     if "@" in parts.netloc or any(names_a_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
-        raise LocalProtocolError("the url to visit holds credentials; let the page ask who its visitor is")
+        raise UsageError("the url to visit holds credentials; let the page ask who its visitor is")
     return url
 
 
@@ -409,7 +407,7 @@ class UrlElicitationRequired(RequestError):
     def __init__(self, *questions: ElicitUrl, message: str = "This request needs a page to be visited first") -> None:
         # elic-27: a page is what it is for.
         if not questions or not all(isinstance(each, ElicitUrl) for each in questions):
-            raise LocalProtocolError("UrlElicitationRequired needs one ElicitUrl or more, and nothing else")
+            raise UsageError("UrlElicitationRequired needs one ElicitUrl or more, and nothing else")
         elicitations = [each.params(LATEST_LEGACY) for each in questions]  # elic-28
         super().__init__(URL_ELICITATION_REQUIRED, message, {"elicitations": elicitations})
         self.questions = questions
@@ -422,7 +420,7 @@ class Sample(Inquiry["CreateMessageResult"]):
     """Ask the client's model.  Deprecated in 2026-07-28, where it still works.
 
     `messages` is what a user says, or messages; an earlier answer may stand among them as it came.  Each question holds
-    messages of its own: nothing is carried over from another (samp-21).  Raises `LocalProtocolError` for what no model
+    messages of its own: nothing is carried over from another (samp-21).  Raises `UsageError` for what no model
     can be asked: above all, each tool use has its result in the very next message, which holds nothing else.
     """
 
@@ -462,9 +460,9 @@ class Sample(Inquiry["CreateMessageResult"]):
         try:  # read as strictly as a client would; what comes of it shares nothing with the caller's lists
             self._params = codec.from_json(models.CreateMessageParams, codec.to_json(params, LATEST), strict=True)
         except RemoteProtocolError as error:
-            raise LocalProtocolError(str(error)) from None
+            raise UsageError(str(error)) from None
         if max_tokens < 1:
-            raise LocalProtocolError("max_tokens must be at least 1")
+            raise UsageError("max_tokens must be at least 1")
         check_sampling(content.well_formed(self._params.messages), content.well_formed(self._params.tools or ()))
 
     def _params_in(self, revision: Revision) -> JsonObject:

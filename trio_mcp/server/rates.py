@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 
 __all__ = ["Rates"]
 
@@ -24,7 +24,7 @@ class Rates:
 
     def __init__(self, rate: float, name: str = "request_rate") -> None:
         if not rate > 0:
-            raise LocalProtocolError(f"Limits.{name} is a number of requests a second, above 0; not {rate!r}")
+            raise UsageError(f"Limits.{name} is a number of requests a second, above 0; not {rate!r}")
         self._rate = rate
         self.limited = rate != math.inf
         """Whether there is anything to count."""

@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trio_mcp.core.errors import LocalProtocolError, name_of
+from trio_mcp.core.errors import UsageError, name_of
 from trio_mcp.core.jsonrpc import JsonObject
 from trio_mcp.core.oauth.principals import declared_scopes
 from trio_mcp.core.revisions import LATEST
@@ -75,7 +75,7 @@ def tool_of(
     (tool-28).
     """
     from trio_mcp.core.schema.schema import hint_of, parameters_schema
-    from trio_mcp.server.results import Output
+    from trio_mcp.server.results import OutputSchema
 
     name = _named(function, name, "tool")
     handler = typed(function, thread=thread, abandon=abandon)
@@ -85,9 +85,9 @@ def tool_of(
     arguments = arguments_of(function, handler, parameters_schema(function, handler.skip))
     try:
         returned = hint_of(function, "return")
-        output = Output(returned) if structured else None
-    except LocalProtocolError as error:
-        raise LocalProtocolError(f"the tool {name!r}: {error}") from None
+        output = OutputSchema(returned) if structured else None
+    except UsageError as error:
+        raise UsageError(f"the tool {name!r}: {error}") from None
     promised = None if output is None else output.schema
     make = _later("Tool", name, arguments.schema, output_schema=promised, **details)
     mirrors = _mirrors(name, arguments.schema)
@@ -118,7 +118,7 @@ def raw_tool(
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
     from trio_mcp.core.models import Tool
     from trio_mcp.core.schema.validation import InvalidSchema, check_input_schema, compile_schema
-    from trio_mcp.server.results import Output
+    from trio_mcp.server.results import OutputSchema
 
     _check_model(tool, Tool, "ToolAnnotations")
     handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
@@ -127,7 +127,7 @@ def raw_tool(
         check_input_schema(tool.input_schema)
         arguments = Arguments(dict(tool.input_schema), compiled=compile_schema(tool.input_schema))
         which = "output"
-        output = None if tool.output_schema is None else Output(schema=tool.output_schema)
+        output = None if tool.output_schema is None else OutputSchema(schema=tool.output_schema)
     except InvalidSchema as error:
         raise InvalidSchema(error.reason, f"the {which} schema of the tool {tool.name!r}: {error}") from None
     return ToolEntry(
@@ -149,7 +149,7 @@ def _mirrors(name: str, schema: JsonObject) -> tuple[Mirror, ...]:
 
     mirrors = find_mirrors(schema)
     if mirrors.faults:
-        raise LocalProtocolError(f"the tool {name!r} cannot have its arguments in headers: {'; '.join(mirrors.faults)}")
+        raise UsageError(f"the tool {name!r} cannot have its arguments in headers: {'; '.join(mirrors.faults)}")
     for rule in mirrors.rules:
         if names_a_secret(rule.path[-1]):
             _log.warning(
@@ -177,7 +177,7 @@ _URI = rf"{_SCHEME}(?://{_AUTHORITY}(?:/{_PATH})?|(?!//){_PATH})(?:\?{_REST})?(?
 def _check_uri(uri: str) -> None:
     """res-10, res-13."""
     if not isinstance(uri, str) or not re.fullmatch(_URI, uri):
-        raise LocalProtocolError(
+        raise UsageError(
             f"{uri!r} is no absolute URI as RFC 3986 has them: it needs a scheme, such as notes://today, and what is "
             "beyond their characters must be percent-encoded"
         )
@@ -213,7 +213,7 @@ def resource_of(
     arguments = text_arguments(function, handler, "the variables of a URI template")
     if isinstance(uri, str) and "{" in uri:
         if size is not None:
-            raise LocalProtocolError(f"the resources of {uri!r} have no size in common; drop size={size}")
+            raise UsageError(f"the resources of {uri!r} have no size in common; drop size={size}")
         matcher = _matcher(uri)
         _check_variables(function, matcher, arguments.schema)
         make = _later("ResourceTemplate", name, uri, **details)
@@ -222,7 +222,7 @@ def resource_of(
         )
     _check_uri(uri)
     for parameter in arguments.schema["properties"]:
-        raise LocalProtocolError(
+        raise UsageError(
             f"parameter {parameter!r} of {name_of(function)} has no place in {uri!r}; write {{{parameter}}} into that, "
             "or drop the parameter"
         )
@@ -234,7 +234,7 @@ def _matcher(text: str) -> Matcher:
     from trio_mcp.core.schema.templates import Matcher
 
     if not re.match(_SCHEME + r"|\{", text):
-        raise LocalProtocolError(f"the URI template {text!r} must begin with a scheme, such as notes://{{name}}")
+        raise UsageError(f"the URI template {text!r} must begin with a scheme, such as notes://{{name}}")
     return Matcher(text)
 
 
@@ -243,17 +243,15 @@ def _check_variables(function: _Function, matcher: Matcher, schema: JsonObject) 
     where, variables = f"the URI template {matcher.template.text!r}", matcher.template.variables
     for name in schema["properties"]:
         if name not in variables:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"parameter {name!r} of {name_of(function)} is not in {where}; write {{{name}}} or {{?{name}}} into "
                 "that, or drop the parameter"
             )
     for name in variables:
         if name not in schema["properties"]:
-            raise LocalProtocolError(
-                f"{where} has {name!r}, which {name_of(function)} does not take; add the parameter"
-            )
+            raise UsageError(f"{where} has {name!r}, which {name_of(function)} does not take; add the parameter")
         if name in matcher.optional and name in schema.get("required", ()):
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{name!r} may be absent from the URIs of {where}; give the parameter of {name_of(function)} a default"
             )
 
@@ -294,7 +292,7 @@ def raw_template(
     _check_model(template, ResourceTemplate)
     _check_cache(f"the ResourceTemplate {template.name!r}", cache)
     if "{" not in template.uri_template:
-        raise LocalProtocolError(f"{template.uri_template!r} has no variables; register it as a resource")
+        raise UsageError(f"{template.uri_template!r} has no variables; register it as a resource")
     handler = raw(function, ("ctx", "uri", "variables"), thread=thread, abandon=abandon)
     matcher = _matcher(template.uri_template)
     return TemplateEntry(
@@ -349,7 +347,7 @@ def raw_prompt(
     members: dict[str, JsonObject] = {}
     for each in prompt.arguments or ():
         if not isinstance(each, PromptArgument) or not each.name or each.name in members:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"the arguments of the prompt {prompt.name!r} must be PromptArgument objects with a name each, and no "
                 "name twice"
             )
@@ -375,7 +373,7 @@ def completer_of(function: _Function, *, thread: bool = True, abandon: bool = Tr
     wants = [name for name in inspect.signature(function).parameters if name not in handler.skip]
     for name in wants:
         if name not in _COMPLETION:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"parameter {name!r} of {name_of(function)} is nothing that a completion has; it may take "
                 f"{', '.join(_COMPLETION)} and a Context"
             )
@@ -392,12 +390,12 @@ def _check_details(what: str, details: Mapping[str, Any], annotations: str = "An
     """`annotations` names the class that the annotations must have."""
     for name in ("title", "description", "mime_type"):
         if not isinstance(text := details.get(name), str | None):
-            raise LocalProtocolError(f"the {name} of {what} must be text, not {type(text).__name__}")
+            raise UsageError(f"the {name} of {what} must be text, not {type(text).__name__}")
     mime_type, size = details.get("mime_type"), details.get("size")
     if mime_type is not None and not re.fullmatch(_MIME_TYPE, mime_type):
-        raise LocalProtocolError(f"the mime_type of {what} must be like text/plain, not {mime_type!r}")
+        raise UsageError(f"the mime_type of {what} must be like text/plain, not {mime_type!r}")
     if size is not None and (type(size) is not int or size < 0):
-        raise LocalProtocolError(f"the size of {what} is a number of bytes, not {size!r}")
+        raise UsageError(f"the size of {what} is a number of bytes, not {size!r}")
     if details.get("icons") is not None:
         _check_icons(what, details["icons"])
     if details.get("annotations") is not None:
@@ -406,7 +404,7 @@ def _check_details(what: str, details: Mapping[str, Any], annotations: str = "An
         from trio_mcp.core.meta import check_meta
 
         if not isinstance(meta, Mapping):
-            raise LocalProtocolError(f"the meta of {what} must be a mapping, not {type(meta).__name__}")
+            raise UsageError(f"the meta of {what} must be a mapping, not {type(meta).__name__}")
         check_meta(meta, LATEST)
 
 
@@ -414,7 +412,7 @@ def _check_icons(what: str, icons: Any) -> None:
     from trio_mcp.core.content import Icon
 
     if not isinstance(icons, Sequence) or not all(isinstance(icon, Icon) for icon in icons):
-        raise LocalProtocolError(f"the icons of {what} must be a list of Icon objects")
+        raise UsageError(f"the icons of {what} must be a list of Icon objects")
 
 
 def _check_annotations(what: str, annotations: Any, wanted: str) -> None:
@@ -425,15 +423,15 @@ def _check_annotations(what: str, annotations: Any, wanted: str) -> None:
     from trio_mcp.core.content import Annotations
 
     if not isinstance(annotations, getattr(models, wanted)):
-        raise LocalProtocolError(f"the annotations of {what} must be {wanted}, not {type(annotations).__name__}")
+        raise UsageError(f"the annotations of {what} must be {wanted}, not {type(annotations).__name__}")
     if not isinstance(annotations, Annotations):
         return
     if not set(annotations.audience or ()) <= set(_SPEAKERS):
-        raise LocalProtocolError(f"the audience of {what} must be of {' and '.join(_SPEAKERS)}")
+        raise UsageError(f"the audience of {what} must be of {' and '.join(_SPEAKERS)}")
     try:
         datetime.fromisoformat(annotations.last_modified or "2025-06-18")
     except ValueError:
-        raise LocalProtocolError(
+        raise UsageError(
             f"the last_modified of {what} must be ISO 8601, such as 2025-06-18T15:00:00Z, not "
             f"{annotations.last_modified!r}"
         ) from None
@@ -441,9 +439,9 @@ def _check_annotations(what: str, annotations: Any, wanted: str) -> None:
 
 def _check_model(model: Any, wanted: type[Described], annotations: str = "Annotations") -> None:
     if not isinstance(model, wanted):
-        raise LocalProtocolError(f"expected a {wanted.__name__} object, got {type(model).__name__}")
+        raise UsageError(f"expected a {wanted.__name__} object, got {type(model).__name__}")
     if not isinstance(model.name, str) or not model.name:
-        raise LocalProtocolError(f"the name of a {wanted.__name__} is text, and not empty; got {model.name!r}")
+        raise UsageError(f"the name of a {wanted.__name__} is text, and not empty; got {model.name!r}")
     names = ("title", "description", "icons", "meta", "annotations", "mime_type", "size")
     details = {name: getattr(model, name, None) for name in names}
     _check_details(f"the {wanted.__name__} {model.name!r}", details, annotations)
@@ -474,9 +472,9 @@ def _named(function: _Function, name: str | None, what: str) -> str:
             function = function.func
         name = getattr(function, "__name__", None)
         if name is None:
-            raise LocalProtocolError(f"{name_of(function)} has no name; say which with name=... for the {what}")
+            raise UsageError(f"{name_of(function)} has no name; say which with name=... for the {what}")
     if not isinstance(name, str) or not name:
-        raise LocalProtocolError(f"the name of a {what} is text, and not empty; got {name!r}")
+        raise UsageError(f"the name of a {what} is text, and not empty; got {name!r}")
     return name
 
 
@@ -485,4 +483,4 @@ def _check_cache(what: str, cache: Any) -> None:
         from trio_mcp.core.cache import CacheHints
 
         if not isinstance(cache, CacheHints):
-            raise LocalProtocolError(f"the cache of {what} must be CacheHints, not {type(cache).__name__}")
+            raise UsageError(f"the cache of {what} must be CacheHints, not {type(cache).__name__}")

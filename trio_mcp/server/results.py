@@ -35,10 +35,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trio_mcp.core.errors import (
-    LocalProtocolError,
     McpError,
     NotInThisRevision,
     RemoteProtocolError,
+    UsageError,
     shown,
 )
 from trio_mcp.core.json_text import to_readable
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadResult",
     "InputRequired",
-    "Output",
+    "OutputSchema",
     "ToolError",
     "audio",
     "completion_result",
@@ -80,7 +80,7 @@ class ToolError(McpError):
 
     def __init__(self, content: str | Sequence[ContentBlock | str]) -> None:
         if not isinstance(content, str | list | tuple):
-            raise LocalProtocolError(
+            raise UsageError(
                 f"a ToolError takes text or a list of content, not {type(content).__name__}; of an exception only its "
                 "text, if everybody may read that"
             )
@@ -137,7 +137,7 @@ def file(
     data, mime_type = _loaded(source, mime_type)
     if uri is None:
         if isinstance(source, bytes):
-            raise LocalProtocolError("give the uri of a file that is made of bytes")
+            raise UsageError("give the uri of a file that is made of bytes")
         uri = pathlib.Path(source).absolute().as_uri()
     text = _real_text(data, mime_type)
     if text is None:
@@ -148,7 +148,7 @@ def file(
 def _media(source: bytes | str | os.PathLike[str], mime_type: str | None, kind: str) -> tuple[bytes, str]:
     data, mime_type = _loaded(source, mime_type)
     if not mime_type.lower().startswith(f"{kind}/"):
-        raise LocalProtocolError(f"{mime_type} is no type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
+        raise UsageError(f"{mime_type} is no type of {kind}; give mime_type={kind + '/...'!r}, or use file()")
     return data, mime_type
 
 
@@ -156,9 +156,9 @@ def _loaded(source: bytes | str | os.PathLike[str], mime_type: str | None) -> tu
     mime_type = mime_type or (None if isinstance(source, bytes) else _type_of(os.fspath(source)))
     if mime_type is None:
         what = "of bytes" if isinstance(source, bytes) else f"with the suffix {os.path.splitext(source)[1]!r}"
-        raise LocalProtocolError(f"nobody knows the type of a file {what}; give mime_type")
+        raise UsageError(f"nobody knows the type of a file {what}; give mime_type")
     if not _is_mime_type(mime_type):
-        raise LocalProtocolError(f"{mime_type!r} is no MIME type, such as image/png")
+        raise UsageError(f"{mime_type!r} is no MIME type, such as image/png")
     if isinstance(source, bytes):
         return source, mime_type
     with open(source, "rb") as opened:
@@ -224,7 +224,7 @@ def _models() -> Any:
 
 def _is_model(value: object) -> bool:
     content = _content()
-    return content is not None and isinstance(value, content.Model | content.Unknown)
+    return content is not None and isinstance(value, content.Model | content.UnknownContent)
 
 
 def _is_block(value: object) -> bool:
@@ -252,12 +252,12 @@ def _plain(value: Any) -> Json:
         return str.__str__(value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise LocalProtocolError("a key that is no text has no JSON form")
+            raise UsageError("a key that is no text has no JSON form")
         return {str.__str__(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item) for item in value]
     if not isinstance(value, int | float | None):
-        raise LocalProtocolError(f"{type(value).__name__} cannot stand in an object of the protocol")
+        raise UsageError(f"{type(value).__name__} cannot stand in an object of the protocol")
     return _NO_PROMISE(value)
 
 
@@ -270,7 +270,7 @@ def _block(value: Any, revision: Revision) -> JsonObject:
     if isinstance(value, str):
         return _text(value)
     if not _is_block(value):
-        raise LocalProtocolError(f"{type(value).__name__} is no content")
+        raise UsageError(f"{type(value).__name__} is no content")
     return _with_type(_written(value, revision))
 
 
@@ -288,7 +288,7 @@ def _check_block(block: JsonObject) -> None:
     """prm-05, prm-06, prm-07: what is no type or no URI does not leave."""
     kind = block.get("type")
     if kind in ("image", "audio") and not _is_mime_type(block["mimeType"]):
-        raise LocalProtocolError(f"the mime_type of {kind.capitalize()}Content is none, such as {kind}/...")
+        raise UsageError(f"the mime_type of {kind.capitalize()}Content is none, such as {kind}/...")
     if kind == "resource":
         _check_uri(block["resource"], "a resource")
     if kind == "resource_link":
@@ -299,7 +299,7 @@ def _check_uri(of: JsonObject, what: str) -> None:
     import re
 
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", of["uri"]):
-        raise LocalProtocolError(f"the uri of {what} begins with a scheme, such as file:")
+        raise UsageError(f"the uri of {what} begins with a scheme, such as file:")
 
 
 def _blob(data: bytes, uri: str, mime_type: str | None) -> JsonObject:
@@ -312,7 +312,7 @@ def _as_text(value: Json) -> str:
     try:
         return to_readable(value)
     except ValueError as error:  # an integer of more digits than Python writes
-        raise LocalProtocolError(f"it cannot be written as JSON: {error}") from None
+        raise UsageError(f"it cannot be written as JSON: {error}") from None
 
 
 def _judged(what: str, make: Callable[..., JsonObject], *arguments: Any) -> JsonObject:
@@ -320,7 +320,7 @@ def _judged(what: str, make: Callable[..., JsonObject], *arguments: Any) -> Json
         return make(*arguments)
     except NotInThisRevision:
         raise  # nothing is wrong with the server, and the client is told
-    except (LocalProtocolError, RemoteProtocolError) as error:
+    except (UsageError, RemoteProtocolError) as error:
         raise BadResult(f"{what}: {error}") from error
     except _OF_ODD_VALUES as error:
         raise BadResult(f"{what}: writing it failed with {type(error).__name__}") from error
@@ -333,7 +333,7 @@ _OF_ODD_VALUES = (TypeError, ValueError, AttributeError, LookupError, NameError,
 # Tools.
 
 
-class Output:
+class OutputSchema:
     """What a tool promises to return: made once, when it is registered.
 
     `schema` is its output schema, or None if it promises nothing but content; some revisions have it in a box.
@@ -370,7 +370,7 @@ class Output:
             self._write = writer_of(self._hint)
         written = self._write(value)
         if self.schema is not None and not error and (problems := self._compile().errors(written)):
-            raise LocalProtocolError(
+            raise UsageError(
                 "it is not what the output schema promises: "
                 + "; ".join(f"{each.path or 'the whole'} {each.message}" for each in problems)
             )
@@ -394,15 +394,15 @@ def _promised(hint: Any) -> JsonObject | None:
         return None
     change = "annotate the data that it returns, or give structured=False to have it all as content"
     if content:  # tool-14: what has an output schema always keeps it
-        raise LocalProtocolError(f"what it returns is content or data, {hint!r}; return CallToolResult, or {change}")
+        raise UsageError(f"what it returns is content or data, {hint!r}; return CallToolResult, or {change}")
     from trio_mcp.core.schema.schema import schema_of
 
     try:
         unchanged = len(alternatives) == len(_alternatives(hint))
         data = hint if unchanged else typing.Union[tuple(alternatives)]  # noqa: UP007
         schema = schema_of(data, where="what it returns", mode="serialization")
-    except LocalProtocolError as error:
-        raise LocalProtocolError(f"{error}; {change}") from None
+    except UsageError as error:
+        raise UsageError(f"{error}; {change}") from None
     return schema or None
 
 
@@ -436,14 +436,15 @@ def _may_be_content(hint: Any) -> bool:
 
 def _is_content(hint: Any) -> bool:
     content = _content()
-    is_model = content is not None and isinstance(hint, type) and issubclass(hint, content.Model | content.Unknown)
+    models = () if content is None else (content.Model, content.UnknownContent)
+    is_model = isinstance(hint, type) and issubclass(hint, models)
     return hint is Any or hint is object or is_model
 
 
-_NO_PROMISE = Output()
+_NO_PROMISE = OutputSchema()
 
 
-def tool_result(value: Any, output: Output | None, name: str, revision: Revision) -> JsonObject:
+def tool_result(value: Any, output: OutputSchema | None, name: str, revision: Revision) -> JsonObject:
     """The result of the tool `name`, which returned `value`.  Raises `BadResult` or `NotInThisRevision`."""
     promised = output is not None and output.schema is not None
     if type(value) is str and not promised:
@@ -452,7 +453,7 @@ def tool_result(value: Any, output: Output | None, name: str, revision: Revision
     return _judged(what, _tool_result, value, output if promised else _NO_PROMISE, name, revision)
 
 
-def _tool_result(value: Any, output: Output, name: str, revision: Revision) -> JsonObject:
+def _tool_result(value: Any, output: OutputSchema, name: str, revision: Revision) -> JsonObject:
     if _is_a(value, "CallToolResult"):
         return _explicit(value, output, revision)
     if output.schema is None:
@@ -476,10 +477,10 @@ def _carries(structured: Json, revision: Revision) -> bool:
     return revision.name >= (_2025_06 if type(structured) is dict else _2026_07)
 
 
-def _explicit(value: Any, output: Output, revision: Revision) -> JsonObject:
+def _explicit(value: Any, output: OutputSchema, revision: Revision) -> JsonObject:
     if not value.has_structured_content:
         if output.schema is not None and not value.is_error:  # tool-14
-            raise LocalProtocolError("it has no structured_content, which the output schema promises")
+            raise UsageError("it has no structured_content, which the output schema promises")
         return _checked(_written(value, revision))
     import attrs
 
@@ -546,9 +547,9 @@ def _message(value: Any, revision: Revision) -> JsonObject:
     if not _is_a(value, "PromptMessage"):
         if isinstance(value, str) or _is_block(value):
             return {"role": "user", "content": _block(value, revision)}
-        raise LocalProtocolError(f"{type(value).__name__} is no message; return text, content or PromptMessage")
+        raise UsageError(f"{type(value).__name__} is no message; return text, content or PromptMessage")
     if value.role not in ("user", "assistant"):  # prm-17
-        raise LocalProtocolError("the role of a message is user or assistant")
+        raise UsageError("the role of a message is user or assistant")
     written = _written(value, revision)
     return {**written, "content": _with_type(written["content"])}
 
@@ -562,10 +563,10 @@ def resource_result(value: Any, uri: str, mime_type: str | None, revision: Revis
 
 def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revision) -> JsonObject:
     if value is None:
-        raise LocalProtocolError("it is None; raise ResourceNotFound where there is nothing")
+        raise UsageError("it is None; raise ResourceNotFound where there is nothing")
     if _is_a(value, "ReadResourceResult"):
         if not value.contents:  # res-09
-            raise LocalProtocolError("it has no contents; raise ResourceNotFound where there is nothing")
+            raise UsageError("it has no contents; raise ResourceNotFound where there is nothing")
         result = _written(value, revision)
         return {**result, "contents": [_with_uri(each) for each in result["contents"]]}
     if isinstance(value, bytes):
@@ -574,7 +575,7 @@ def _resource_result(value: Any, uri: str, mime_type: str | None, revision: Revi
         return {"contents": [_with_uri(_written(value, revision))]}
     if isinstance(value, list | tuple) and any(map(_is_contents, value)):
         if not all(map(_is_contents, value)):
-            raise LocalProtocolError("it mixes contents with something else; make all of it contents")
+            raise UsageError("it mixes contents with something else; make all of it contents")
         return {"contents": [_with_uri(_written(each, revision)) for each in value]}
     if isinstance(value, str):
         text, otherwise = _text(value)["text"], "text/plain"
@@ -604,7 +605,7 @@ def _completion_result(value: Any) -> JsonObject:
     if _is_a(value, "Completion"):
         return {"completion": _written(value, LATEST)}
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        raise LocalProtocolError(f"{type(value).__name__} is no list of texts, and no Completion")
+        raise UsageError(f"{type(value).__name__} is no list of texts, and no Completion")
     # cmpl-01: in the order in which they came.  cmpl-07: "must not exceed 100 items".
     first = [str.__str__(each) for each in list(value)[:_COMPLETIONS]]
     return {"completion": {"values": first, "total": len(value), "hasMore": len(value) > _COMPLETIONS}}

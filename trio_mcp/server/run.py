@@ -18,7 +18,7 @@ from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.shares import ByteBudget
 from trio_mcp.server.admission import Admission
-from trio_mcp.server.dispatch import Dispatcher, Features
+from trio_mcp.server.dispatch import Dispatcher, ServerFeatures
 from trio_mcp.server.parking import Parking
 from trio_mcp.server.publishing import Publisher
 from trio_mcp.server.rates import Rates
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from trio_mcp.core.session import Offer
     from trio_mcp.server.catalog import Catalog
 
-__all__ = ["Connection", "Draining", "Run", "Runs", "Statistics"]
+__all__ = ["Draining", "Run", "RunMember", "Runs", "Statistics"]
 
 _OF_CHANGES = ("listChanged", "subscribe")
 
 
-class Connection(Protocol):
+class RunMember(Protocol):
     """What takes part in a run: one client, or all those of an endpoint.
 
     It registers itself in `Run.connections` while it is there.
@@ -51,7 +51,7 @@ class Connection(Protocol):
     async def drain(self) -> None:
         """Take nothing new, let what runs finish, end in good order, and return then.  May be called again."""
 
-    def dismiss(self) -> None:
+    def abort_pending(self) -> None:
         """Answer what has not finished in its time with an error, and have it end; whoever drains goes on with that."""
 
     def stop(self) -> None:
@@ -82,8 +82,8 @@ class Run:
 
     def __init__(
         self,
-        features: Features,
-        parts: Mapping[Catalog, Features],
+        features: ServerFeatures,
+        parts: Mapping[Catalog, ServerFeatures],
         lifespans: Mapping[Catalog, Any],
         nursery: trio.Nursery,
         *,
@@ -102,7 +102,7 @@ class Run:
         self.offer = offer
         self._quiet: tuple[Offer, Offer] | None = None
         self.limits = limits
-        self.connections: dict[Connection, None] = {}  # in order, so that two runs under one seed end them alike
+        self.connections: dict[RunMember, None] = {}  # in order, so that two runs under one seed end them alike
         self.draining = False
         """Nothing new is taken; this is never undone."""
         self.dismissed = False
@@ -142,11 +142,11 @@ class Run:
             for connection in self.connections:
                 nursery.start_soon(connection.drain)
 
-    def dismiss(self) -> None:
+    def abort_pending(self) -> None:
         """The time of what runs is over, and there is a moment left to say so."""
         self.dismissed = True
         for connection in self.connections:
-            connection.dismiss()
+            connection.abort_pending()
         self.parking.stop()
 
     def stop(self) -> None:
@@ -188,9 +188,9 @@ class Runs:
             run.draining = True
         return tuple(self._runs)
 
-    def dismiss(self) -> None:
+    def abort_pending(self) -> None:
         for run in self._runs:
-            run.dismiss()
+            run.abort_pending()
 
     def stop(self) -> None:
         """The end of what `begin_to_drain` began; what runs from now on is served."""
@@ -239,7 +239,7 @@ class Draining:
         with trio.move_on_at(self._deadline):
             await self._gone.wait()
             return
-        self._runs.dismiss()
+        self._runs.abort_pending()
         with trio.move_on_after(CLOSING):
             await self._gone.wait()
 

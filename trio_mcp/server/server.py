@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias, TypeVar, Unpack, overload
 
-from trio_mcp.core.errors import LocalProtocolError, check_seconds
+from trio_mcp.core.errors import UsageError, check_seconds
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import StateSealer
 from trio_mcp.core.session import Offer
-from trio_mcp.core.subscriptions import Change, resource_updated
+from trio_mcp.core.subscriptions import ChangeEvent, resource_updated
 from trio_mcp.server import registration
 from trio_mcp.server.catalog import CHANGES, Catalog
 from trio_mcp.server.description import (
@@ -84,7 +84,7 @@ class Server:
     at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds of a call:
     give the same to every replica; by default they are made at random.
 
-    Raises `LocalProtocolError` for what cannot be declared.
+    Raises `UsageError` for what cannot be declared.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class Server:
         check_numbers(page_size, burst, threads)
         check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
-            raise LocalProtocolError(f"limits are given as Limits(...), not as {type(limits).__name__}")
+            raise UsageError(f"limits are given as Limits(...), not as {type(limits).__name__}")
         check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
-        self.middleware: Sequence[Middleware] = _Middleware(middleware)
+        self.middleware: Sequence[Middleware] = _MiddlewareList(middleware)
         self.filter = filter
         self.protection: Protection | None = None
         self.page_size = page_size
@@ -191,7 +191,7 @@ class Server:
         ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.  With
         `replay=True` a call whose handler is lost with its process is run again from the start with the answers that
         the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
-        `protect`.  Raises `LocalProtocolError` for a signature, a name or a hint that cannot be used.
+        `protect`.  Raises `UsageError` for a signature, a name or a hint that cannot be used.
         """
         return self._decorate("tool", registration.tool_of, function, options)
 
@@ -239,7 +239,7 @@ class Server:
         variables are its parameters."""
 
         if not isinstance(uri, str):
-            raise LocalProtocolError('a resource has a URI; write @server.resource("notes://{name}")')
+            raise UsageError('a resource has a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
             self.catalog.add(_made(registration.resource_of, options, function, uri))
@@ -345,7 +345,7 @@ class Server:
             return lambda function: self._decorate(kind, make, function, options)
         if not callable(function):
             how = f"options have names: @server.{kind}(name={function!r})"
-            raise LocalProtocolError(f"a decorator takes a function, got {function!r}; {how}")
+            raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
         self.catalog.add(_made(make, options, function))
         return function
 
@@ -353,15 +353,15 @@ class Server:
         """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
 
         URIs stay as they are.  The other's middleware and filter go on working for what is its own, after ours, and its
-        lifespan is entered with ours.  Raises `LocalProtocolError` for a clash of names, which mounts nothing, for a
+        lifespan is entered with ours.  Raises `UsageError` for a clash of names, which mounts nothing, for a
         relay, and while the server runs.
         """
         if more:
-            raise LocalProtocolError(f"mount takes one Server, and a prefix by name; write {_MOUNT}")
+            raise UsageError(f"mount takes one Server, and a prefix by name; write {_MOUNT}")
         if not isinstance(other, Server):
-            raise LocalProtocolError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
+            raise UsageError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
         if self._runs:
-            raise LocalProtocolError("a running server cannot enter the lifespan of another; mount it before it runs")
+            raise UsageError("a running server cannot enter the lifespan of another; mount it before it runs")
         self.catalog.mount(other.catalog, prefix)
         self._mounted.append(other)
 
@@ -385,12 +385,12 @@ class Server:
         of the resource (RFC 9728), which is served beside the endpoint.  `scopes` are needed for every request, those
         of a tool for its calls; `implies` says which scopes stand for others: ``{"notes:write": ["notes:read"]}``.
 
-        Raises `LocalProtocolError` for what cannot be, for plain http beyond loopback, and while the server runs.
+        Raises `UsageError` for what cannot be, for plain http beyond loopback, and while the server runs.
         """
         from trio_mcp.core.oauth.resource import Protection
 
         if self._runs:
-            raise LocalProtocolError("a running server cannot be protected any more; protect it before it runs")
+            raise UsageError("a running server cannot be protected any more; protect it before it runs")
         self.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
     # Changes.
@@ -399,7 +399,7 @@ class Server:
         """Tell clients that these lists are to be read again.  Adding and removing says so by itself."""
         for name in lists:
             if name not in CHANGES:
-                raise LocalProtocolError(f"{name!r} is no list; there are {', '.join(CHANGES)}")
+                raise UsageError(f"{name!r} is no list; there are {', '.join(CHANGES)}")
             self._check_told("listChanged", f"the change of {name}")
             self._publish(CHANGES[name])
 
@@ -409,18 +409,18 @@ class Server:
         Both, and all that adds and removes, may be called from any thread.
         """
         if not isinstance(uri, str):
-            raise LocalProtocolError(f"a resource is told by its URI, text; not {type(uri).__name__}")
+            raise UsageError(f"a resource is told by its URI, text; not {type(uri).__name__}")
         self._check_told("subscribe", "the change of a resource")
         self._publish(resource_updated(uri))
 
     def _check_told(self, what: str, change: str) -> None:
         if not self._told[what]:
             option = "list_changed" if what == "listChanged" else what
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{change} cannot be told: the server was made with {option}=False, so no client waits for it"
             )
 
-    def _publish(self, change: Change) -> None:
+    def _publish(self, change: ChangeEvent) -> None:
         for run in tuple(self._runs):
             run.publisher.publish(change)
 
@@ -464,7 +464,7 @@ class Server:
 
         What the block raises leaves it unchanged.  Connections that are still open at its end are closed then.
         """
-        return _Running(self, shared=True)
+        return _RunningServer(self, shared=True)
 
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """The server ends in good order.  From the beginning of the block no new request is taken, nor a connection
@@ -483,7 +483,7 @@ class Server:
         """The run that a connection belongs to; for transports."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
-        return _Running(self, shared=False)
+        return _RunningServer(self, shared=False)
 
     def _parts(self) -> Iterator[Server]:
         for mounted in self._mounted:
@@ -538,9 +538,9 @@ class Server:
         from trio_mcp.server.http.listener import serve_http
 
         if http is not None and unix is not None:
-            raise LocalProtocolError("a server listens at an address or at a unix socket; give one of http and unix")
+            raise UsageError("a server listens at an address or at a unix socket; give one of http and unix")
         at = () if http is None else place(http)
-        told = _Announced(self, unix)
+        told = _Announcement(self, unix)
         live(
             self,
             lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
@@ -570,13 +570,13 @@ def _check_http_options(options: HttpOptions) -> None:
         )
 
 
-class _Middleware(tuple[Middleware, ...]):
+class _MiddlewareList(tuple[Middleware, ...]):
     """Says how middleware is given, where it is taken for a decorator."""
 
     __slots__ = ()
 
     def __call__(self, *_: object) -> Never:
-        raise LocalProtocolError('middleware is an option of the server; write Server("name", middleware=[log_calls])')
+        raise UsageError('middleware is an option of the server; write Server("name", middleware=[log_calls])')
 
 
 def _handler_of(
@@ -587,12 +587,12 @@ def _handler_of(
     if inspect.isroutine(described):
         made = 'resource("notes://today")' if kind in ("resource", "template") else kind
         write = f"server.{made}({described.__name__})"
-        raise LocalProtocolError(f"add_{kind} takes a {model} and a handler, got a function; write {write}")
+        raise UsageError(f"add_{kind} takes a {model} and a handler, got a function; write {write}")
     if other:
         raise TypeError(f"add_{kind} has no option {min(other)!r}; what clients are told is in the {model}")
     if handler is None:
         write = f"server.add_{kind}({model}(...), handler), with async def handler({takes})"
-        raise LocalProtocolError(f"add_{kind} needs a handler; write {write}")
+        raise UsageError(f"add_{kind} needs a handler; write {write}")
     return handler
 
 
@@ -605,7 +605,7 @@ _RAW = {
 }
 
 
-class _Announced:
+class _Announcement:
     """Says on stderr where a server listens.  Nothing else goes out on stdout either, which is the program's."""
 
     def __init__(self, server: Server, unix: str | os.PathLike[str] | None) -> None:
@@ -619,7 +619,7 @@ class _Announced:
         print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
 
 
-class _Running:
+class _RunningServer:
     """A run of a server, as a block.
 
     A class, and no generator that would have to be in this block for as long: see `groups`.
@@ -637,7 +637,7 @@ class _Running:
         async with contextlib.AsyncExitStack() as stack:
             if self._shared:
                 if server._sharing:
-                    raise LocalProtocolError(f"{server._info['name']} is running already")
+                    raise UsageError(f"{server._info['name']} is running already")
                 server._sharing = True
                 stack.callback(setattr, server, "_sharing", False)
             parts = {part.catalog: part for part in server._parts()}
@@ -646,11 +646,11 @@ class _Running:
                 if part.lifespan is not None:
                     begun = part.lifespan(part)
                     if not isinstance(begun, AbstractAsyncContextManager):
-                        raise LocalProtocolError(
+                        raise UsageError(
                             f"lifespan gave {type(begun).__name__}, which is no async context manager; "
                             "write @contextlib.asynccontextmanager above it"
                         )
-                    lifespan = _Lifespan(begun, part._info["name"])
+                    lifespan = _LifespanGuard(begun, part._info["name"])
                     lifespans[part.catalog] = await stack.enter_async_context(lifespan)
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
@@ -685,7 +685,7 @@ class _Running:
             self._run.ended.set()
 
 
-class _Lifespan(AbstractAsyncContextManager[Any]):
+class _LifespanGuard(AbstractAsyncContextManager[Any]):
     """A lifespan of the author.  It may end the run, but not without a word, as a cancellation would."""
 
     __slots__ = ("_given", "_name")

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from trio_mcp.server.driver import serve_stream
-from trio_mcp.server.process import Life, live
+from trio_mcp.server.process import ProcessLife, live
 from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.nursery import check_trio
 from trio_mcp.transport.stdio import own_stdio, owned_stdio
@@ -43,7 +43,7 @@ def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
     so are all of them outside the main thread.
     """
 
-    async def serve(life: Life) -> None:
+    async def serve(life: ProcessLife) -> None:
         with owned_stdio(life) as stream:
             await serve_stream(server, stream, grace=grace, tap=tap)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import trio
 
-from trio_mcp.core.shares import Shares, Turns
+from trio_mcp.core.shares import FairQueue, Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Threads:
 
     def __init__(self, total: float) -> None:
         self._places = Shares(total)
-        self._turns: Turns[trio.Event] = Turns(self._places)
+        self._turns: FairQueue[trio.Event] = FairQueue(self._places)
 
     async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon: bool) -> T:
         """What `call` returns, in a thread; `abandon` leaves the thread behind where this is cancelled."""

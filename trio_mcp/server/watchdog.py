@@ -35,7 +35,7 @@ _OURS = str(Path(__file__).parent)
 @contextmanager
 def watched() -> Iterator[None]:
     """In here, and in this run of Trio, a handler is reported that holds the loop."""
-    watch = _Watchdog()
+    watch = _WatchdogThread()
     before = watchdog.set(watch)
     watch.thread.start()
     try:
@@ -45,7 +45,7 @@ def watched() -> Iterator[None]:
         watch.end()
 
 
-class _Watchdog:
+class _WatchdogThread:
     """The thread, and what wakes it: see `crew.Watchdog`."""
 
     def __init__(self) -> None:

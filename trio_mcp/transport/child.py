@@ -41,7 +41,7 @@ from contextlib import suppress
 
 import trio
 
-from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, SessionClosed, printable, shown
+from trio_mcp.core.errors import ConnectionFailed, SessionClosed, UsageError, printable, shown
 from trio_mcp.core.jsonrpc import ABSENT, Absent
 from trio_mcp.transport.command import Command, Environment, arguments_of, name_of, variables_of, why_not
 from trio_mcp.transport.duplex import write_now
@@ -127,13 +127,13 @@ async def start_child(
     itself, and then upon SIGTERM.  `stderr` is called with what the process writes there, as it comes; it must not
     block.  Without it that goes to our own `sys.stderr`, and with None to nobody.
 
-    Raises `ConnectionFailed` if there is no such command, or it cannot be run, and `LocalProtocolError` for what is no
+    Raises `ConnectionFailed` if there is no such command, or it cannot be run, and `UsageError` for what is no
     command and no option of one.  May be cancelled: a process that has been started by then is ended first.  `nursery`
     does not end before the process does.
     """
     argv = arguments_of(command)
     if type(grace) not in (int, float) or not grace >= 0:  # NaN is none either
-        raise LocalProtocolError(f"grace is a number of seconds, 0 or more; not {shown(grace)}")
+        raise UsageError(f"grace is a number of seconds, 0 or more; not {shown(grace)}")
     variables = variables_of(environment, env)
     child: Child = await nursery.start(
         _start_and_keep, argv, variables, cwd, grace, stderr, name=f"the server {name_of(argv)!r}"
@@ -167,12 +167,12 @@ async def _start_and_keep(
     except OSError as error:
         raise ConnectionFailed(why_not(error, argv[0], variables, cwd)) from error
     except ValueError as error:
-        raise LocalProtocolError(why_not(error, argv[0], variables, cwd)) from error
+        raise UsageError(why_not(error, argv[0], variables, cwd)) from error
     child = Child(process, name_of(argv), grace, stderr)
     await child._keep(task_status)
 
 
-class _Output:
+class _OutputPipe:
     """A pipe that the process writes to: first what comes, and after its death what was left."""
 
     def __init__(self, pipe: trio.lowlevel.FdStream) -> None:
@@ -209,14 +209,14 @@ def _bytes_in(pipe: int) -> int:
     return count[0]
 
 
-class _Wire(trio.abc.HalfCloseableStream):
+class _ChildStream(trio.abc.HalfCloseableStream):
     """stdin and stdout of the process as one stream.
 
     When stdout or stdin is closed because the process ends, `Child.exit` is known before that is told.  A write that
     cannot be because it has ended raises `trio.BrokenResourceError`, like one to a peer that has gone.
     """
 
-    def __init__(self, stdin: trio.lowlevel.FdStream, stdout: _Output, ended: trio.Event) -> None:
+    def __init__(self, stdin: trio.lowlevel.FdStream, stdout: _OutputPipe, ended: trio.Event) -> None:
         self._stdin = stdin
         self._stdout = stdout
         self._ended = ended
@@ -301,7 +301,7 @@ class _Wire(trio.abc.HalfCloseableStream):
                 pass
 
 
-class _Ours:
+class _OwnStderr:
     """Our own stderr, for what a server writes to its own.
 
     It may take nothing for a while, or ever (a pipe that nobody reads, a terminal that was stopped), and must not hold
@@ -366,9 +366,9 @@ class Child(trio.abc.AsyncResource):
         self._grace = grace
         self._listener = listener
         self._pipes = (stdin, stdout, stderr)
-        self._stdout = _Output(stdout)
-        self._stderr = _Output(stderr)
-        self._ours = _Ours()
+        self._stdout = _OutputPipe(stdout)
+        self._stderr = _OutputPipe(stderr)
+        self._ours = _OwnStderr()
         self._tail = bytearray()
         self._returncode: int | None = None  # set when it is reaped
         self._leaving = trio.Event()  # it is to end
@@ -377,7 +377,7 @@ class Child(trio.abc.AsyncResource):
         self._over = trio.Event()  # nothing is left of it and of its group
         # Nobody is in its group any more, so that its number may be given to others: it must not be used again.
         self._empty = False
-        self._wire = _Wire(stdin, self._stdout, self._ended)
+        self._wire = _ChildStream(stdin, self._stdout, self._ended)
         self.pid = process.pid
 
     @property

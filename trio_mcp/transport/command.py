@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 
 __all__ = ["MINIMAL", "Command", "Environment", "arguments_of", "name_of", "variables_of", "why_not"]
 
@@ -77,7 +77,7 @@ def name_of(argv: Sequence[str]) -> str:
 
 
 def arguments_of(command: Command) -> list[str]:
-    """The program and its arguments.  Raises `LocalProtocolError` for what is no command."""
+    """The program and its arguments.  Raises `UsageError` for what is no command."""
     try:
         if isinstance(command, (str, os.PathLike)):
             argv = [os.fspath(command)]
@@ -86,14 +86,12 @@ def arguments_of(command: Command) -> list[str]:
     except TypeError:
         argv = []
     if not argv or not argv[0] or not all(isinstance(part, str) for part in argv):
-        raise LocalProtocolError(
-            'a command is a program and its arguments, all of them strings: ["python", "server.py"]'
-        )
+        raise UsageError('a command is a program and its arguments, all of them strings: ["python", "server.py"]')
     return argv
 
 
 def variables_of(environment: Environment, env: Mapping[str, str | None] | None) -> dict[str, str]:
-    """The environment by this policy, with these overrides.  Raises `LocalProtocolError` for what is none."""
+    """The environment by this policy, with these overrides.  Raises `UsageError` for what is none."""
     variables: dict[str, str | None]
     if environment == "inherit":
         variables = dict(os.environ)
@@ -102,11 +100,11 @@ def variables_of(environment: Environment, env: Mapping[str, str | None] | None)
     elif isinstance(environment, Mapping):
         variables = dict(environment)
     else:
-        raise LocalProtocolError('environment is "minimal", "inherit" or a mapping of just the variables to give')
+        raise UsageError('environment is "minimal", "inherit" or a mapping of just the variables to give')
     variables |= env or {}
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, (str, type(None))):  # whose value may be a secret
-            raise LocalProtocolError(f"the environment variable {shown(name)} is no string: {type(value).__name__}")
+            raise UsageError(f"the environment variable {shown(name)} is no string: {type(value).__name__}")
     return {name: value for name, value in variables.items() if value is not None}
 
 

@@ -26,7 +26,7 @@ import attrs
 import idna  # by which Trio looks up names
 import trio
 
-from trio_mcp.core.errors import ConnectionFailed, LocalProtocolError, RemoteProtocolError
+from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, UsageError
 from trio_mcp.core.http.replies import ReplyReader
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.transport.duplex import keep_alive
@@ -76,19 +76,19 @@ _RESERVED = "!$%&'()*+,/:;=?@[]~"  # what stands for itself in a path or a query
 
 @lru_cache(maxsize=64)  # a client asks for the same few again and again
 def locate(url: str) -> tuple[Origin, str]:
-    """The origin, and the target to ask it for.  Raises `LocalProtocolError`, which repeats nothing of the URL."""
+    """The origin, and the target to ask it for.  Raises `UsageError`, which repeats nothing of the URL."""
     if _BLANKS.search(url):
-        raise LocalProtocolError("the URL has white space or a control character in it; a space is written %20")
+        raise UsageError("the URL has white space or a control character in it; a space is written %20")
     try:
         parts = urlsplit(url)
         host, port = _in_ascii(parts.hostname or ""), parts.port
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), _RESERVED)
     except ValueError:  # a bad port, bracket or name, or half of a character
-        raise LocalProtocolError(_FORM) from None  # its text repeats what was taken for a port
+        raise UsageError(_FORM) from None  # its text repeats what was taken for a port
     if "@" in parts.netloc:
-        raise LocalProtocolError("the URL has a user or a password in it; send them in an Authorization header instead")
+        raise UsageError("the URL has a user or a password in it; send them in an Authorization header instead")
     if parts.scheme not in _PORTS or host is None or port == 0:
-        raise LocalProtocolError(_FORM)
+        raise UsageError(_FORM)
     return Origin(parts.scheme, host, port or _PORTS[parts.scheme]), target
 
 
@@ -192,7 +192,7 @@ def _proxy(variable: str, value: str) -> Proxy:
     login, _, place = rest.rstrip("/").rpartition("@")
     try:
         origin, _ = locate(f"{scheme}://{place}")
-    except LocalProtocolError:
+    except UsageError:
         raise _unusable(variable, "does not name a proxy like http://proxy.example:3128") from None
     user, _, password = login.partition(":")
     pair = f"{unquote(user)}:{unquote(password)}".encode()

@@ -1,7 +1,7 @@
 """One end of a link that is one stream for everything: read, feed, act; wait, drain, write.
 
 One task reads; who writes is the business of `outbox`.  How messages lie in the bytes is that of a `Framing`: lines
-here, WebSocket messages elsewhere.  What the messages mean is that of a `Talk`, the same for both roles.
+here, WebSocket messages elsewhere.  What the messages mean is that of a `SessionHandler`, the same for both roles.
 
 What waits for the wire is bounded by whoever queues it; and when the other side neither reads nor stops sending, it is
 not read any more either.
@@ -19,14 +19,14 @@ from typing import Protocol, TypeAlias
 import trio
 
 from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import Invalid, Limits, Message, decode, encode
+from trio_mcp.core.jsonrpc import InvalidMessage, Limits, Message, decode, encode
 from trio_mcp.core.pace import Pace
-from trio_mcp.core.session import Session
+from trio_mcp.core.session import SessionProtocol
 from trio_mcp.core.shares import FEW, Account, Charge, weight
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import GONE, Outbox
 
-__all__ = ["Duplex", "Framing", "Lines", "Talk", "Tap", "close", "keep_alive", "write_now"]
+__all__ = ["Duplex", "Framing", "Lines", "SessionHandler", "Tap", "close", "keep_alive", "write_now"]
 
 Tap: TypeAlias = Callable[[str, bytes], object]
 """Called with "in" or "out" and the bytes that were read or are about to be written."""
@@ -102,7 +102,7 @@ class Lines:
             if isinstance(line, bytes):
                 message = decode(line, self._limits)
                 self.size = len(line)
-                if self.size > FEW and type(message) is not Invalid:
+                if self.size > FEW and type(message) is not InvalidMessage:
                     self.size = weight(line, self._limits.values)
             else:
                 self.size = 0
@@ -141,20 +141,20 @@ class Lines:
         return b""
 
 
-class Talk(Protocol):
+class SessionHandler(Protocol):
     """Who speaks by the link."""
 
     @property
-    def session(self) -> Session:
+    def session(self) -> SessionProtocol:
         """What waits to be sent is in here."""
 
-    def hear(self, message: Message, now: float) -> None:
+    def receive(self, message: Message, now: float) -> None:
         """A message has come."""
 
     def release(self) -> None:
         """What waits is taken out now, so there is room again."""
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         """Nothing more will be heard."""
 
 
@@ -202,7 +202,7 @@ class StreamWire(Outbox[Sequence[bytes | memoryview]]):
     """Everything goes on a stream of its own."""
 
     answers_only = False
-    talk: Talk
+    talk: SessionHandler
 
     async def flush(self) -> None:
         if not self._writing:
@@ -223,7 +223,7 @@ class Duplex:
 
     def __init__(
         self,
-        talk: Talk,
+        talk: SessionHandler,
         stream: trio.abc.Stream,
         framing: Framing,
         limits: Limits,
@@ -288,7 +288,7 @@ class Duplex:
                     finally:
                         # What was not begun is dropped: the other side reads nothing more, and some peers stumble
                         # over it.
-                        self._talk.lost(self._why or self._framing.why)
+                        self._talk.connection_lost(self._why or self._framing.why)
                         self.wire.finish()
         finally:
             with trio.CancelScope(shield=True):
@@ -327,7 +327,7 @@ class Duplex:
                 self._tap("in", data)
             number = 0
             for number, message in enumerate(self._framing.feed(data), 1):
-                self._talk.hear(message, self._heard)
+                self._talk.receive(message, self._heard)
                 if not number % _TURN:
                     await self.wire.room(most)
             if self._unfinished is not None:
@@ -377,7 +377,7 @@ class Duplex:
         self._gone = self._half_closed = True
         if self._input_ended is not None:
             for message in self._framing.feed(b""):
-                self._talk.hear(message, self._heard)
+                self._talk.receive(message, self._heard)
 
     def _queued(self) -> int:
         queued = self._talk.session.queued

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError, McpError, RemoteProtocolError, shown
+from trio_mcp.core.errors import McpError, RemoteProtocolError, UsageError, shown
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.replies import ReplyHead, ReplyReader
 from trio_mcp.core.jsonrpc import Limits
@@ -79,7 +79,7 @@ class _Route(NamedTuple):
     proxy: Proxy | None
 
 
-class _Head(NamedTuple):
+class _HeadTemplate(NamedTuple):
     """The head of requests that differ in their bodies alone."""
 
     route: _Route
@@ -95,7 +95,7 @@ class _Head(NamedTuple):
         return b"%bContent-Length: %d\r\n%b" % (self.before, len(body), self.after)
 
 
-class _Request(NamedTuple):
+class _PreparedRequest(NamedTuple):
     name: str
     head: bytes
     body: bytes
@@ -125,8 +125,8 @@ class HttpPool(trio.abc.AsyncResource):
         self._limits = limits
         self._connect: Connect = connect or trio.open_tcp_stream
         self._proxies = Proxies(environ)
-        self._idle: list[_Connection] = []  # by the time of their last use
-        self._heads: dict[tuple[str, str, Fields], _Head] = {}
+        self._idle: list[_PooledConnection] = []  # by the time of their last use
+        self._heads: dict[tuple[str, str, Fields], _HeadTemplate] = {}
         self._closed = False
 
     def request(
@@ -135,17 +135,17 @@ class HttpPool(trio.abc.AsyncResource):
         """Send a request on entering, and give its reply once the head of it is there.
 
         The fields that carry the request (Host, Content-Length and so on) are added here.  `replayable` allows it to be
-        sent twice.  Raises `LocalProtocolError` for what cannot be sent, and `ConnectionFailed` for a proxy that cannot
+        sent twice.  Raises `UsageError` for what cannot be sent, and `ConnectionFailed` for a proxy that cannot
         be used, at once; on entering, `ConnectionFailed` and `ReplyBroken`.  May be cancelled at any time: the
         connection is closed then.
         """
         if self._closed:
-            raise LocalProtocolError("the pool is closed; make requests before that")
+            raise UsageError("the pool is closed; make requests before that")
         head = self._heads.get((method, url, fields)) or self._head(method, url, fields)
-        request = _Request(head.name, head.of(body), body, head.bodiless, replayable)
-        return _Exchange(self, head.route, request)
+        request = _PreparedRequest(head.name, head.of(body), body, head.bodiless, replayable)
+        return _PooledRequest(self, head.route, request)
 
-    def _head(self, method: str, url: str, fields: Fields) -> _Head:
+    def _head(self, method: str, url: str, fields: Fields) -> _HeadTemplate:
         origin, target = locate(url)
         proxy = self._proxies.between(origin)
         extra = ""
@@ -153,7 +153,7 @@ class HttpPool(trio.abc.AsyncResource):
             target, extra = f"{origin}{target}", proxy.fields  # RFC 9112, 3.2.2: the absolute form
         before, after = _written(method, target, origin.authority, fields, extra)
         route, sized = _Route(origin, proxy), method in ("POST", "PUT", "PATCH")
-        head = _Head(route, f"{method} {origin}", before, after, sized, method == "HEAD")
+        head = _HeadTemplate(route, f"{method} {origin}", before, after, sized, method == "HEAD")
         if len(before) + len(after) <= _HEAD:
             if len(self._heads) >= _HEADS:  # they may have arguments in them, and never come again
                 self._heads.clear()
@@ -167,20 +167,20 @@ class HttpPool(trio.abc.AsyncResource):
             await self._idle.pop().close()
         await trio.lowlevel.checkpoint()
 
-    async def _kept(self, route: _Route) -> _Connection | None:
+    async def _kept(self, route: _Route) -> _PooledConnection | None:
         """A connection that was used before, the one used last first: it is the least likely to be closed."""
         await self._sweep()
         while (link := self._take(route)) is not None and not link.quiet():
             await link.close()  # and meanwhile others take and keep some
         return link
 
-    def _take(self, route: _Route) -> _Connection | None:
+    def _take(self, route: _Route) -> _PooledConnection | None:
         for index in range(len(self._idle) - 1, -1, -1):
             if self._idle[index].route == route:
                 return self._idle.pop(index)
         return None
 
-    async def _keep(self, link: _Connection) -> None:
+    async def _keep(self, link: _PooledConnection) -> None:
         if self._closed:
             await link.close()
             return
@@ -200,9 +200,9 @@ class HttpPool(trio.abc.AsyncResource):
         while self._idle and self._idle[0].since <= before:
             await self._idle.pop(0).close()
 
-    async def _fresh(self, route: _Route) -> _Connection:
+    async def _fresh(self, route: _Route) -> _PooledConnection:
         stream = await dial(*route, connect=self._connect, context=self._context, limits=self._limits)
-        return _Connection(stream, route, self._limits, self._tap)
+        return _PooledConnection(stream, route, self._limits, self._tap)
 
     def _context(self) -> ssl.SSLContext:
         if self._ssl_context is None:
@@ -228,18 +228,18 @@ _FIELD = re.compile(rf"({_TOKEN}): [\t\x20-\x7e\x80-\xff]*")
 def _written(method: str, target: str, authority: str, fields: Fields, extra: str) -> tuple[bytes, bytes]:
     """What stands before and after the length of the body, in bytes."""
     if _METHOD.fullmatch(method) is None or method == "CONNECT":
-        raise LocalProtocolError(f"{shown(method)} is no method that can be used here")
+        raise UsageError(f"{shown(method)} is no method that can be used here")
     lines = []
     for name, value in fields:
         line = f"{name}: {value}"
         # The name in the line must be all of the name: one with a colon in it would be a field of its own.
         if (match := _FIELD.fullmatch(line)) is None or match[1] != name:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"the field {shown(name)} cannot be sent: a name is a token, a value has characters of Latin-1, and "
                 "neither has line breaks or other control characters"
             )
         if name.lower() in _OURS:
-            raise LocalProtocolError(f"the field {name} is not the caller's to set: it is about the connection")
+            raise UsageError(f"the field {name} is not the caller's to set: it is about the connection")
         lines.append(line)
     # Without Accept-Encoding any coding would do (RFC 9110, 12.5.3).
     first = f"{method} {target} HTTP/1.1\r\nHost: {authority}\r\nAccept-Encoding: identity\r\n{extra}"
@@ -250,22 +250,22 @@ def _written(method: str, target: str, authority: str, fields: Fields, extra: st
 # One request.
 
 
-class _Exchange(AbstractAsyncContextManager["HttpReply"]):
+class _PooledRequest(AbstractAsyncContextManager["HttpReply"]):
     """The block of one request."""
 
     __slots__ = ("_link", "_pool", "_reply", "_request", "_route", "_sent")
 
-    def __init__(self, pool: HttpPool, route: _Route, request: _Request) -> None:
+    def __init__(self, pool: HttpPool, route: _Route, request: _PreparedRequest) -> None:
         self._pool = pool
         self._route = route
         self._request = request
-        self._link: _Connection | None = None
+        self._link: _PooledConnection | None = None
         self._reply: HttpReply | None = None
         self._sent = False  # all of it, on a connection before
 
     async def __aenter__(self) -> HttpReply:
         if self._link is not None:
-            raise LocalProtocolError("a request is sent once; make another")
+            raise UsageError("a request is sent once; make another")
         link = await self._pool._kept(self._route)
         if link is not None and (head := await self._ask(link, again=True)) is not None:
             return self._begin(link, head)
@@ -280,12 +280,12 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
         assert head is not None
         return self._begin(link, head)
 
-    def _begin(self, link: _Connection, head: ReplyHead) -> HttpReply:
+    def _begin(self, link: _PooledConnection, head: ReplyHead) -> HttpReply:
         self._link = link
         self._reply = HttpReply(self._request.name, head, self._pool, link)
         return self._reply
 
-    async def _ask(self, link: _Connection, *, again: bool) -> ReplyHead | None:
+    async def _ask(self, link: _PooledConnection, *, again: bool) -> ReplyHead | None:
         """The head of the reply; None if the request can be sent on another connection."""
         request = self._request
         try:
@@ -309,7 +309,7 @@ class _Exchange(AbstractAsyncContextManager["HttpReply"]):
             await self._reply._end()
 
 
-class _Rest(AbstractAsyncContextManager["HttpReply"]):
+class _RestOfReply(AbstractAsyncContextManager["HttpReply"]):
     """A block for what is left of a reply."""
 
     def __init__(self, reply: HttpReply) -> None:
@@ -327,7 +327,7 @@ class HttpReply:
 
     __slots__ = ("_left", "_link", "_name", "_over", "_pool", "headers", "status")
 
-    def __init__(self, name: str, head: ReplyHead, pool: HttpPool, link: _Connection) -> None:
+    def __init__(self, name: str, head: ReplyHead, pool: HttpPool, link: _PooledConnection) -> None:
         self.status, self.headers = head
         self._name = name
         self._pool = pool
@@ -343,7 +343,7 @@ class HttpReply:
     def leave(self) -> AbstractAsyncContextManager[HttpReply]:
         """A block for what is left of it, for another task to enter; that of the request ends without it."""
         self._left = True
-        return _Rest(self)
+        return _RestOfReply(self)
 
     async def _end(self) -> None:
         self._over = True
@@ -381,7 +381,7 @@ class HttpReply:
 
     async def _receive(self) -> bytes:
         if self._over:
-            raise LocalProtocolError("the reply is over with the block of its request; read it there")
+            raise UsageError("the reply is over with the block of its request; read it there")
         reader = self._link.reader
         try:
             self._check_coding()
@@ -397,7 +397,7 @@ class HttpReply:
             raise RemoteProtocolError(f"the reply came packed as {shown(coding)}, though only identity was asked for")
 
 
-class _Connection:
+class _PooledConnection:
     """One connection, and on it one request at a time."""
 
     __slots__ = ("_limits", "_stream", "_tap", "reader", "route", "since", "written")
@@ -422,7 +422,7 @@ class _Connection:
             stream = stream.transport_stream
         return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
 
-    async def ask(self, request: _Request) -> ReplyHead:
+    async def ask(self, request: _PreparedRequest) -> ReplyHead:
         """Send it, and give the head of the reply.  Raises `RemoteProtocolError` if there is none."""
         self.reader = ReplyReader(self._limits, bodiless=request.bodiless)
         self.written = False
@@ -440,7 +440,7 @@ class _Connection:
                 return await self._head()
         raise RemoteProtocolError(_NOT_TAKEN)
 
-    async def _write_long(self, request: _Request, reading: trio.CancelScope) -> None:
+    async def _write_long(self, request: _PreparedRequest, reading: trio.CancelScope) -> None:
         body = memoryview(request.body)
         await self._write(request.head, *(body[start : start + _PIECE] for start in range(0, len(body), _PIECE)))
         if not self.written:

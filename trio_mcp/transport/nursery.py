@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import trio
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 
 __all__ = ["Block", "check_trio", "is_but", "open_nursery", "sole"]
 
@@ -46,9 +46,9 @@ def _first(group: BaseException) -> BaseException:
 
 
 def check_trio() -> None:
-    """Raise `LocalProtocolError` in a program on another event loop."""
+    """Raise `UsageError` in a program on another event loop."""
     if not trio.lowlevel.in_trio_task():
-        raise LocalProtocolError(
+        raise UsageError(
             "trio_mcp runs on Trio, and this program, or the ASGI server that it is part of, on another event loop; "
             "begin by trio.run(main), or use Hypercorn with its Trio worker: hypercorn --worker-class trio module:app"
         )

@@ -87,7 +87,7 @@ class Stderr:
             with suppress(OSError):
                 file.flush()
         # Lines leave as a whole: two threads that print do not mix theirs.
-        _make_anew(file, _Unhindered(self, fd), line_buffering=True)
+        _make_anew(file, _NonblockingFile(self, fd), line_buffering=True)
         try:
             yield
         finally:
@@ -180,7 +180,7 @@ def _make_anew(file: io.TextIOWrapper, raw: io.RawIOBase, *, line_buffering: boo
     io.TextIOWrapper.__init__(file, whole, file.encoding, file.errors, None, line_buffering, not line_buffering)
 
 
-class _Unhindered(io.RawIOBase):
+class _NonblockingFile(io.RawIOBase):
     """The raw file below one of Python's files; `fileno` stays the same."""
 
     name = "<stderr>"

@@ -8,9 +8,9 @@ Two things surprise.  O_NONBLOCK belongs to an open file description, which the 
 may share, so we take a description of our own where there is one to be had.  And epoll refuses files and /dev/null,
 which always are ready: trio's FdStream never waits for those, as reading and writing succeed at once.
 
-`own_stdio` is for a part of the caller's program: it puts everything back under every way of leaving.  With a `Life`
-the process ends with the wire, and fds 0 and 1 are never put back, so that what an abandoned thread prints or a buffer
-still holds when the interpreter ends does not reach the wire either.
+`own_stdio` is for a part of the caller's program: it puts everything back under every way of leaving.  With a
+`ProcessLife` the process ends with the wire, and fds 0 and 1 are never put back, so that what an abandoned thread
+prints or a buffer still holds when the interpreter ends does not reach the wire either.
 
 A process has to end with its input, also while a handler blocks the event loop, which then cannot see the end.  So
 under `run` a thread watches the input, too.
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trio_mcp.core.errors import CannotServe, LocalProtocolError
+from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.transport.duplex import write_now
 from trio_mcp.transport.stderr import take_no_signals
 
@@ -40,7 +40,7 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from trio_mcp.server.process import Life
+    from trio_mcp.server.process import ProcessLife
 
 __all__ = ["own_stdio", "owned_stdio"]
 
@@ -58,7 +58,7 @@ async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
     """Standard input and output as a stream, for as long as the block runs.
 
     Within it fd 0 is /dev/null and fd 1 is stderr; afterwards both are what they were, O_NONBLOCK included.  Works
-    with pipes, sockets, terminals and files.  Raises LocalProtocolError on Windows, without a standard input or
+    with pipes, sockets, terminals and files.  Raises UsageError on Windows, without a standard input or
     output, and while another block owns them.
     """
     await trio.lowlevel.checkpoint()
@@ -68,7 +68,7 @@ async def own_stdio() -> AsyncIterator[trio.abc.HalfCloseableStream]:
 
 @contextmanager
 @trio.lowlevel.enable_ki_protection
-def owned_stdio(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
+def owned_stdio(life: ProcessLife | None = None) -> Iterator[trio.abc.HalfCloseableStream]:
     """The wire as a stream, with fds 0 and 1 out of everybody's way.
 
     With `life` the process ends with the wire, and the fds stay as they are; else they are given back as they were.
@@ -77,7 +77,7 @@ def owned_stdio(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStre
     give_back = life is None
     with ExitStack() as undo:
         if not _owner.acquire(blocking=False):
-            raise LocalProtocolError("standard input and output serve a client already; serve one at a time")
+            raise UsageError("standard input and output serve a client already; serve one at a time")
         undo.callback(_owner.release)
         # The first fd that is opened: where stderr is closed this one becomes fd 2, and none of the wire's can.
         null = os.open(os.devnull, os.O_RDWR)
@@ -85,10 +85,10 @@ def owned_stdio(life: Life | None = None) -> Iterator[trio.abc.HalfCloseableStre
         kept_in = undo.enter_context(_kept(0, give_back))
         kept_out = undo.enter_context(_kept(1, give_back))
         own_in = _description_of_our_own(kept_in, os.O_RDONLY)
-        receiving = _Input(own_in, _ignored if life is None else life.ends)
+        receiving = _StdinStream(own_in, _ignored if life is None else life.ends)
         undo.callback(receiving.close)
         own_out = _description_of_our_own(kept_out, os.O_WRONLY)
-        sending = _Output(own_out)
+        sending = _StdoutStream(own_out)
         undo.callback(sending.close)
         os.dup2(null, 0)
         prints = _where_prints_go(kept_out, null)
@@ -186,7 +186,7 @@ def _flush_c() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-class _Input(trio.abc.ReceiveStream):
+class _StdinStream(trio.abc.ReceiveStream):
     """FdStream, which sleeps first and reads then: what comes wakes it once, where FdStream goes round the loop and
     asks in vain before it sleeps.  It takes more at a time when there is more, and is woken less by a long message.
     """
@@ -234,7 +234,7 @@ def _ignored(_: str) -> None:
 
 
 @contextmanager
-def _input_watched(fd: int, out: int, stream: _Input, life: Life) -> Iterator[None]:
+def _input_watched(fd: int, out: int, stream: _StdinStream, life: ProcessLife) -> Iterator[None]:
     """Within the block a thread looks for the end of this input, which a loop that is blocked cannot see, nor one that
     does not read yet.
 
@@ -302,7 +302,7 @@ def _can_be_waited_for(fd: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
-class _Output(trio.abc.SendStream):
+class _StdoutStream(trio.abc.SendStream):
     """FdStream, which can also be asked whether a file is ready."""
 
     __slots__ = ("_stream", "_waits")

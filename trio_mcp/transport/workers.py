@@ -42,8 +42,8 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 from trio_mcp.transport.nursery import open_nursery, sole
 
 __all__ = [
-    "Escaped", "LeftOpen", "Stopped", "Watchdog", "Work", "Worker", "WorkerPool", "called", "contained", "guarded",
-    "stale", "watchdog",
+    "HandlerEscape", "LeftOpen", "RunStopped", "Watchdog", "Work", "Worker", "WorkerPool", "called", "contained",
+    "guarded", "stale", "watchdog",
 ]  # fmt: skip
 
 _log = logging.getLogger("trio_mcp")
@@ -99,11 +99,11 @@ class LeftOpen(RuntimeError):
         )
 
 
-class Escaped(RuntimeError):
+class HandlerEscape(RuntimeError):
     """A handler has raised, as the cause of this, what would have ended more than its call."""
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """The run has ended, and what was called in one of its workers with it."""
 
 
@@ -180,10 +180,10 @@ class WorkerPool:
     async def call(self, function: Callable[[], Awaitable[T]], name: str) -> T:
         """What a function of the author returns or raises.  It runs in a worker, with the variables of this task.
 
-        Raises LeftOpen as a handler's call would fail, and Stopped.  When this is cancelled, so is the function, and
+        Raises LeftOpen as a handler's call would fail, and RunStopped.  When this is cancelled, so is the function, and
         nobody waits for it, for it may shield itself.
         """
-        call = _Call(function, name, joins=False)
+        call = _WorkerCall(function, name, joins=False)
         await call.run(self)
         return call.outcome()
 
@@ -368,7 +368,7 @@ def _as_failure(error: BaseException, what: str = "the call") -> Exception:
     if isinstance(error, Exception) and not cancelled:
         return error
     raised = "trio.Cancelled, and nothing had cancelled it" if cancelled else type(sole(error)).__name__
-    failure = Escaped(f"{what} has raised {raised}")
+    failure = HandlerEscape(f"{what} has raised {raised}")
     failure.__cause__ = error
     return failure
 
@@ -392,7 +392,7 @@ def called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise _as_failure(error) from error
 
 
-class _Call(Generic[T]):
+class _WorkerCall(Generic[T]):
     """One call of a function in a worker, from a task that waits for it; `joins`: in any case, also when cancelled."""
 
     def __init__(self, function: Callable[[], Awaitable[T]], name: str, *, joins: bool) -> None:
@@ -409,7 +409,7 @@ class _Call(Generic[T]):
         self._worker = worker = pool.hire()
         pool.start(worker, self._work, None, self._name, copy_context() if worker.task is None else task.context)
         await wait_task_rescheduled(self._cancel)
-        if isinstance(self._error, Stopped):  # perhaps because this was cancelled
+        if isinstance(self._error, RunStopped):  # perhaps because this was cancelled
             await trio.lowlevel.checkpoint_if_cancelled()
 
     def _cancel(self, _: Any) -> Abort:
@@ -438,7 +438,7 @@ class _Call(Generic[T]):
         if task.context is not self._variables:  # what the function sets in it is for the task that waits
             task.context = self._variables
             await trio.lowlevel.cancel_shielded_checkpoint()
-        error: Exception | None = Stopped()
+        error: Exception | None = RunStopped()
         try:
             await trio.lowlevel.checkpoint_if_cancelled()  # then nothing is begun
             self._result = await guarded(self._function())
@@ -459,7 +459,7 @@ class _Call(Generic[T]):
 
 async def contained(function: Callable[[], Awaitable[T]], name: str) -> T:
     """As `WorkerPool.call`, for a task that has no pool at hand and that waits for the function in any case."""
-    call = _Call(function, name, joins=True)
+    call = _WorkerCall(function, name, joins=True)
     async with open_nursery() as nursery:
         pool = WorkerPool(nursery)
         pool.end()

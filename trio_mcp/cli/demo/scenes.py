@@ -15,7 +15,7 @@ import trio
 from trio_mcp import (
     Client,
     ClientOptions,
-    FormRequest,
+    FormElicitationRequest,
     HttpOptions,
     OnElicitation,
     OnProgress,
@@ -60,7 +60,7 @@ async def a_typed_call(client: Client, print: Print, bar: OnProgress) -> None:
 
 
 async def a_long_call(client: Client, print: Print, bar: OnProgress) -> None:
-    async with client.follow_tool("expose", {"frames": 24}) as call:
+    async with client.stream_tool("expose", {"frames": 24}) as call:
         async for report in call:
             bar(report.progress, report.total, report.message)
         result = await call.result()
@@ -76,7 +76,7 @@ async def a_timeout(client: Client, print: Print, bar: OnProgress) -> None:
 
 
 def fills_in(print: Print) -> OnElicitation:
-    async def fill_in(form: FormRequest) -> dict[str, Any]:
+    async def fill_in(form: FormElicitationRequest) -> dict[str, Any]:
         print(f"{form.message} {dict(form.defaults)}")
         return {"night": "tomorrow"}
 

@@ -18,7 +18,7 @@ class ChunkError(Exception):
     """The body is malformed, or a line of it is longer than it may be.  Nothing of the bytes is in the message."""
 
 
-class _Part(Enum):
+class _ChunkPart(Enum):
     SIZE = "the size of a chunk"
     CONTENT = "its content"
     AFTER = "the line break after it"
@@ -38,7 +38,7 @@ class ChunkReader:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._part = _Part.SIZE
+        self._part = _ChunkPart.SIZE
         self._seen = 0  # bytes of the buffer in which no line ends
         self._trailer = 0  # bytes of the trailer so far
         self.left = 0
@@ -47,7 +47,7 @@ class ChunkReader:
     @property
     def done(self) -> bool:
         """The end of the body was read; what is left in the buffer follows it."""
-        return self._part is _Part.DONE
+        return self._part is _ChunkPart.DONE
 
     def read(self, buffer: bytearray, most: float = math.inf) -> bytes:
         """Take from the front of the buffer what belongs to the body, about `most` bytes of it, and give the content.
@@ -56,14 +56,14 @@ class ChunkReader:
         """
         content = []
         rest = len(buffer) - most
-        while self._part is not _Part.DONE and len(buffer) > rest:
-            if self._part is _Part.CONTENT:
+        while self._part is not _ChunkPart.DONE and len(buffer) > rest:
+            if self._part is _ChunkPart.CONTENT:
                 data = take(buffer, self.left)
                 self.left -= len(data)
                 content.append(data)
                 if self.left:
                     break
-                self._part = _Part.AFTER
+                self._part = _ChunkPart.AFTER
             try:
                 line = self._line(buffer)
                 if line is None:
@@ -82,11 +82,11 @@ class ChunkReader:
         whole = end > 0 and buffer[end - 1] == 0x0D
         length = end - whole if end >= 0 else len(buffer) - buffer.endswith(b"\r")
         if self._trailer + length > self._limit:
-            which = "trailer" if self._part is _Part.TRAILER else "header of a chunk"
+            which = "trailer" if self._part is _ChunkPart.TRAILER else "header of a chunk"
             raise ChunkError(f"the {which} has more than {self._limit} bytes (Limits.header_bytes)")
         if whole:
             return bytes(buffer[:length])
-        if end >= 0 or (self._part is _Part.AFTER and length):
+        if end >= 0 or (self._part is _ChunkPart.AFTER and length):
             raise ChunkError(_FAULTS[self._part])
         self._seen = len(buffer)
         return None
@@ -96,26 +96,26 @@ class ChunkReader:
         match = _LINES[self._part].fullmatch(line)
         if match is None:
             raise ChunkError(_FAULTS[self._part])
-        if self._part is _Part.SIZE:
+        if self._part is _ChunkPart.SIZE:
             self.left = int(match[1], 16)
-            self._part = _Part.CONTENT if self.left else _Part.TRAILER
-        elif self._part is _Part.AFTER:
-            self._part = _Part.SIZE
+            self._part = _ChunkPart.CONTENT if self.left else _ChunkPart.TRAILER
+        elif self._part is _ChunkPart.AFTER:
+            self._part = _ChunkPart.SIZE
         elif line:
             self._trailer += len(line) + 2
         else:
-            self._part = _Part.DONE
+            self._part = _ChunkPart.DONE
 
 
 _LINES = {
-    _Part.SIZE: re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*+(?:;[\t\x20-\x7e\x80-\xff]*+)?"),
-    _Part.AFTER: re.compile(rb""),
-    _Part.TRAILER: re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+)?"),
+    _ChunkPart.SIZE: re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*+(?:;[\t\x20-\x7e\x80-\xff]*+)?"),
+    _ChunkPart.AFTER: re.compile(rb""),
+    _ChunkPart.TRAILER: re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+)?"),
 }
 _FAULTS = {
-    _Part.SIZE: "a chunk does not begin with its size in hexadecimal digits and CRLF",
-    _Part.AFTER: "a chunk does not end with CRLF where its size says",
-    _Part.TRAILER: "a field after the last chunk is malformed, or does not end with CRLF",
+    _ChunkPart.SIZE: "a chunk does not begin with its size in hexadecimal digits and CRLF",
+    _ChunkPart.AFTER: "a chunk does not end with CRLF where its size says",
+    _ChunkPart.TRAILER: "a field after the last chunk is malformed, or does not end with CRLF",
 }
 
 

@@ -30,7 +30,7 @@ from urllib.parse import urljoin, urlsplit
 import attrs
 
 from trio_mcp.core import errors
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import (
     DRAFT_HEADER_MISMATCH,
     EVENT_STREAM,
@@ -50,22 +50,43 @@ from trio_mcp.core.jsonrpc import (
     Batch,
     Error,
     Id,
-    Invalid,
+    InvalidMessage,
     Json,
     Limits,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     decode,
 )
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 
 __all__ = [
-    "Accepted", "Challenged", "Exchange", "Failed", "KeepAlives", "NoStream", "Received", "Reconnect", "Redirected",
-    "RefreshTools", "ReplyVerdict", "RetryAfter", "SessionGone", "StreamResumption", "Streaming", "TryInitialize",
-    "TrySse", "TryVersion", "kind_of", "place_of", "read_answer", "read_endpoint", "read_reply", "request_headers",
+    "AnswerReceived",
+    "Challenged",
+    "Exchange",
+    "KeepAlives",
+    "NoStream",
+    "Reconnect",
+    "Redirected",
+    "RefreshTools",
+    "ReplyAccepted",
+    "ReplyLost",
+    "ReplyVerdict",
+    "RetryAfter",
+    "SessionGone",
+    "StreamResumption",
+    "Streaming",
+    "TryInitialize",
+    "TrySse",
+    "TryVersion",
+    "kind_of",
+    "place_of",
+    "read_answer",
+    "read_endpoint",
+    "read_reply",
+    "request_headers",
 ]  # fmt: skip
 
 
@@ -100,10 +121,10 @@ class Exchange:
 
     def answered_by(self, message: Message) -> frozenset[Id]:
         """Those of them that this message answers.  Some peers echo an integer as a string."""
-        if type(message) is Result and type(self.message) is Request and message.id == self.message.id:
+        if type(message) is Response and type(self.message) is Request and message.id == self.message.id:
             return self.asked
-        given = {each.id for each in _items(message) if isinstance(each, Result | Error)}
-        given |= {each.answers for each in _items(message) if isinstance(each, Invalid)}
+        given = {each.id for each in _items(message) if isinstance(each, Response | Error)}
+        given |= {each.answers for each in _items(message) if isinstance(each, InvalidMessage)}
         return frozenset(id for id in self.asked if id in given or str(id) in given)
 
 
@@ -118,7 +139,7 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
     """The protocol's headers for this request.
 
     `mirrors` are the rules of the tool that is called, `last_event_id` what a GET resumes after.  Raises
-    `LocalProtocolError` for a message that may not be posted in this revision, or an argument that no header can hold.
+    `UsageError` for a message that may not be posted in this revision, or an argument that no header can hold.
     """
     revision, rules, message = exchange.revision, exchange.revision.http, exchange.message
     if message is None:
@@ -142,9 +163,9 @@ def request_headers(exchange: Exchange, *, mirrors: Sequence[Mirror] = (), last_
 
 def _check_message(revision: Revision, message: Message) -> None:
     if isinstance(message, Batch) and not revision.batches:
-        raise LocalProtocolError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
-    if isinstance(message, Result | Error) and not revision.handshake:
-        raise LocalProtocolError(f"responses are never posted in {revision}")  # http-13
+        raise UsageError(f"{revision} has no batches: post each message by itself")  # http-11, http-12
+    if isinstance(message, Response | Error) and not revision.handshake:
+        raise UsageError(f"responses are never posted in {revision}")  # http-13
 
 
 def _session_headers(exchange: Exchange) -> Fields:
@@ -158,7 +179,7 @@ def _session_headers(exchange: Exchange) -> Fields:
 
 
 @record
-class Received:
+class AnswerReceived:
     """An answer.  `session` is the id that the answer to initialize gave us, if any."""
 
     message: Message
@@ -173,7 +194,7 @@ class Streaming:
 
 
 @record
-class Accepted:
+class ReplyAccepted:
     """Done, and nothing more will come on this response."""
 
 
@@ -242,7 +263,7 @@ class NoStream:
 
 
 @record
-class Failed:
+class ReplyLost:
     """The request, or the stream, is lost: tell the peer by `Peer.fail`.  It may or may not have been carried out."""
 
     why: str
@@ -250,9 +271,9 @@ class Failed:
 
 
 ReplyVerdict: TypeAlias = (
-    Received
+    AnswerReceived
     | Streaming
-    | Accepted
+    | ReplyAccepted
     | SessionGone
     | TryVersion
     | RefreshTools
@@ -262,7 +283,7 @@ ReplyVerdict: TypeAlias = (
     | Challenged
     | Redirected
     | NoStream
-    | Failed
+    | ReplyLost
 )
 
 
@@ -287,7 +308,7 @@ def read_reply(
     gone = status == 404 or (status == 400 and _blames_session(body, limits))
     gone = gone and exchange.session is not None and exchange.revision.handshake
     if gone and exchange.method != "DELETE" and not _lacks_method(exchange, body, limits):
-        return Failed("the new session ended at once", status) if exchange.again else SessionGone()
+        return ReplyLost("the new session ended at once", status) if exchange.again else SessionGone()
     if exchange.method != "POST":
         return _read_other(exchange, status, headers, body, limits)
     if 200 <= status < 300:
@@ -297,7 +318,7 @@ def read_reply(
 
 def _blames_session(body: bytes, limits: Limits) -> bool:
     """Whether this 400 says that there is no such session, as servers of the Python SDK up to 1.12 do."""
-    return b"session" in body[:_QUOTED].lower() and isinstance(decode(body, limits), Invalid)
+    return b"session" in body[:_QUOTED].lower() and isinstance(decode(body, limits), InvalidMessage)
 
 
 _QUOTED = 1000  # bytes of a body that says in its own words what went wrong
@@ -314,32 +335,32 @@ def _read_other(exchange: Exchange, status: int, headers: Headers, body: bytes, 
     """GET and DELETE, both of which a server may do without (http-33, http-60)."""
     good = 200 <= status < 300
     if exchange.method == "DELETE" and (good or status in (404, 405)):
-        return Accepted()
+        return ReplyAccepted()
     if good and kind_of(headers) == EVENT_STREAM:
         return Streaming()
     if status in (404, 405):
         return NoStream()
-    return Failed(f"{exchange.method} failed: {_said(status, body, limits)}", status)
+    return ReplyLost(f"{exchange.method} failed: {_said(status, body, limits)}", status)
 
 
 def _read_success(exchange: Exchange, status: int, headers: Headers, body: bytes, limits: Limits) -> ReplyVerdict:
     if exchange.sse or not exchange.asked:
-        return Accepted()
+        return ReplyAccepted()
     session = headers.get(SESSION_ID) if exchange.opening else None
     if session is not None and not is_session_id(session):
-        return Failed("the server gave a session id with other characters than visible ASCII")
+        return ReplyLost("the server gave a session id with other characters than visible ASCII")
     kind = kind_of(headers)
     if kind == EVENT_STREAM:
         return Streaming(session)
     if kind != JSON:
         came = shown(kind) if kind else "no Content-Type"
-        return Failed(f"a request is answered by {JSON} or {EVENT_STREAM}; the reply ({status}) has {came}")
+        return ReplyLost(f"a request is answered by {JSON} or {EVENT_STREAM}; the reply ({status}) has {came}")
     verdict = read_answer(exchange, decode(body, limits))
-    if not isinstance(verdict, Received):
+    if not isinstance(verdict, AnswerReceived):
         return verdict
     if left := exchange.asked - exchange.answered_by(verdict.message):  # http-126: nothing will follow
-        return Failed(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
-    return verdict if session is None else Received(verdict.message, session)
+        return ReplyLost(f"the answer to a batch lacks {len(left)} of {len(exchange.asked)} responses")
+    return verdict if session is None else AnswerReceived(verdict.message, session)
 
 
 def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) -> ReplyVerdict:
@@ -348,25 +369,25 @@ def _read_failure(exchange: Exchange, status: int, body: bytes, limits: Limits) 
     if error is not None and isinstance(exchange.message, Request):
         # Whatever its id: the response refuses this request, and some servers have an id for "the transport says no".
         return read_answer(exchange, attrs.evolve(error, id=exchange.message.id), status)
-    return _fall_back(exchange, status, error) or Failed(_said(status, body, limits), status)
+    return _fall_back(exchange, status, error) or ReplyLost(_said(status, body, limits), status)
 
 
 def read_answer(exchange: Exchange, message: Message, status: int = 200) -> ReplyVerdict:
-    """What answers the request, from a body or from a stream: mostly just `Received`."""
-    if isinstance(message, Invalid):
-        return Failed(f"the answer cannot be read: {message.why}")
+    """What answers the request, from a body or from a stream: mostly just `AnswerReceived`."""
+    if isinstance(message, InvalidMessage):
+        return ReplyLost(f"the answer cannot be read: {message.why}")
     if isinstance(message, Error) and message.id is None:
         if not isinstance(exchange.message, Request):
-            return Failed(f"the whole batch was refused: {_in_words(message)}")
+            return ReplyLost(f"the whole batch was refused: {_in_words(message)}")
         message = attrs.evolve(message, id=exchange.message.id)
     if isinstance(message, Batch) and not exchange.revision.batches:
-        return Failed(f"the answer is a batch, and {exchange.revision} has none")
+        return ReplyLost(f"the answer is a batch, and {exchange.revision} has none")
     if not exchange.answered_by(message):
-        return Failed(f"the request was not answered: a {type(message).__name__} about something else came instead")
+        return ReplyLost(f"the request was not answered: a {type(message).__name__} about something else came instead")
     if not isinstance(message, Error):
-        return Received(message)
+        return AnswerReceived(message)
     remedy = None if exchange.again else _remedy(exchange, message, status)
-    return remedy or _fall_back(exchange, status, message) or Received(message)
+    return remedy or _fall_back(exchange, status, message) or AnswerReceived(message)
 
 
 def _remedy(exchange: Exchange, error: Error, status: int) -> ReplyVerdict | None:
@@ -437,14 +458,14 @@ def _in_words(error: Error) -> str:
 
 def _redirect(exchange: Exchange, status: int, location: str | None) -> ReplyVerdict:
     if location is None:
-        return Failed(f"HTTP {status} without a Location")
+        return ReplyLost(f"HTTP {status} without a Location")
     # 301 to 303 turn a POST into a GET, in practice or by definition.
     if status not in (307, 308) and (exchange.method != "GET" or status not in (301, 302, 303)):
-        return Failed(f"HTTP {status} cannot be followed for a {exchange.method}")
+        return ReplyLost(f"HTTP {status} cannot be followed for a {exchange.method}")
     url = _same_origin(exchange.url, location)
     # http-61: what we send along (session, token, arguments) is for this origin alone.
     if url is None:
-        return Failed(f"HTTP {status} leads to another origin, or to no URL at all; use its URL if you trust it")
+        return ReplyLost(f"HTTP {status} leads to another origin, or to no URL at all; use its URL if you trust it")
     return Redirected(url)
 
 
@@ -474,12 +495,12 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def read_endpoint(url: str, event: SseEvent | Oversized) -> str | Failed:
+def read_endpoint(url: str, event: SseEvent | Oversized) -> str | ReplyLost:
     """Where to post on an HTTP+SSE stream, from its first event (sse-06, sse-08, sse-14)."""
     if not isinstance(event, SseEvent) or event.event != "endpoint":
-        return Failed("an HTTP+SSE stream begins with an endpoint event, and this one does not")
+        return ReplyLost("an HTTP+SSE stream begins with an endpoint event, and this one does not")
     target = _same_origin(url, event.data.decode("utf-8", "replace"))
-    return Failed("the endpoint event names no URL of the stream's own origin") if target is None else target
+    return ReplyLost("the endpoint event names no URL of the stream's own origin") if target is None else target
 
 
 # Streams that break.
@@ -576,17 +597,17 @@ class StreamResumption:
         self.last_event_id = reader.last_event_id or self.last_event_id
         self._retry = self._retry if reader.retry is None else reader.retry
 
-    def ended(self, held: float = 0) -> Reconnect | Failed:
+    def ended(self, held: float = 0) -> Reconnect | ReplyLost:
         """The connection was closed or lost after so many seconds, or could not be made."""
         if not self._resumable:
-            return Failed("the stream ended before the answer, and this revision resumes none; send a new request")
+            return ReplyLost("the stream ended before the answer, and this revision resumes none; send a new request")
         if not self.last_event_id and not self._standalone:
-            return Failed("the stream ended before the answer, and gave no event id to resume from")
+            return ReplyLost("the stream ended before the answer, and gave no event id to resume from")
         if held >= _HELD:
             self._tried, self._proven = 0, True
         exhausted = self._tried >= self._attempts
         if exhausted and not (self._standalone and self._proven):
-            return Failed(f"the stream could not be resumed in {self._attempts} attempts")
+            return ReplyLost(f"the stream could not be resumed in {self._attempts} attempts")
         # http-50: "The client MUST respect the retry field".  Without one, wait longer each time.
         if self._retry is None:
             wait = min(self._delay * 2**self._tried, self._longest)
@@ -597,11 +618,11 @@ class StreamResumption:
         self._fruitful = False
         return Reconnect(wait, self.last_event_id)
 
-    def refused(self, verdict: ReplyVerdict) -> Reconnect | Failed:
+    def refused(self, verdict: ReplyVerdict) -> Reconnect | ReplyLost:
         """The GET was answered, but not by a stream: `read_reply` said this instead."""
         # A proxy whose server is just starting again; a server that has not seen yet that the last connection is gone.
         if (
-            isinstance(verdict, Failed)
+            isinstance(verdict, ReplyLost)
             and verdict.status is not None
             and (verdict.status >= 500 or verdict.status == 409)
         ):
@@ -611,5 +632,5 @@ class StreamResumption:
             seconds = min(verdict.seconds, _LONGEST_WAIT)
             return attrs.evolve(again, seconds=seconds) if isinstance(again, Reconnect) else again
         # A server may have forgotten what was said, which is no breach of the protocol.
-        status = verdict.status if isinstance(verdict, Failed) else None
-        return Failed(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}", status)
+        status = verdict.status if isinstance(verdict, ReplyLost) else None
+        return ReplyLost(f"the server does not resume the stream: {getattr(verdict, 'why', verdict)}", status)

@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Limits
 from trio_mcp.core.records import record
 from trio_mcp.core.shares import Account
@@ -86,7 +86,7 @@ _EVENT = 512  # bytes of memory for each event: most streams have two, and one t
 
 
 @attrs.define(eq=False, repr=False)
-class _Stream:
+class _StreamLog:
     name: str
     events: deque[bytes] = attrs.field(factory=deque)  # the newest ones
     next: int = 0  # the number of the event to come; the oldest one held is `next - len(events)`
@@ -103,15 +103,15 @@ class MemoryEventLog:
     def __init__(self, limits: Limits | None = None, account: Account | None = None) -> None:
         self._limits = limits or Limits()
         self._account = account
-        self._streams: dict[str, _Stream] = {}
-        self._order: deque[_Stream] = deque()  # that of each event held, oldest event first
+        self._streams: dict[str, _StreamLog] = {}
+        self._order: deque[_StreamLog] = deque()  # that of each event held, oldest event first
         self._bytes = 0
         self._opened = 0
 
     def open(self) -> str:
         self._opened += 1
         name = str(self._opened)
-        self._streams[name] = _Stream(name)
+        self._streams[name] = _StreamLog(name)
         return name
 
     def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
@@ -157,10 +157,10 @@ class MemoryEventLog:
         """How many events are held."""
         return len(self._order)
 
-    def _open_stream(self, name: str) -> _Stream:
+    def _open_stream(self, name: str) -> _StreamLog:
         held = self._streams.get(name)
         if held is None or held.finished:
-            raise LocalProtocolError(f"stream {name!r} is not open in this log; open() gives a new one")
+            raise UsageError(f"stream {name!r} is not open in this log; open() gives a new one")
         return held
 
     def _charge(self, size: int) -> bool:

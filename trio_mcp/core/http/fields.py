@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, redacted, shown
+from trio_mcp.core.errors import UsageError, redacted, shown
 from trio_mcp.core.jsonrpc import Json, Notification, Request
 from trio_mcp.core.records import record
 
@@ -220,7 +220,7 @@ class AllowList:
 
     def __init__(self, setting: str, patterns: Sequence[str], *, schemes: bool) -> None:
         if isinstance(patterns, str):
-            raise LocalProtocolError(f"{setting} is a list of strings; got the string {patterns!r}")
+            raise UsageError(f"{setting} is a list of strings; got the string {patterns!r}")
         self._literal = {each for each in patterns if each == "*" or (each == "null" and schemes)}
         self._sites = {_pattern(setting, each, schemes) for each in patterns if each not in self._literal}
         self._known: dict[str, bool] = {}
@@ -250,7 +250,7 @@ def _pattern(setting: str, pattern: str, scheme: bool) -> _Site:
     site = _site(pattern.removesuffix(":*"))
     if site is None or bool(site.scheme) != scheme:
         wanted = "'https://app.example.com' or 'http://localhost:*'" if scheme else "'example.com' or '[::1]:8080'"
-        raise LocalProtocolError(f"{setting}: {pattern!r} is not understood; write it like {wanted}, or '*'")
+        raise UsageError(f"{setting}: {pattern!r} is not understood; write it like {wanted}, or '*'")
     return _Site(site.scheme, site.host, None if anywhere else site.port)
 
 
@@ -319,7 +319,7 @@ def encode_value(text: str) -> str:
     try:
         encoded = b2a_base64(text.encode(), newline=False).decode()
     except UnicodeEncodeError:
-        raise LocalProtocolError("half of a surrogate pair cannot be sent in a header") from None
+        raise UsageError("half of a surrogate pair cannot be sent in a header") from None
     return f"{_SENTINEL}{encoded}{_SENTINEL_END}"
 
 
@@ -526,7 +526,7 @@ def mirrored(rules: Sequence[Mirror], arguments: Mapping[str, Any]) -> Fields:
             continue
         text = _as_text(value)
         if text is None:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{rule} goes into the header {rule.header}, so it must be a string, "
                 f"true or false, or an integer between -(2**53-1) and 2**53-1; got {type(value).__name__}"
             )

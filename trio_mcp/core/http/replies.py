@@ -31,7 +31,7 @@ class ReplyHead(NamedTuple):
     headers: Headers
 
 
-class _Part(Enum):
+class _ReplyPart(Enum):
     """Where in the reply we are."""
 
     HEAD = "head"
@@ -59,7 +59,7 @@ class ReplyReader:
         self._seen = 0  # bytes of it in which no line, or no head, ends
         self._lines = 0  # bytes of heads so far
         self._left = 0  # bytes of the body, or of the chunk at hand, that have not come
-        self._part = _Part.HEAD
+        self._part = _ReplyPart.HEAD
         self._chunks: ChunkReader | None = None
         self._ended = False
         self._keep = False
@@ -77,7 +77,7 @@ class ReplyReader:
     @property
     def done(self) -> bool:
         """All of the reply was given out."""
-        return self._part is _Part.DONE
+        return self._part is _ReplyPart.DONE
 
     @property
     def ready(self) -> bool:
@@ -136,38 +136,38 @@ class ReplyReader:
         # What HTTP/1.0 calls keep-alive is not the same everywhere.
         self._keep = minor != "0" and "close" not in _listed(headers.get("Connection", ""))
         if self._bodiless or status in (204, 304):
-            self._part = _Part.DONE
+            self._part = _ReplyPart.DONE
         elif coding is not None:
             if coding.lower() != "chunked":
                 raise RemoteProtocolError(f"the reply has the Transfer-Encoding {shown(coding)}; only chunked is read")
             # "A Transfer-Encoding ... overrides the Content-Length", which "ought to be handled as an error"; and 1.0
             # has none.  Somebody before us may have read the other way.
             self._keep = self._keep and length is None and minor != "0"
-            self._part = _Part.CHUNKS
+            self._part = _ReplyPart.CHUNKS
             self._chunks = ChunkReader(self._most)
         elif length is not None:
             if not _LENGTH.fullmatch(length):  # several that differ are a list here
                 raise RemoteProtocolError("the Content-Length of the reply is not one number")
             self._left = int(length)
-            self._part = _Part.LENGTH if self._left else _Part.DONE
+            self._part = _ReplyPart.LENGTH if self._left else _ReplyPart.DONE
         else:
             self._keep = False
-            self._part = _Part.CLOSE
+            self._part = _ReplyPart.CLOSE
 
     # The body.
 
     def body(self) -> bytes:
         """What has come of the body since; nothing if that is nothing yet, or all of it was given out."""
-        if self._part is _Part.LENGTH:
+        if self._part is _ReplyPart.LENGTH:
             data = take(self._buffer, self._left)
             self._left -= len(data)
             if not self._left:
-                self._part = _Part.DONE
-        elif self._part is _Part.CLOSE:
+                self._part = _ReplyPart.DONE
+        elif self._part is _ReplyPart.CLOSE:
             data = take(self._buffer, len(self._buffer))
             if self._ended:
-                self._part = _Part.DONE
-        elif self._part is _Part.CHUNKS:
+                self._part = _ReplyPart.DONE
+        elif self._part is _ReplyPart.CHUNKS:
             data = self._content()
         else:
             data = b""
@@ -184,7 +184,7 @@ class ReplyReader:
             raise RemoteProtocolError(f"the reply is malformed: {error}") from None
         self._left = chunks.left
         if chunks.done:
-            self._part = _Part.DONE
+            self._part = _ReplyPart.DONE
         return data
 
 

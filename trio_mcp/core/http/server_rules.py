@@ -61,7 +61,7 @@ from trio_mcp.core.http.verdicts import (
     HttpRequest,
     OpenLegacyStream,
     OpenStream,
-    Place,
+    PathKind,
     Reply,
     Screened,
     Serve,
@@ -76,12 +76,12 @@ from trio_mcp.core.jsonrpc import (
     Batch,
     Error,
     Id,
-    Invalid,
+    InvalidMessage,
     Json,
     Message,
     Notification,
     Request,
-    Result,
+    Response,
     decode,
 )
 from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
@@ -89,7 +89,7 @@ from trio_mcp.core.revisions import META_VERSION, REVISIONS, Revision
 __all__ = ["check_session", "judge", "screen"]
 
 
-class _Refusal(Exception):
+class _RuleBroken(Exception):
     """Inside this module a rule that is broken raises; `screen` and `judge` turn that into a `Reply`."""
 
     def __init__(
@@ -119,9 +119,9 @@ def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix
     if request.method != "GET":
         return message
     place = policy.places.get(_split(request)[1].rstrip("/"))
-    if place is not Place.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
+    if place is not PathKind.WEBSOCKET and "websocket" in headers.get("Upgrade", "").lower():
         return f"{message}; {where_websockets_are(policy, prefix)}"
-    if place is Place.ENDPOINT and SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower():
+    if place is PathKind.ENDPOINT and SESSION_ID not in headers and "text/html" in headers.get("Accept", "").lower():
         return f"this is an MCP endpoint, and no page: give its URL to an MCP client ({message})"
     return message
 
@@ -130,7 +130,7 @@ def _for_the_lost(message: str, policy: HttpPolicy, request: HttpRequest, prefix
 
 
 # In Python 3.11 a member of an enum is looked up eight times as slowly.
-_ENDPOINT, _MESSAGES = Place.ENDPOINT, Place.MESSAGES
+_ENDPOINT, _MESSAGES = PathKind.ENDPOINT, PathKind.MESSAGES
 
 
 def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply | Screened:
@@ -140,7 +140,7 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
         cors, path = _check_sites(policy, request)
         place = policy.places.get(path.rstrip("/")) if path.startswith("/") else None
         if place is None:
-            raise _Refusal(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
+            raise _RuleBroken(404, f"nothing is served at {shown(path)}; {_where_messages_go(policy, prefix)} (path)")
         if request.method != "POST" or place is not _ENDPOINT:  # where that is always served
             allowed, why = _methods(policy, place, request.headers.get(PROTOCOL_VERSION), prefix)
             if request.method == "OPTIONS":
@@ -149,12 +149,12 @@ def screen(policy: HttpPolicy, request: HttpRequest, prefix: str = "") -> Reply 
             if request.method not in allowed.split(", "):
                 # http-120: a 405 names the methods that are allowed; http-33, http-60, http-110.
                 what = f"{shown(request.method)} is not served here, but {allowed}"
-                raise _Refusal(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
+                raise _RuleBroken(405, what + (f" ({why})" if why else ""), extra=(("Allow", allowed),))
         _check_framing(request.headers)
         if request.method == "POST":
             _check_content(policy, request.headers)
         return Screened(place, _acceptable(policy, place, request), cors)
-    except _Refusal as refused:
+    except _RuleBroken as refused:
         return refused.reply(policy, request, cors, prefix)
 
 
@@ -173,15 +173,15 @@ def _check_sites(policy: HttpPolicy, request: HttpRequest) -> tuple[Fields, str]
         site = request.headers.get("Sec-Fetch-Site")
         if site in _OTHER_SITES and not policy.origins.everything:
             why = f"a page of another site asks (Sec-Fetch-Site: {site}), and without an Origin none is allowed"
-            raise _Refusal(403, f"{why}; it must ask by fetch() or EventSource, and be in allowed_origins")
+            raise _RuleBroken(403, f"{why}; it must ask by fetch() or EventSource, and be in allowed_origins")
     # http-03, http-04: "If the Origin header is present and invalid, servers MUST respond with HTTP 403 Forbidden."
     if origin is not None and not policy.origins.allows(origin):
-        raise _Refusal(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
+        raise _RuleBroken(403, f"the origin {shown(origin)} is not allowed; add it to allowed_origins to serve it")
     host, path = _split(request)
     # A page whose name was rebound to our address sends that name.  421 is HTTP's word for "not the server of this
     # host" (RFC 9110, 15.5.20).  Without a Host it is HTTP/1.0, and no browser.
     if host is not None and not policy.hosts.allows(host):
-        raise _Refusal(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
+        raise _RuleBroken(421, f"the host {shown(host)} is not served here; add it to allowed_hosts to serve it")
     return () if origin is None else cors_headers(origin), path
 
 
@@ -195,10 +195,10 @@ def _split(request: HttpRequest) -> tuple[str | None, str]:
     return host, slash + path
 
 
-def _methods(policy: HttpPolicy, place: Place, version: str | None, prefix: str) -> tuple[str, str]:
+def _methods(policy: HttpPolicy, place: PathKind, version: str | None, prefix: str) -> tuple[str, str]:
     """The methods of this place, as Allow has them, and what is to blame if there are fewer than there might be."""
-    if place is not Place.ENDPOINT:
-        allowed = "POST, OPTIONS" if place is Place.MESSAGES else "GET, OPTIONS"
+    if place is not PathKind.ENDPOINT:
+        allowed = "POST, OPTIONS" if place is PathKind.MESSAGES else "GET, OPTIONS"
         return allowed, _where_messages_go(policy, prefix)
     # GET streams and DELETE belong to sessions, and those to legacy revisions (http-117): under the header of a
     # modern one they do not exist.
@@ -227,30 +227,30 @@ def _check_framing(headers: Headers) -> None:
         why = f"Content-Length is one number; got {shown(length)}"
     else:
         return
-    raise _Refusal(400, why, extra=(("Connection", "close"),))
+    raise _RuleBroken(400, why, extra=(("Connection", "close"),))
 
 
 def _check_content(policy: HttpPolicy, headers: Headers) -> None:
     length, kind, limit = headers.get("Content-Length", "0"), headers.get("Content-Type"), policy.limits.message_bytes
     if len(length) > 18 or int(length) > limit:
         came = length if len(length) <= 18 else "far too many"
-        raise _Refusal(413, f"the body has {came} bytes, and {limit} are allowed (Limits.message_bytes)")
+        raise _RuleBroken(413, f"the body has {came} bytes, and {limit} are allowed (Limits.message_bytes)")
     coding = headers.get("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         # RFC 9110, 15.5.16: such a refusal says what would be accepted.
         what = f"a message is posted as it is; the Content-Encoding {shown(coding)} is not understood"
-        raise _Refusal(415, what, extra=(("Accept-Encoding", "identity"),))
+        raise _RuleBroken(415, what, extra=(("Accept-Encoding", "identity"),))
     # Also a defence: a page cannot send this type to another origin without a preflight.
     if not is_json(kind):
         came = "no Content-Type" if kind is None else f"the Content-Type {shown(kind)}"
-        raise _Refusal(415, f"a message is posted as {JSON} in UTF-8; {came} came")
+        raise _RuleBroken(415, f"a message is posted as {JSON} in UTF-8; {came} came")
 
 
-_WITHOUT_ANSWERS = frozenset({Place.MESSAGES, Place.WEBSOCKET})
+_WITHOUT_ANSWERS = frozenset({PathKind.MESSAGES, PathKind.WEBSOCKET})
 _ANSWERS = {(True, True): Answer.EITHER, (True, False): Answer.JSON, (False, True): Answer.STREAM}
 
 
-def _acceptable(policy: HttpPolicy, place: Place, request: HttpRequest) -> Answer:
+def _acceptable(policy: HttpPolicy, place: PathKind, request: HttpRequest) -> Answer:
     """How we may answer.  Lenient: a client need not list both types, only take one that we can give."""
     accept = request.headers.get("Accept")
     posted = request.method == "POST"
@@ -261,7 +261,7 @@ def _acceptable(policy: HttpPolicy, place: Place, request: HttpRequest) -> Answe
     if not json and not stream:
         offered = EVENT_STREAM if not posted else JSON if policy.json_only else f"{JSON} and {EVENT_STREAM}"
         why = " (json_only=True)" if posted and policy.json_only else ""
-        raise _Refusal(406, f"Accept is {shown(accept or '')}; it must allow what is offered: {offered}{why}")
+        raise _RuleBroken(406, f"Accept is {shown(accept or '')}; it must allow what is offered: {offered}{why}")
     return _ANSWERS[json, stream]
 
 
@@ -271,7 +271,7 @@ _SAID = (Request, Notification)
 
 
 @attrs.define(eq=False, repr=False)
-class _Case:
+class _RequestFacts:
     """One request, with all that there is to judge it by."""
 
     policy: HttpPolicy
@@ -300,10 +300,10 @@ def check_session(
     """What `judge` would refuse whatever the body is, because of the session that the head names."""
     if SESSION_ID not in request.headers and screened.place is not _MESSAGES:
         return None
-    case = _Case(policy, request, screened, find_session, lambda tool: None, principal, prefix)
+    case = _RequestFacts(policy, request, screened, find_session, lambda tool: None, principal, prefix)
     try:
         _check_session(case)
-    except _Refusal as refused:
+    except _RuleBroken as refused:
         return refused.reply(policy, request, screened.cors, prefix)
     return None
 
@@ -328,22 +328,22 @@ def judge(
     head = screened or screen(policy, request, prefix)
     if isinstance(head, Reply):
         return head
-    case = _Case(policy, request, head, find_session, find_mirrors, principal, prefix)
+    case = _RequestFacts(policy, request, head, find_session, find_mirrors, principal, prefix)
     try:
         _check_session(case)
         return _ROUTES[head.place, request.method](case)
-    except _Refusal as refused:
+    except _RuleBroken as refused:
         return refused.reply(policy, request, head.cors, prefix)
 
 
-def _check_session(case: _Case) -> None:
+def _check_session(case: _RequestFacts) -> None:
     """Look the session up, where the head names one that counts."""
     place, policy = case.head.place, case.policy
     if place is _MESSAGES:
         pairs = (each.partition("=") for each in case.request.target.partition("?")[2].split("&"))
         session = next((value for name, _, value in pairs if name == SESSION_PARAMETER), None)
         if session is None:
-            raise _Refusal(400, f"the query has no {SESSION_PARAMETER}; post to the URI of the endpoint event")
+            raise _RuleBroken(400, f"the query has no {SESSION_PARAMETER}; post to the URI of the endpoint event")
         case.session = session, _facts(case, session)
         return
     session = case.request.headers.get(SESSION_ID)
@@ -357,7 +357,7 @@ def _check_session(case: _Case) -> None:
     case.session = session, facts
 
 
-def _standing(case: _Case) -> Verdict:
+def _standing(case: _RequestFacts) -> Verdict:
     """GET and DELETE: both are about a session that stands."""
     session, facts = _session(case)
     if case.request.method == "DELETE":
@@ -365,17 +365,17 @@ def _standing(case: _Case) -> Verdict:
     return OpenStream(session, facts.revision, case.request.headers.get(LAST_EVENT_ID) or None, case.head.cors)
 
 
-def _post(case: _Case) -> Verdict:
+def _post(case: _RequestFacts) -> Verdict:
     message = _message(case)
     try:
         return _by_era(case, message)
-    except _Refusal as refused:
+    except _RuleBroken as refused:
         if isinstance(message, Request):
             refused.error = attrs.evolve(refused.error, id=message.id)
         raise
 
 
-def _by_era(case: _Case, message: Message) -> Verdict:
+def _by_era(case: _RequestFacts, message: Message) -> Verdict:
     stated = _stated_version(message)
     named = REVISIONS.get(case.version or "")
     opening = isinstance(message, Request) and message.method == "initialize"
@@ -391,17 +391,17 @@ def _by_era(case: _Case, message: Message) -> Verdict:
     return _legacy(case, message)
 
 
-def _message(case: _Case) -> Message:
+def _message(case: _RequestFacts) -> Message:
     body, limit = case.request.body, case.policy.limits.message_bytes
     if len(body) > limit:
-        raise _Refusal(413, f"the body has more than {limit} bytes (Limits.message_bytes)")
+        raise _RuleBroken(413, f"the body has more than {limit} bytes (Limits.message_bytes)")
     if not body:
-        raise _Refusal(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
+        raise _RuleBroken(400, "the body is empty; a POST carries one JSON-RPC message", code=errors.PARSE_ERROR)
     message = decode(body, case.policy.limits)
-    if isinstance(message, Invalid) and message.answers is None:
+    if isinstance(message, InvalidMessage) and message.answers is None:
         # http-16, http-17; also where the message was a notification, and JSON-RPC itself owes no answer.
         error = message.reply or Error(None, errors.INVALID_REQUEST, message.why)
-        raise _Refusal(400, error.message, code=error.code, id=error.id, data=error.data)
+        raise _RuleBroken(400, error.message, code=error.code, id=error.id, data=error.data)
     return message
 
 
@@ -413,26 +413,26 @@ def _stated_version(message: Message) -> Json:
     return meta.get(META_VERSION) if isinstance(meta, dict) else None
 
 
-def _served(case: _Case, version: str, *, handshake: bool) -> Revision | None:
+def _served(case: _RequestFacts, version: str, *, handshake: bool) -> Revision | None:
     revision = REVISIONS.get(version)
     if revision is None or revision not in case.policy.revisions or revision.handshake is not handshake:
         return None
     return revision
 
 
-def _unsupported(case: _Case, requested: Json, code: int) -> _Refusal:
+def _unsupported(case: _RequestFacts, requested: Json, code: int) -> _RuleBroken:
     supported = sorted((each.name for each in case.policy.revisions), reverse=True)
     data = {"supported": supported, "requested": requested[:120] if isinstance(requested, str) else ""}
     what = f"Unsupported protocol version {shown(data['requested'])}; served: {', '.join(supported)}"
-    return _Refusal(400, what, code=code, data=data)
+    return _RuleBroken(400, what, code=code, data=data)
 
 
 # Modern: everything is in the message, and the headers repeat some of it.
 
 
-def _modern(case: _Case, message: Message, stated: Json) -> Verdict:
+def _modern(case: _RequestFacts, message: Message, stated: Json) -> Verdict:
     if not isinstance(message, _SAID):
-        raise _Refusal(400, "one request or one notification is posted, and nothing else")  # http-12, http-13
+        raise _RuleBroken(400, "one request or one notification is posted, and nothing else")  # http-12, http-13
     revision = _modern_revision(case, message, stated)
     required = isinstance(message, Request)
     _check_mirrors(case, message, required=required, code=errors.HEADER_MISMATCH)
@@ -442,12 +442,12 @@ def _modern(case: _Case, message: Message, stated: Json) -> Verdict:
     if message.method in revision.teardown:
         if answer is Answer.JSON:
             why = f"{message.method} is answered by a stream, which Accept or json_only rules out"
-            raise _Refusal(406, why)
+            raise _RuleBroken(406, why)
         answer = Answer.STREAM
     return Serve(message, revision, None, opens_session=False, answer=answer, cors=case.head.cors)
 
 
-def _modern_revision(case: _Case, message: Request | Notification, stated: Json) -> Revision:
+def _modern_revision(case: _RequestFacts, message: Request | Notification, stated: Json) -> Revision:
     """The revision that header and `_meta` agree on.  That they agree is looked at before what they agree on."""
     version = case.version
     if version is None and message.method == "initialize" and stated is None:
@@ -459,10 +459,10 @@ def _modern_revision(case: _Case, message: Request | Notification, stated: Json)
             why = f"it repeats the version in _meta, {shown(stated)}"
         else:
             why = f"it names the version of the message, such as {max(each.name for each in case.policy.revisions)}"
-        raise _Refusal(400, f"the {PROTOCOL_VERSION} header is missing; {why}", code=errors.HEADER_MISMATCH)
+        raise _RuleBroken(400, f"the {PROTOCOL_VERSION} header is missing; {why}", code=errors.HEADER_MISMATCH)
     if stated is not None and stated != version:
         why = f"the {PROTOCOL_VERSION} header says {shown(version)}, _meta says {shown(str(stated))}"
-        raise _Refusal(400, why, code=errors.HEADER_MISMATCH)  # http-69
+        raise _RuleBroken(400, why, code=errors.HEADER_MISMATCH)  # http-69
     revision = _served(case, version, handshake=False)
     if revision is None:
         raise _unsupported(case, version, errors.UNSUPPORTED_VERSION)  # http-70, ver-01
@@ -477,10 +477,10 @@ def _check_meta(message: Request, revision: Revision) -> None:
     for key, kind in revision.required_meta.items():
         if not isinstance(meta, dict) or not isinstance(meta.get(key), kind):
             why = f"params._meta must have {'a string' if kind is str else 'an object'} for {key!r}"
-            raise _Refusal(400, why, code=errors.INVALID_PARAMS)
+            raise _RuleBroken(400, why, code=errors.INVALID_PARAMS)
 
 
-def _check_mirrors(case: _Case, message: Request | Notification, *, required: bool, code: int) -> None:
+def _check_mirrors(case: _RequestFacts, message: Request | Notification, *, required: bool, code: int) -> None:
     """http-91, http-95..102: the headers that repeat the body do repeat it."""
     headers = case.request.headers
     fault = standard_fault(headers, message, required=required)
@@ -491,21 +491,21 @@ def _check_mirrors(case: _Case, message: Request | Notification, *, required: bo
             arguments = arguments if isinstance(arguments, dict) else {}
             fault = mirror_fault(rules, headers, arguments, required=required)
     if fault is not None:
-        raise _Refusal(400, f"Header mismatch: {fault}", code=code)
+        raise _RuleBroken(400, f"Header mismatch: {fault}", code=code)
 
 
 # Legacy: a handshake, and what comes in its session.
 
 
-def _legacy(case: _Case, message: Message) -> Verdict:
+def _legacy(case: _RequestFacts, message: Message) -> Verdict:
     session: str | None = None
     facts: SessionFacts | None = None
     if case.policy.sessions:
         session, facts = _session(case)
     revision = _legacy_revision(case, None) if facts is None else facts.revision
-    if facts is None and isinstance(message, Result | Error | Invalid):
+    if facts is None and isinstance(message, Response | Error | InvalidMessage):
         # http-16: each POST stands alone, so nothing was ever asked.
-        raise _Refusal(400, "this server keeps no sessions (sessions=False), so it waits for no response")
+        raise _RuleBroken(400, "this server keeps no sessions (sessions=False), so it waits for no response")
     fault = _fault(message)
     if isinstance(message, Batch):
         message, fault = _look_into(message, revision)
@@ -515,10 +515,10 @@ def _legacy(case: _Case, message: Message) -> Verdict:
 
 
 def _fault(item: Message) -> Error | None:
-    return Error(None, errors.INVALID_REQUEST, item.why) if isinstance(item, Invalid) else None
+    return Error(None, errors.INVALID_REQUEST, item.why) if isinstance(item, InvalidMessage) else None
 
 
-def _compare_if_sent(case: _Case, message: Message) -> None:
+def _compare_if_sent(case: _RequestFacts, message: Message) -> None:
     # These revisions know no such headers.  But who sends them may be routed by them, so they must be true.
     if isinstance(message, _SAID):
         _check_mirrors(case, message, required=False, code=DRAFT_HEADER_MISMATCH)
@@ -531,20 +531,20 @@ def _look_into(batch: Batch, revision: Revision) -> tuple[Batch, Error | None]:
     response to carry anything, so the nonsense is told by the status, and the rest is delivered.
     """
     if not revision.batches:
-        raise _Refusal(400, f"{revision} has no batches: post each message by itself")
+        raise _RuleBroken(400, f"{revision} has no batches: post each message by itself")
     requests = [each for each in batch.items if isinstance(each, Request)]
     if any(each.method == "initialize" for each in requests):
-        raise _Refusal(400, "initialize cannot be part of a batch")
-    nonsense = [each for each in batch.items if isinstance(each, Invalid) and each.answers is None]
+        raise _RuleBroken(400, "initialize cannot be part of a batch")
+    nonsense = [each for each in batch.items if isinstance(each, InvalidMessage) and each.answers is None]
     if requests or not nonsense:
         return batch, None
     if len(nonsense) == len(batch.items):
-        raise _Refusal(400, f"nothing in this batch is a message: {nonsense[0].why}")
-    good = (each for each in batch.items if not isinstance(each, Invalid) or each.answers is not None)
+        raise _RuleBroken(400, f"nothing in this batch is a message: {nonsense[0].why}")
+    good = (each for each in batch.items if not isinstance(each, InvalidMessage) or each.answers is not None)
     return Batch(tuple(good)), _fault(nonsense[0])
 
 
-def _session(case: _Case) -> tuple[str, SessionFacts]:
+def _session(case: _RequestFacts) -> tuple[str, SessionFacts]:
     if case.session is None:  # http-56
         if case.version is not None and case.version not in REVISIONS:
             raise _unsupported(case, case.version, errors.INVALID_REQUEST)  # what its sender should hear of first
@@ -552,20 +552,20 @@ def _session(case: _Case) -> tuple[str, SessionFacts]:
         modern = [each.name for each in case.policy.revisions if not each.handshake]
         if modern and case.request.method == "POST":
             why += f", or send {PROTOCOL_VERSION}: {max(modern)} and the _meta that goes with it"
-        raise _Refusal(400, why)
+        raise _RuleBroken(400, why)
     return case.session
 
 
-def _facts(case: _Case, session: str) -> SessionFacts:
+def _facts(case: _RequestFacts, session: str) -> SessionFacts:
     facts = case.find_session(session)
-    if facts is None or facts.legacy_stream is not (case.head.place is Place.MESSAGES):  # http-57
-        raise _Refusal(404, "this session is unknown or has ended; open a new one by initialize")
+    if facts is None or facts.legacy_stream is not (case.head.place is PathKind.MESSAGES):  # http-57
+        raise _RuleBroken(404, "this session is unknown or has ended; open a new one by initialize")
     if facts.principal != case.principal:
-        raise _Refusal(403, "this session belongs to another principal than this request")
+        raise _RuleBroken(403, "this session belongs to another principal than this request")
     return facts
 
 
-def _legacy_revision(case: _Case, facts: SessionFacts | None) -> Revision:
+def _legacy_revision(case: _RequestFacts, facts: SessionFacts | None) -> Revision:
     """The session's revision, else the header's, else 2025-03-26 ("... the server SHOULD assume", http-64)."""
     version = "2025-03-26" if case.version is None else case.version
     if facts is not None and case.version is None:
@@ -580,26 +580,26 @@ def _legacy_revision(case: _Case, facts: SessionFacts | None) -> Revision:
 # HTTP+SSE: two places, one session.
 
 
-def _legacy_post(case: _Case) -> Verdict:
+def _legacy_post(case: _RequestFacts) -> Verdict:
     """Every message is accepted: what it is owed goes out on the session's stream."""
     session, facts = _session(case)
     message = _message(case)
     return Deliver(message, facts.revision, session, case.head.cors, _fault(message))
 
 
-def _no_upgrade(case: _Case) -> Verdict:
+def _no_upgrade(case: _RequestFacts) -> Verdict:
     # RFC 9110, 15.5.22: 426 comes with Upgrade, and as a field of this connection alone.
     extra = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
     here = case.prefix + (case.policy.websocket_path or "") or "/"
     why = f"{here} is for WebSockets; {_where_messages_go(case.policy, case.prefix)}"
-    raise _Refusal(426, why, extra=extra)
+    raise _RuleBroken(426, why, extra=extra)
 
 
-_ROUTES: dict[tuple[Place, str], Callable[[_Case], Verdict]] = {
-    (Place.ENDPOINT, "POST"): _post,
-    (Place.ENDPOINT, "GET"): _standing,
-    (Place.ENDPOINT, "DELETE"): _standing,
-    (Place.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
-    (Place.MESSAGES, "POST"): _legacy_post,
-    (Place.WEBSOCKET, "GET"): _no_upgrade,
+_ROUTES: dict[tuple[PathKind, str], Callable[[_RequestFacts], Verdict]] = {
+    (PathKind.ENDPOINT, "POST"): _post,
+    (PathKind.ENDPOINT, "GET"): _standing,
+    (PathKind.ENDPOINT, "DELETE"): _standing,
+    (PathKind.SSE, "GET"): lambda case: OpenLegacyStream(case.head.cors),
+    (PathKind.MESSAGES, "POST"): _legacy_post,
+    (PathKind.WEBSOCKET, "GET"): _no_upgrade,
 }

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from itertools import repeat
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.records import record
 
 __all__ = [
@@ -57,14 +57,14 @@ def encode_event(event: SseEvent) -> bytes:
     Line ends of any kind in the data become separate `data` lines, which a reader joins with LF.
     """
     if not event.event or "\r" in event.event or "\n" in event.event:
-        raise LocalProtocolError(f"an event name must be one line and not empty; got {shown(event.event)}")
+        raise UsageError(f"an event name must be one line and not empty; got {shown(event.event)}")
     # The name is written even where it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
     if event.id is not None:
         lines.append(b"id: %b" % _as_sent((event.id,))[0])
     if event.retry is not None:
         if event.retry < 0:
-            raise LocalProtocolError(f"retry is a number of milliseconds from 0 up; got {event.retry}")
+            raise UsageError(f"retry is a number of milliseconds from 0 up; got {event.retry}")
         lines.append(b"retry: %d" % event.retry)
     data = event.data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines += [_NAME + line for line in data.split(b"\n")]
@@ -74,7 +74,7 @@ def encode_event(event: SseEvent) -> bytes:
 def _as_sent(ids: Sequence[str]) -> list[bytes]:
     for id in ids:
         if _ID.fullmatch(id) is None:
-            raise LocalProtocolError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
+            raise UsageError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
     return list(map(str.encode, ids))
 
 

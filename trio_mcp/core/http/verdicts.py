@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import AllowList, Fields, Headers, RawFields, reply_headers
 from trio_mcp.core.jsonrpc import Error, Limits, Message, encode
 from trio_mcp.core.records import record
@@ -22,8 +22,8 @@ from trio_mcp.core.revisions import REVISIONS, Revision
 
 __all__ = [
     "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy",
-    "HttpRequest", "OpenLegacyStream", "OpenStream", "Place", "Reply", "Screened", "Serve", "SessionFacts", "Verdict",
-    "empty", "endpoint_uri", "refusal", "session_id", "status_for", "where_websockets_are",
+    "HttpRequest", "OpenLegacyStream", "OpenStream", "PathKind", "Reply", "Screened", "Serve", "SessionFacts",
+    "Verdict", "empty", "endpoint_uri", "refusal", "session_id", "status_for", "where_websockets_are",
 ]  # fmt: skip
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -32,7 +32,7 @@ LOOPBACK_ORIGINS = tuple(f"{scheme}://{host}:*" for scheme in ("http", "https") 
 SESSION_PARAMETER = "session"
 
 
-class Place(enum.Enum):
+class PathKind(enum.Enum):
     __hash__ = object.__hash__  # each is one of a kind; that of `Enum` hashes its name, by a function of Python's
 
     ENDPOINT = enum.auto()
@@ -41,15 +41,15 @@ class Place(enum.Enum):
     WEBSOCKET = enum.auto()
 
 
-_WEBSOCKET = Place.WEBSOCKET  # in Python 3.11 a member of an enum is looked up eight times as slowly
+_WEBSOCKET = PathKind.WEBSOCKET  # in Python 3.11 a member of an enum is looked up eight times as slowly
 
 # What else than the endpoint there is, by the setting that gives its path.
-_MORE_PLACES = {"sse_path": Place.SSE, "message_path": Place.MESSAGES, "websocket_path": Place.WEBSOCKET}
+_MORE_PLACES = {"sse_path": PathKind.SSE, "message_path": PathKind.MESSAGES, "websocket_path": PathKind.WEBSOCKET}
 
 
 def _path(path: str) -> str:
     if not path.startswith("/") or "?" in path:
-        raise LocalProtocolError(f"a path begins with a slash and has no query; got {path!r}")
+        raise UsageError(f"a path begins with a slash and has no query; got {path!r}")
     return path.rstrip("/")
 
 
@@ -76,16 +76,16 @@ class HttpPolicy:
     # Worked out once.
     hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
     origins: AllowList = attrs.field(init=False, repr=False, eq=False)
-    places: Mapping[str, Place] = attrs.field(init=False, repr=False, eq=False)
+    places: Mapping[str, PathKind] = attrs.field(init=False, repr=False, eq=False)
     _eras: frozenset[bool] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         more = {name: path for name in _MORE_PLACES if (path := getattr(self, name)) is not None}
         if ("sse_path" in more) is not ("message_path" in more):
-            raise LocalProtocolError("sse_path and message_path come together: what one sends, the other takes")
-        places = {self.path: Place.ENDPOINT, **{path: _MORE_PLACES[name] for name, path in more.items()}}
+            raise UsageError("sse_path and message_path come together: what one sends, the other takes")
+        places = {self.path: PathKind.ENDPOINT, **{path: _MORE_PLACES[name] for name, path in more.items()}}
         if len(places) <= len(more):
-            raise LocalProtocolError(f"path, {', '.join(more)} must all be different")
+            raise UsageError(f"path, {', '.join(more)} must all be different")
         # The way of attrs to set what a frozen object works out.
         object.__setattr__(self, "places", places)
         object.__setattr__(self, "_eras", frozenset(each.handshake for each in self.revisions))
@@ -229,7 +229,7 @@ Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLeg
 class Screened:
     """A request whose head was good: the body may be read, and `judge` be called with it."""
 
-    place: Place
+    place: PathKind
     answer: Answer
     cors: Fields
 
@@ -263,7 +263,7 @@ def empty(status: int, fields: Fields) -> Reply:
 def session_id(random: bytes) -> str:
     """A session id made of random bytes: visible ASCII, safe in a URI, and as hard to guess as they (http-53, 54)."""
     if len(random) < 16:
-        raise LocalProtocolError(f"a session id is made of at least 16 random bytes; got {len(random)}")
+        raise UsageError(f"a session id is made of at least 16 random bytes; got {len(random)}")
     return urlsafe_b64encode(random).rstrip(b"=").decode()
 
 

@@ -40,7 +40,7 @@ from wsproto.utilities import generate_accept_token
 from trio_mcp.core.errors import INVALID_REQUEST, shown
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
+from trio_mcp.core.jsonrpc import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.shares import weight
@@ -96,7 +96,7 @@ class WebSocketFrames:
     def feed(self, data: bytes) -> Iterable[Message]:
         for text in self.texts(data):
             message = decode(text, self._limits)
-            self.size = 0 if type(message) is Invalid else weight(text, self._limits.values)
+            self.size = 0 if type(message) is InvalidMessage else weight(text, self._limits.values)
             yield message
 
     def texts(self, data: bytes) -> list[bytes]:

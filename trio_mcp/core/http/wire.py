@@ -1,7 +1,7 @@
 """HTTP/1.1 to and from bytes, for a server and without I/O.
 
-`Reader` takes what a client sends and gives heads and bodies, one request after the other.  A head of HTTP/1.1 that
-obeys the grammar to the letter, has no name twice and no Transfer-Encoding is what nearly every client sends: one
+`RequestReader` takes what a client sends and gives heads and bodies, one request after the other.  A head of HTTP/1.1
+that obeys the grammar to the letter, has no name twice and no Transfer-Encoding is what nearly every client sends: one
 regular expression reads it, which is stricter than any parser has to be.  Whatever else comes goes to h11 as it came,
 so that the expression decides nothing but who reads: what it takes, h11 would take and understand in the same way, and
 what it does not take, h11 understands or a refusal explains.  h11 is used in this file and nowhere else, with a new
@@ -37,19 +37,29 @@ from http import HTTPStatus
 import attrs
 import h11
 
-from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError
+from trio_mcp.core.errors import INVALID_REQUEST, UsageError
 from trio_mcp.core.http.chunks import ChunkError, ChunkReader, take
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Limits
 
-__all__ = ["CONTINUE", "LAST_CHUNK", "Head", "Reader", "Refused", "chunk", "date", "head_bytes", "refused"]
+__all__ = [
+    "CONTINUE",
+    "LAST_CHUNK",
+    "RequestHead",
+    "RequestReader",
+    "UnreadableRequest",
+    "chunk",
+    "date",
+    "head_bytes",
+    "refused",
+]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Refused(Exception):
+class UnreadableRequest(Exception):
     """What came cannot be read any further: send `reply` and close."""
 
     def __init__(self, reply: Reply) -> None:
@@ -63,7 +73,7 @@ def refused(status: int, why: str) -> Reply:
 
 
 @attrs.define(eq=False)
-class Head:
+class RequestHead:
     """The head of a request, and what it says about the connection."""
 
     method: str
@@ -86,11 +96,11 @@ class Head:
         return "/" + rest.partition("/")[2] if mark and "/" not in scheme else path
 
 
-class Reader:
+class RequestReader:
     """What one client sends.  Any chunking of the bytes gives the same.
 
     For each request call `head` after each `feed` until it gives one, then `body` in the same way.  Both raise
-    `Refused`, after which nothing can be read any more.
+    `UnreadableRequest`, after which nothing can be read any more.
     """
 
     __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_lags", "_length", "_limits", "_seen")
@@ -126,7 +136,7 @@ class Reader:
 
     # The head.
 
-    def head(self) -> Head | None:
+    def head(self) -> RequestHead | None:
         """The head of the next request, once all of it is there."""
         buffer = self._buffer
         if buffer and not 0x21 <= buffer[0] <= 0x7E:
@@ -137,7 +147,7 @@ class Reader:
             return None
         self._seen = 0
         if end > self._limits.header_bytes:
-            raise Refused(self._too_long())
+            raise UnreadableRequest(self._too_long())
         return self._parse(take(self._buffer, end))
 
     def _unfinished(self, buffer: bytearray) -> None:
@@ -145,16 +155,16 @@ class Reader:
         seen = self._seen
         new = buffer[seen - 1 if buffer[seen - 1 : seen] == b"\r" else seen :]
         if new.count(b"\n") != new.count(b"\r\n"):
-            raise Refused(refused(400, _LINES))
+            raise UnreadableRequest(refused(400, _LINES))
         self._seen = len(buffer)
         if self._seen > self._limits.header_bytes:
-            raise Refused(self._too_long())
+            raise UnreadableRequest(self._too_long())
 
     def _too_long(self) -> Reply:
         most = self._limits.header_bytes
         return refused(431, f"the request line and the headers have more than {most} bytes (Limits.header_bytes)")
 
-    def _parse(self, raw: bytes) -> Head:
+    def _parse(self, raw: bytes) -> RequestHead:
         head = _plain(raw)
         if head is None:
             return self._parse_by_h11(raw)
@@ -162,21 +172,21 @@ class Reader:
         self._chunks, self._length = None, head.length
         return head
 
-    def _parse_by_h11(self, raw: bytes) -> Head:
+    def _parse_by_h11(self, raw: bytes) -> RequestHead:
         if raw.count(b"\n") > _FIELDS + 2:
-            raise Refused(refused(431, f"the request has more than {_FIELDS} headers"))
+            raise UnreadableRequest(refused(431, f"the request has more than {_FIELDS} headers"))
         length = _look(raw)
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         parser.receive_data(raw)
         try:
             request = parser.next_event()
         except h11.RemoteProtocolError as error:
-            raise Refused(_in_our_words(error)) from None
+            raise UnreadableRequest(_in_our_words(error)) from None
         assert isinstance(request, h11.Request)
         major, minor = request.http_version[:1], request.http_version[2:]
         if major != b"1":
             version = request.http_version.decode()
-            raise Refused(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
+            raise UnreadableRequest(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
         headers = Headers(request.headers)
         there = set(headers)  # to look for what is mostly not there, and cheaply
         modern = minor != b"0"
@@ -184,11 +194,11 @@ class Reader:
         coded = "transfer-encoding" in there
         if coded and (length is not None or not modern):
             why = "Transfer-Encoding" + (" next to Content-Length" if modern else " in HTTP/1.0")
-            raise Refused(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
+            raise UnreadableRequest(refused(400, f"{why} is ambiguous; send one Content-Length, or chunks in HTTP/1.1"))
         self._chunks = ChunkReader(self._limits.header_bytes) if coded else None
         self._length = length or 0
         wishes = _wishes(headers["Connection"]) if "connection" in there else ()
-        return Head(
+        return RequestHead(
             request.method.decode(),
             request.target.decode(),
             headers,
@@ -218,7 +228,7 @@ class Reader:
         if self._chunks is not None:
             return self._body_in_chunks(self._chunks)
         if self._length > self._limits.message_bytes:
-            raise Refused(_too_large(f"the body has {self._length} bytes", self._limits.message_bytes))
+            raise UnreadableRequest(_too_large(f"the body has {self._length} bytes", self._limits.message_bytes))
         return None if len(self._buffer) < self._length else take(self._buffer, self._length)
 
     def _body_in_chunks(self, chunks: ChunkReader) -> bytes | None:
@@ -227,14 +237,14 @@ class Reader:
         try:
             self._content += chunks.read(buffer, _STRETCH)
         except ChunkError as error:
-            raise Refused(refused(400, str(error))) from None
+            raise UnreadableRequest(refused(400, str(error))) from None
         self._chunked += before - len(buffer)
         size = len(self._content)
         if size + chunks.left > most:
-            raise Refused(_too_large("the body comes in chunks, and is too long", most))
+            raise UnreadableRequest(_too_large("the body comes in chunks, and is too long", most))
         # A client could wrap each byte into a chunk header of some KiB.
         if self._chunked - size > self._limits.header_bytes + _WRAPPING * size:
-            raise Refused(refused(400, "the chunks have more headers than content"))
+            raise UnreadableRequest(refused(400, "the chunks have more headers than content"))
         self._lags = not chunks.done and 0 < len(buffer) < before
         if not chunks.done:
             return None
@@ -249,7 +259,7 @@ def _check_start(buffer: bytearray) -> None:
         del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
     if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
         why = "no request begins so; the client speaks TLS, and this server does not (ssl_context)"
-        raise Refused(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
+        raise UnreadableRequest(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
 
 
 # Bytes of chunks that are looked at in one call of `body`: each may hold a byte, and nobody else is served meanwhile.
@@ -272,16 +282,18 @@ def _look(raw: bytes) -> int | None:
     """Refuse what h11 would let pass, and give the Content-Length, if there is one."""
     lines = raw.count(b"\n")
     if not lines == raw.count(b"\r") == raw.count(b"\r\n") or b"\n " in raw or b"\n\t" in raw:
-        raise Refused(refused(400, _LINES))
+        raise UnreadableRequest(refused(400, _LINES))
     if len(raw.translate(None, _CONTROLS)) != len(raw):
-        raise Refused(refused(400, "a header has a control character in it"))
+        raise UnreadableRequest(refused(400, "a header has a control character in it"))
     lowered = raw.lower()
     start = lowered.find(_LENGTH)
     if start < 0:
         return None
     length = lowered[start + len(_LENGTH) : lowered.index(b"\r", start + 2)].strip(b" \t")
     if lowered.count(_LENGTH) > 1 or not length.isdigit() or len(length) > _DIGITS:
-        raise Refused(refused(400, f"Content-Length must be there once, and be one number of up to {_DIGITS} digits"))
+        raise UnreadableRequest(
+            refused(400, f"Content-Length must be there once, and be one number of up to {_DIGITS} digits")
+        )
     return int(length)
 
 
@@ -294,7 +306,7 @@ _PLAIN = re.compile(
 )
 
 
-def _plain(raw: bytes) -> Head | None:
+def _plain(raw: bytes) -> RequestHead | None:
     """A head that is plain, or None, which says nothing about it but that another has to look."""
     match = _PLAIN.fullmatch(raw)
     if match is None:
@@ -317,7 +329,7 @@ def _plain(raw: bytes) -> Head | None:
         or not (size.isascii() and size.isdigit() and len(size) <= _DIGITS)
     ):
         return None
-    return Head(
+    return RequestHead(
         method.decode(),
         target.decode(),
         Headers.of(fields),
@@ -336,9 +348,11 @@ def _check_host(host: str | None, modern: bool) -> None:
     # RFC 9112, 3.2: "a server MUST respond with 400 ... to any request message that contains ... a Host header field
     # with an invalid field value", and where there is none; h11 looks for one in 1.1 only, and 1.2 would have one too.
     if host is None and modern:
-        raise Refused(refused(400, _WORDS["Missing mandatory Host"]))
+        raise UnreadableRequest(refused(400, _WORDS["Missing mandatory Host"]))
     if host is not None and _HOST.fullmatch(host) is None:
-        raise Refused(refused(400, "the Host header is malformed; it is a name or an address, and maybe a port"))
+        raise UnreadableRequest(
+            refused(400, "the Host header is malformed; it is a name or an address, and maybe a port")
+        )
 
 
 def _wishes(connection: str) -> Sequence[str]:
@@ -381,7 +395,7 @@ def head_bytes(status: int, fields: Fields, date: str, *framing: str) -> bytes:
     text = "\r\n".join([_STATUS_LINES[status] + date, *lines, "\r\n"])
     # Nothing that we were sent gets here unread.  Should it ever, it must not begin a line of its own.
     if text.count("\n") != len(lines) + 3 or text.count("\r") != len(lines) + 3:
-        raise LocalProtocolError("a header field has a line break in it")
+        raise UsageError("a header field has a line break in it")
     return text.encode("latin-1")
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from trio_mcp.core.records import record
 
-__all__ = ["BEARER", "DPOP", "Challenge", "Demand", "read_challenges", "read_demand", "scopes_of", "union"]
+__all__ = ["BEARER", "DPOP", "AuthChallenge", "Challenge", "read_challenges", "read_demand", "scopes_of", "union"]
 
 BEARER = "Bearer"
 DPOP = "DPoP"
@@ -38,7 +38,7 @@ class Challenge:
 
 
 @record
-class Demand:
+class AuthChallenge:
     """What the server wants before it answers, as far as it says so.
 
     `schemes` are those it takes, of the two that can be had here.
@@ -64,7 +64,7 @@ def read_challenges(value: str) -> tuple[Challenge, ...]:
     return tuple(Challenge(scheme, parameters) for scheme, parameters in found)
 
 
-def read_demand(status: int, value: str | None) -> Demand | None:
+def read_demand(status: int, value: str | None) -> AuthChallenge | None:
     """What a 401 or 403 demands; None where its challenges are all of other schemes (auth-40).
 
     A 401 without any challenge is a demand too: what is missing is well known (auth-41).
@@ -76,7 +76,7 @@ def read_demand(status: int, value: str | None) -> Demand | None:
     said: dict[str, str] = {}
     for each in ours:
         said = {**each.parameters, **said}
-    return Demand(
+    return AuthChallenge(
         status,
         tuple(dict.fromkeys(_SCHEMES[each.scheme] for each in ours)),
         said.get("error", ""),

@@ -16,7 +16,7 @@ from urllib.parse import quote_plus
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.oauth.challenge import scopes_of
@@ -27,15 +27,30 @@ from trio_mcp.core.oauth.proofs import Entropy, Key, client_assertion
 from trio_mcp.core.records import record
 
 __all__ = [
-    "Application", "AuthorizationCode", "Client", "ClientCredentials", "Grant", "IdentityAssertion", "Method",
-    "WorkloadIdentity", "authenticated", "choose_method", "client_document", "find_client", "find_own_client",
-    "given_client", "is_printable", "read_registration", "registration", "registration_refused",
+    "Application",
+    "AuthorizationCode",
+    "ClientAuthMethod",
+    "ClientCredentials",
+    "Grant",
+    "IdentityAssertion",
+    "OAuthClient",
+    "WorkloadIdentity",
+    "authenticated",
+    "choose_method",
+    "client_document",
+    "find_client",
+    "find_own_client",
+    "given_client",
+    "is_printable",
+    "read_registration",
+    "registration",
+    "registration_refused",
 ]  # fmt: skip
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 
-class Method(enum.Enum):
+class ClientAuthMethod(enum.Enum):
     """How a client authenticates at the token endpoint."""
 
     NONE = "none"
@@ -45,7 +60,7 @@ class Method(enum.Enum):
 
 
 @record
-class Client:
+class OAuthClient:
     """A client id at one issuer, and what proves that it is ours.
 
     One that the application brings may leave `issuer` out, if it was not told: it then belongs to the first issuer that
@@ -56,7 +71,7 @@ class Client:
     client_id: str
     issuer: str | None = None
     secret: str | None = attrs.field(default=None, repr=False)
-    method: Method | None = None
+    method: ClientAuthMethod | None = None
     redirect_uris: tuple[str, ...] = ()  # what it was registered with, by us
     secret_expires_at: float | None = None
 
@@ -82,7 +97,7 @@ class IdentityAssertion:
     """
 
     token_endpoint: str
-    client: Client
+    client: OAuthClient
     subject_token_type: str = "urn:ietf:params:oauth:token-type:id_token"
 
 
@@ -94,9 +109,9 @@ class WorkloadIdentity:
 Grant: TypeAlias = AuthorizationCode | ClientCredentials | IdentityAssertion | WorkloadIdentity
 
 
-def _clients(given: Iterable[Client]) -> tuple[Client, ...]:
-    if isinstance(given, Client):
-        raise LocalProtocolError("clients is a list, also where there is one: clients=[OAuthClient(...)]")
+def _clients(given: Iterable[OAuthClient]) -> tuple[OAuthClient, ...]:
+    if isinstance(given, OAuthClient):
+        raise UsageError("clients is a list, also where there is one: clients=[OAuthClient(...)]")
     return tuple(given)
 
 
@@ -123,7 +138,7 @@ class Application:
     name: str
     uri: str | None = None
     grant: Grant = AuthorizationCode()
-    clients: tuple[Client, ...] = attrs.field(default=(), converter=_clients)
+    clients: tuple[OAuthClient, ...] = attrs.field(default=(), converter=_clients)
     document_url: str | None = None
     key: Key | None = None
     dpop: Key | None = None
@@ -137,11 +152,11 @@ class Application:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.grant, Grant):
-            raise LocalProtocolError(f"a grant is one such as ClientCredentials(), not {self.grant!r}")
+            raise UsageError(f"a grant is one such as ClientCredentials(), not {self.grant!r}")
         if self.document_url is not None and (fault := client_id_fault(self.document_url)):
-            raise LocalProtocolError(f"the document_url {shown(self.document_url)} {fault}")
+            raise UsageError(f"the document_url {shown(self.document_url)} {fault}")
         if self.dpop is not None and not self.dpop.jwk:
-            raise LocalProtocolError("the dpop Key needs its public jwk, which goes into every proof")
+            raise UsageError("the dpop Key needs its public jwk, which goes into every proof")
 
 
 def client_document(
@@ -149,8 +164,8 @@ def client_document(
 ) -> dict[str, Json]:
     """auth-72: what is to be published at `application.document_url`."""
     if application.document_url is None:
-        raise LocalProtocolError("a client metadata document needs the document_url that it is published at")
-    method = Method.NONE if jwks_uri is None else Method.KEY
+        raise UsageError("a client metadata document needs the document_url that it is published at")
+    method = ClientAuthMethod.NONE if jwks_uri is None else ClientAuthMethod.KEY
     return {
         "client_id": application.document_url,
         **_described(application, tuple(redirect_uris), method, None),
@@ -159,11 +174,11 @@ def client_document(
 
 
 def _described(
-    application: Application, redirect_uris: tuple[str, ...], method: Method, grants: tuple[str, ...] | None
+    application: Application, redirect_uris: tuple[str, ...], method: ClientAuthMethod, grants: tuple[str, ...] | None
 ) -> dict[str, Json]:
     for each in redirect_uris:
         if fault := redirect_fault(each):
-            raise LocalProtocolError(f"the redirect URI {shown(each)} {fault}; it must be https, or on loopback")
+            raise UsageError(f"the redirect URI {shown(each)} {fault}; it must be https, or on loopback")
     refreshes = application.offline and (grants is None or "refresh_token" in grants)  # auth-107
     return {
         "client_name": application.name,
@@ -180,7 +195,7 @@ def _described(
 # Which client id to use.
 
 
-def given_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> Client | None:
+def given_client(application: Application, issuer: str, bound_to: Mapping[str, str]) -> OAuthClient | None:
     """What the application brings for this issuer.
 
     `bound_to` says at which issuer a client id without one was first used.  auth-97: where all that it brings is for
@@ -200,8 +215,12 @@ def given_client(application: Application, issuer: str, bound_to: Mapping[str, s
 
 
 def find_client(
-    application: Application, server: ServerDocument, given: Client | None, known: Client | None, redirect_uri: str
-) -> Client | None:
+    application: Application,
+    server: ServerDocument,
+    given: OAuthClient | None,
+    known: OAuthClient | None,
+    redirect_uri: str,
+) -> OAuthClient | None:
     """The client to be for a user at this server; None where it must be registered first.
 
     `known` is what was registered at this issuer before, and is good for the redirect URIs it was registered with.
@@ -217,15 +236,17 @@ def find_client(
     return None
 
 
-def _published(application: Application, server: ServerDocument) -> Client | None:
+def _published(application: Application, server: ServerDocument) -> OAuthClient | None:
     """auth-77: the URL of the metadata document is a client id where the server says that it reads such."""
     if application.document_url is None or not server.takes_documents:
         return None
-    signs = application.key is not None and Method.KEY.value in (server.methods or ())
-    return Client(application.document_url, server.issuer, method=Method.KEY if signs else Method.NONE)
+    signs = application.key is not None and ClientAuthMethod.KEY.value in (server.methods or ())
+    return OAuthClient(
+        application.document_url, server.issuer, method=ClientAuthMethod.KEY if signs else ClientAuthMethod.NONE
+    )
 
 
-def find_own_client(application: Application, server: ServerDocument, given: Client | None) -> Client:
+def find_own_client(application: Application, server: ServerDocument, given: OAuthClient | None) -> OAuthClient:
     """The client to be where no user is asked: nobody registers one on the way."""
     client = given or _published(application, server)
     if client is None:
@@ -243,7 +264,7 @@ def _no_client(issuer: str) -> AuthorizationFailed:
 
 # Registering (RFC 7591).
 
-_ASKED_FOR = (Method.NONE, Method.BASIC, Method.POST)
+_ASKED_FOR = (ClientAuthMethod.NONE, ClientAuthMethod.BASIC, ClientAuthMethod.POST)
 
 
 def registration(
@@ -251,12 +272,12 @@ def registration(
 ) -> dict[str, Json]:
     """The body of a registration request.  Some servers give no scope that was not named in it."""
     taken = server.methods
-    method = next((each for each in _ASKED_FOR if taken is None or each.value in taken), Method.NONE)
+    method = next((each for each in _ASKED_FOR if taken is None or each.value in taken), ClientAuthMethod.NONE)
     named = {"scope": " ".join(scopes)} if scopes else {}
     return {**_described(application, (redirect_uri,), method, server.grants), **named}
 
 
-def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> Client:
+def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri: str) -> OAuthClient:
     """What a server answered to a registration request; None stands for no object at all."""
     client_id = None if said is None else said.get("client_id")
     if said is None or not is_printable(client_id):
@@ -268,7 +289,7 @@ def read_registration(said: Mapping[str, Json] | None, issuer: str, redirect_uri
     secret, method, until = (
         said.get(name) for name in ("client_secret", "token_endpoint_auth_method", "client_secret_expires_at")
     )
-    return Client(
+    return OAuthClient(
         str(client_id),
         issuer,
         secret if is_printable(secret) else None,
@@ -283,8 +304,8 @@ def is_printable(value: Json) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[ -~]{1,32768}", value) is not None
 
 
-def _method(name: Json) -> Method | None:
-    return next((each for each in Method if each.value == name), None)
+def _method(name: Json) -> ClientAuthMethod | None:
+    return next((each for each in ClientAuthMethod if each.value == name), None)
 
 
 def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | None) -> AuthorizationFailed:
@@ -302,17 +323,17 @@ def registration_refused(issuer: str, status: int, said: Mapping[str, Json] | No
 # Authenticating at the token endpoint.
 
 
-def choose_method(client: Client, key: Key | None, taken: tuple[str, ...] | None) -> Method:
+def choose_method(client: OAuthClient, key: Key | None, taken: tuple[str, ...] | None) -> ClientAuthMethod:
     """The way both sides can: what the registration says, else the best of what the metadata lists (`taken`)."""
     able = [
-        *([Method.KEY] if key is not None else []),
-        *([Method.BASIC, Method.POST] if client.secret is not None else []),
-        Method.NONE,
+        *([ClientAuthMethod.KEY] if key is not None else []),
+        *([ClientAuthMethod.BASIC, ClientAuthMethod.POST] if client.secret is not None else []),
+        ClientAuthMethod.NONE,
     ]
     if client.method is not None and client.method in able:
         return client.method
     if taken is None:
-        return Method.NONE if client.secret is None else Method.BASIC  # RFC 8414: the default
+        return ClientAuthMethod.NONE if client.secret is None else ClientAuthMethod.BASIC  # RFC 8414: the default
     for each in able:
         if each.value in taken:
             return each
@@ -325,20 +346,20 @@ def choose_method(client: Client, key: Key | None, taken: tuple[str, ...] | None
 
 
 def authenticated(
-    client: Client, key: Key | None, audience: str, now: float, entropy: Entropy
+    client: OAuthClient, key: Key | None, audience: str, now: float, entropy: Entropy
 ) -> tuple[Fields, dict[str, str]]:
     """The header fields and the parameters that say who asks.  The client has its method by now."""
     match client.method:
-        case Method.BASIC:
+        case ClientAuthMethod.BASIC:
             # RFC 6749, 2.3.1: each half is form-encoded first, so that a colon in one is none.
             pair = f"{quote_plus(client.client_id)}:{quote_plus(client.secret or '')}"
             fields = (("Authorization", f"Basic {b64encode(pair.encode()).decode()}"),)
             # 3.2.1: it may stand in the form as well, and authorization servers by the official SDK for Python look
             # for it there before they look at anything else.
             return fields, {"client_id": client.client_id}
-        case Method.POST:
+        case ClientAuthMethod.POST:
             return (), {"client_id": client.client_id, "client_secret": client.secret or ""}
-        case Method.KEY:
+        case ClientAuthMethod.KEY:
             if key is None:
                 raise AuthorizationFailed(
                     Blame.APPLICATION,

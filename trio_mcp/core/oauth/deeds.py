@@ -1,8 +1,9 @@
 """What a flow asks of its driver, and what the driver tells it in return.
 
-Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied`, `Misplaced` or `Unsent`,
-`Listen` by `Listening`, `OpenBrowser` by `Returned`, `AskAssertion` by `Asserted`.  `GivenUp` answers any of them.
-Bounds of time stand in the deed, and keeping them is the driver's: it says `Unsent` or `GivenUp` when they have passed.
+Each deed but `Persist` and the last ones is answered by one event: `SendRequest` by `Replied`, `ForbiddenAddress` or
+`RequestFailed`, `OpenReceiver` by `ReceiverReady`, `OpenBrowser` by `BrowserReturned`, `AskAssertion` by `Asserted`.
+`FlowAbandoned` answers any of them.  Bounds of time stand in the deed, and keeping them is the driver's: it says
+`RequestFailed` or `FlowAbandoned` when they have passed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,27 @@ import attrs
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.oauth.errors import AuthorizationFailed
 from trio_mcp.core.oauth.places import Network
-from trio_mcp.core.oauth.records import Record
+from trio_mcp.core.oauth.records import ServerRecord
 from trio_mcp.core.records import record
 
 __all__ = [
-    "AskAssertion", "Asserted", "Deed", "Done", "Failed", "GivenUp", "Heard", "Ignored", "Listen", "Listening",
-    "Misplaced", "OpenBrowser", "Persist", "Replied", "Returned", "SendRequest", "Unsent",
+    "AskAssertion",
+    "Asserted",
+    "BrowserReturned",
+    "Deed",
+    "FlowAbandoned",
+    "FlowDone",
+    "FlowFailed",
+    "ForbiddenAddress",
+    "Heard",
+    "OpenBrowser",
+    "OpenReceiver",
+    "Persist",
+    "ReceiverReady",
+    "Replied",
+    "RequestFailed",
+    "ReturnIgnored",
+    "SendRequest",
 ]  # fmt: skip
 
 # Deeds.
@@ -31,7 +47,7 @@ class SendRequest:
 
     Give up after `seconds`; of a body, hand on no more than `body_bytes` and one.  Where `networks` is not None, see
     to which address the connection leads, unless a proxy makes it: if `network_at` that address is not among them, send
-    nothing, and answer `Misplaced`.
+    nothing, and answer `ForbiddenAddress`.
     """
 
     method: str
@@ -48,7 +64,7 @@ class SendRequest:
 
 
 @record
-class Listen:
+class OpenReceiver:
     """Be ready for the browser's return, and say at which redirect URI."""
 
 
@@ -73,29 +89,31 @@ class AskAssertion:
 class Persist:
     """Store this before you go on, in place of what was stored for this MCP server; it is secret."""
 
-    record: Record
+    record: ServerRecord
 
 
 @record
-class Ignored:
+class ReturnIgnored:
     """What came back was not the answer that is waited for (auth-55): go on waiting, in the same time."""
 
     why: str
 
 
 @record
-class Done:
+class FlowDone:
     """The flow is over; ask the errand again."""
 
 
 @record
-class Failed:
+class FlowFailed:
     """There is no token.  Whoever waited for this flow gets the same error."""
 
     error: AuthorizationFailed
 
 
-Deed: TypeAlias = SendRequest | Listen | OpenBrowser | AskAssertion | Persist | Ignored | Done | Failed
+Deed: TypeAlias = (
+    SendRequest | OpenReceiver | OpenBrowser | AskAssertion | Persist | ReturnIgnored | FlowDone | FlowFailed
+)
 
 # Events.
 
@@ -111,26 +129,26 @@ class Replied:
 
 
 @record
-class Misplaced:
+class ForbiddenAddress:
     """The connection leads to this address, which is in none of the request's networks.  Nothing was sent."""
 
     address: str
 
 
 @record
-class Unsent:
+class RequestFailed:
     """There was no reply: no connection, no time left.  `why` will be shown."""
 
     why: str
 
 
 @record
-class Listening:
+class ReceiverReady:
     redirect_uri: str
 
 
 @record
-class Returned:
+class BrowserReturned:
     """The browser came back: what followed the question mark."""
 
     query: str = attrs.field(repr=False)
@@ -142,7 +160,7 @@ class Asserted:
 
 
 @record
-class GivenUp:
+class FlowAbandoned:
     """There will be no answer, and `why` will be shown.
 
     While the user is waited for, that is the user's to mend, unless the application is `at_fault`.
@@ -152,4 +170,6 @@ class GivenUp:
     at_fault: bool = False
 
 
-Heard: TypeAlias = Replied | Misplaced | Unsent | Listening | Returned | Asserted | GivenUp
+Heard: TypeAlias = (
+    Replied | ForbiddenAddress | RequestFailed | ReceiverReady | BrowserReturned | Asserted | FlowAbandoned
+)

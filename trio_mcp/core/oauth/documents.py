@@ -22,7 +22,7 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.places import (
     PUBLIC,
     Network,
-    Rules,
+    UrlRules,
     covers,
     is_trusted,
     issuer_fault,
@@ -82,7 +82,7 @@ class ResourceDocument:
 
 
 def read_resource(
-    said: Mapping[str, Json], server_url: str, rules: Rules, networks: Collection[Network] = PUBLIC
+    said: Mapping[str, Json], server_url: str, rules: UrlRules, networks: Collection[Network] = PUBLIC
 ) -> ResourceDocument:
     """The document of the server at `server_url`, whose issuers may be in these networks.
 
@@ -148,7 +148,7 @@ class ServerDocument:
 def read_server(
     said: Mapping[str, Json],
     issuer: str,
-    rules: Rules,
+    rules: UrlRules,
     networks: Collection[Network] = PUBLIC,
     *,
     legacy: bool = False,
@@ -208,7 +208,7 @@ _ASKED = frozenset(
 
 
 def _endpoint(
-    said: Mapping[str, Json], name: str, issuer: str, rules: Rules, networks: Collection[Network], promises_iss: bool
+    said: Mapping[str, Json], name: str, issuer: str, rules: UrlRules, networks: Collection[Network], promises_iss: bool
 ) -> str | None:
     url = said.get(name)
     if url is None:

@@ -22,17 +22,17 @@ from typing import Final
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import JSON, PROTOCOL_VERSION, Fields
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.oauth.challenge import DPOP, Demand, union
+from trio_mcp.core.oauth.challenge import DPOP, AuthChallenge, union
 from trio_mcp.core.oauth.clients import (
     Application,
     AuthorizationCode,
-    Client,
+    ClientAuthMethod,
     ClientCredentials,
     IdentityAssertion,
-    Method,
+    OAuthClient,
     authenticated,
     choose_method,
     find_client,
@@ -45,21 +45,21 @@ from trio_mcp.core.oauth.clients import (
 from trio_mcp.core.oauth.deeds import (
     AskAssertion,
     Asserted,
+    BrowserReturned,
     Deed,
-    Done,
-    Failed,
-    GivenUp,
+    FlowAbandoned,
+    FlowDone,
+    FlowFailed,
+    ForbiddenAddress,
     Heard,
-    Ignored,
-    Listen,
-    Listening,
-    Misplaced,
     OpenBrowser,
+    OpenReceiver,
     Persist,
+    ReceiverReady,
     Replied,
-    Returned,
+    RequestFailed,
+    ReturnIgnored,
     SendRequest,
-    Unsent,
 )
 from trio_mcp.core.oauth.documents import (
     ResourceDocument,
@@ -73,7 +73,7 @@ from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
 from trio_mcp.core.oauth.grants import (
     JWT_BEARER,
     OFFLINE,
-    Pending,
+    PendingAuthorization,
     authorization_url,
     check_pkce,
     code_grant,
@@ -89,7 +89,7 @@ from trio_mcp.core.oauth.grants import (
     refused,
 )
 from trio_mcp.core.oauth.places import (
-    Rules,
+    UrlRules,
     is_trusted,
     legacy_place,
     network_at,
@@ -105,14 +105,14 @@ from trio_mcp.core.oauth.places import (
     url_fault,
 )
 from trio_mcp.core.oauth.proofs import Entropy, Key, Nonces, dpop_proof
-from trio_mcp.core.oauth.records import Authorization, Record
-from trio_mcp.core.oauth.search import Search, led_elsewhere
+from trio_mcp.core.oauth.records import ServerRecord, TokenGrant
+from trio_mcp.core.oauth.search import DocumentSearch, led_elsewhere
 from trio_mcp.core.records import record
 
-__all__ = ["FLOW", "Flow", "Found", "Setting", "Step"]
+__all__ = ["FLOW", "Flow", "FlowFinding", "FlowSettings", "FlowStep"]
 
 
-class Step(enum.Enum):
+class FlowStep(enum.Enum):
     """What the flow waits for."""
 
     START = enum.auto()
@@ -128,7 +128,7 @@ class Step(enum.Enum):
     OVER = enum.auto()
 
 
-class Found(enum.Enum):
+class FlowFinding(enum.Enum):
     GOOD = enum.auto()  # what was asked for
     ELSEWHERE = enum.auto()  # not here; there is another place to ask
     NOTHING = enum.auto()  # known before that could be used
@@ -144,52 +144,52 @@ class Found(enum.Enum):
     SPENT = enum.auto()  # there is nothing to renew by, and nobody has said what the server demands
 
 
-FLOW: dict[Step, dict[Found, Step]] = {
-    Step.START: {
-        Found.NOTHING: Step.RESOURCE,
-        Found.RENEWABLE: Step.REFRESH,
-        Found.BY_ASSERTION: Step.ASSERTION,
-        Found.BY_ITSELF: Step.TOKEN,
-        Found.SPENT: Step.OVER,
+FLOW: dict[FlowStep, dict[FlowFinding, FlowStep]] = {
+    FlowStep.START: {
+        FlowFinding.NOTHING: FlowStep.RESOURCE,
+        FlowFinding.RENEWABLE: FlowStep.REFRESH,
+        FlowFinding.BY_ASSERTION: FlowStep.ASSERTION,
+        FlowFinding.BY_ITSELF: FlowStep.TOKEN,
+        FlowFinding.SPENT: FlowStep.OVER,
     },
     # A server that refuses a token is asked first whether it still uses the same issuer; only then is one renewed.
-    Step.RESOURCE: {
-        Found.ELSEWHERE: Step.RESOURCE,
-        Found.RENEWABLE: Step.REFRESH,
-        Found.GOOD: Step.SERVER,
+    FlowStep.RESOURCE: {
+        FlowFinding.ELSEWHERE: FlowStep.RESOURCE,
+        FlowFinding.RENEWABLE: FlowStep.REFRESH,
+        FlowFinding.GOOD: FlowStep.SERVER,
     },
-    Step.SERVER: {
-        Found.ELSEWHERE: Step.SERVER,
-        Found.FOR_USER: Step.LISTEN,
-        Found.BY_ASSERTION: Step.ASSERTION,
-        Found.BY_ITSELF: Step.TOKEN,
+    FlowStep.SERVER: {
+        FlowFinding.ELSEWHERE: FlowStep.SERVER,
+        FlowFinding.FOR_USER: FlowStep.LISTEN,
+        FlowFinding.BY_ASSERTION: FlowStep.ASSERTION,
+        FlowFinding.BY_ITSELF: FlowStep.TOKEN,
     },
-    Step.LISTEN: {Found.KNOWN: Step.BROWSER, Found.UNKNOWN: Step.REGISTER},
-    Step.REGISTER: {Found.GOOD: Step.BROWSER},
-    Step.BROWSER: {Found.GOOD: Step.TOKEN},
-    Step.ASSERTION: {Found.TO_EXCHANGE: Step.EXCHANGE, Found.GOOD: Step.TOKEN},
-    Step.EXCHANGE: {Found.GOOD: Step.TOKEN},
-    Step.TOKEN: {Found.NONCE: Step.TOKEN, Found.GOOD: Step.OVER},
-    Step.REFRESH: {
-        Found.NONCE: Step.REFRESH,
-        Found.GOOD: Step.OVER,
-        Found.STALE: Step.SERVER,
-        Found.SPENT: Step.OVER,
+    FlowStep.LISTEN: {FlowFinding.KNOWN: FlowStep.BROWSER, FlowFinding.UNKNOWN: FlowStep.REGISTER},
+    FlowStep.REGISTER: {FlowFinding.GOOD: FlowStep.BROWSER},
+    FlowStep.BROWSER: {FlowFinding.GOOD: FlowStep.TOKEN},
+    FlowStep.ASSERTION: {FlowFinding.TO_EXCHANGE: FlowStep.EXCHANGE, FlowFinding.GOOD: FlowStep.TOKEN},
+    FlowStep.EXCHANGE: {FlowFinding.GOOD: FlowStep.TOKEN},
+    FlowStep.TOKEN: {FlowFinding.NONCE: FlowStep.TOKEN, FlowFinding.GOOD: FlowStep.OVER},
+    FlowStep.REFRESH: {
+        FlowFinding.NONCE: FlowStep.REFRESH,
+        FlowFinding.GOOD: FlowStep.OVER,
+        FlowFinding.STALE: FlowStep.SERVER,
+        FlowFinding.SPENT: FlowStep.OVER,
     },
 }
 
-_REPLY = (Replied, Misplaced, Unsent)
-_ANSWERS: Final[dict[Step, tuple[type, ...]]] = {
-    Step.START: (),
-    Step.RESOURCE: _REPLY,
-    Step.SERVER: _REPLY,
-    Step.LISTEN: (Listening,),
-    Step.REGISTER: _REPLY,
-    Step.BROWSER: (Returned,),
-    Step.ASSERTION: (Asserted,),
-    Step.EXCHANGE: _REPLY,
-    Step.TOKEN: _REPLY,
-    Step.REFRESH: _REPLY,
+_REPLY = (Replied, ForbiddenAddress, RequestFailed)
+_ANSWERS: Final[dict[FlowStep, tuple[type, ...]]] = {
+    FlowStep.START: (),
+    FlowStep.RESOURCE: _REPLY,
+    FlowStep.SERVER: _REPLY,
+    FlowStep.LISTEN: (ReceiverReady,),
+    FlowStep.REGISTER: _REPLY,
+    FlowStep.BROWSER: (BrowserReturned,),
+    FlowStep.ASSERTION: (Asserted,),
+    FlowStep.EXCHANGE: _REPLY,
+    FlowStep.TOKEN: _REPLY,
+    FlowStep.REFRESH: _REPLY,
 }
 
 _FORM_HEADERS: Final[Fields] = (("Content-Type", "application/x-www-form-urlencoded"), ("Accept", JSON))
@@ -199,27 +199,27 @@ _OF_2025_03_26: Final = "2025-03-26"
 
 
 @record
-class Setting:
+class FlowSettings:
     """What all flows of one MCP server have in common; `used_at` is what those of others have told."""
 
     server_url: str
     application: Application
     entropy: Entropy
-    rules: Rules
+    rules: UrlRules
     nonces: Nonces
     used_at: Mapping[str, str]
 
 
 class Flow:
-    """`start` it, do what it says, and feed it what came of that, until it says `Done` or `Failed`.
+    """`start` it, do what it says, and feed it what came of that, until it says `FlowDone` or `FlowFailed`.
 
     `demand` is what the server refused a request with; without one the token has only come to its end.  `record` is
     what is known of the server, and what the flow has made of it.
     """
 
-    def __init__(self, setting: Setting, record: Record, demand: Demand | None) -> None:
-        self.step = Step.START
-        self.outcome: Done | Failed | None = None
+    def __init__(self, setting: FlowSettings, record: ServerRecord, demand: AuthChallenge | None) -> None:
+        self.step = FlowStep.START
+        self.outcome: FlowDone | FlowFailed | None = None
         self.abandoned = False
         self.obtained = False  # a token, by its end
         self.adopted = False  # that token is what another process has got
@@ -236,13 +236,13 @@ class Flow:
         self._issuer = ""
         self._token_endpoint = ""
         self._resource = resource_of(setting.server_url)
-        self._client: Client | None = None
+        self._client: OAuthClient | None = None
         self._asked: tuple[str, ...] = ()
         self._proof_key: Key | None = None
         self._renonced = False
         self._reused = False  # the client was registered by an earlier flow
         self._redirect_uri = ""
-        self._pending: Pending | None = None
+        self._pending: PendingAuthorization | None = None
         self._assertion = ""
         self._grant: dict[str, str | None] = {}
         self._asked_at = ""
@@ -252,49 +252,49 @@ class Flow:
         return self.outcome is not None or self.abandoned
 
     def start(self, now: float) -> tuple[Deed, ...]:
-        if self.step is not Step.START or self.over:
-            raise LocalProtocolError("a flow is started once")
+        if self.step is not FlowStep.START or self.over:
+            raise UsageError("a flow is started once")
         return self._step(self._find_beginning, now)
 
     def receive(self, heard: Heard, now: float) -> tuple[Deed, ...]:
         """What to do next.  What comes after the end is late, and nothing follows from it."""
         if self.over:
             return ()
-        if not isinstance(heard, (*_ANSWERS[self.step], GivenUp)):
-            raise LocalProtocolError(f"a flow that waits for {self.step.name} is not told {type(heard).__name__}")
-        if isinstance(heard, Listening) and (fault := redirect_fault(heard.redirect_uri)):
+        if not isinstance(heard, (*_ANSWERS[self.step], FlowAbandoned)):
+            raise UsageError(f"a flow that waits for {self.step.name} is not told {type(heard).__name__}")
+        if isinstance(heard, ReceiverReady) and (fault := redirect_fault(heard.redirect_uri)):
             uri = shown(heard.redirect_uri)
-            raise LocalProtocolError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
+            raise UsageError(f"the redirect URI {uri} {fault}; it must be https, or on loopback")
         return self._step(lambda: self._judge(heard, now), now)
 
-    def adopt(self, record: Record) -> None:
+    def adopt(self, record: ServerRecord) -> None:
         """Instead of being started: what it is for is there."""
-        if self.step is not Step.START or self.over:
-            raise LocalProtocolError("a flow that was started ends by itself")
-        self.step, self.outcome, self.record = Step.OVER, Done(), record
+        if self.step is not FlowStep.START or self.over:
+            raise UsageError("a flow that was started ends by itself")
+        self.step, self.outcome, self.record = FlowStep.OVER, FlowDone(), record
         self.obtained = self.adopted = True
 
     def abandon(self) -> None:
         """Nobody will feed it any more.  Once it is over, this does nothing."""
         self.abandoned = self.outcome is None
 
-    def _step(self, judge: Callable[[], Found | None], now: float) -> tuple[Deed, ...]:
+    def _step(self, judge: Callable[[], FlowFinding | None], now: float) -> tuple[Deed, ...]:
         last: Deed
         try:
             found = judge()
             if found is None:
-                return (Ignored("the browser came back with the answer to another request"),)
+                return (ReturnIgnored("the browser came back with the answer to another request"),)
             self.step = FLOW[self.step][found]
             last = self._ask(now)
         except AuthorizationFailed as error:
-            self.step = Step.OVER
-            last = Failed(error)
-        if isinstance(last, Done | Failed):
+            self.step = FlowStep.OVER
+            last = FlowFailed(error)
+        if isinstance(last, FlowDone | FlowFailed):
             self.outcome = last
         deeds, self._said = (*self._said, last), []
         return deeds
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: ServerRecord) -> None:
         if record != self.record:
             self.record = record
             self._said = [Persist(record)]
@@ -303,22 +303,22 @@ class Flow:
 
     def _ask(self, now: float) -> Deed:
         match self.step:
-            case Step.RESOURCE | Step.SERVER:
+            case FlowStep.RESOURCE | FlowStep.SERVER:
                 return self._sent(self._search.request())
-            case Step.LISTEN:
-                return Listen()
-            case Step.REGISTER:
+            case FlowStep.LISTEN:
+                return OpenReceiver()
+            case FlowStep.REGISTER:
                 return self._ask_registration()
-            case Step.BROWSER:
+            case FlowStep.BROWSER:
                 return self._ask_browser()
-            case Step.ASSERTION:
+            case FlowStep.ASSERTION:
                 return AskAssertion(self._issuer, self._resource)
-            case Step.EXCHANGE:
+            case FlowStep.EXCHANGE:
                 return self._ask_exchange(now)
-            case Step.TOKEN | Step.REFRESH:
+            case FlowStep.TOKEN | FlowStep.REFRESH:
                 return self._ask_token(now)
             case _:
-                return Done()
+                return FlowDone()
 
     def _post(self, url: str, headers: Fields, body: bytes) -> SendRequest:
         rules = self._setting.rules
@@ -330,7 +330,7 @@ class Flow:
     def _sent(self, request: SendRequest) -> SendRequest:
         """The request with the networks that it may lead to: any, if the application has named the place."""
         self._asked_at, rules = request.url, self._setting.rules
-        of_application = self.step is Step.EXCHANGE or same_origin(request.url, self._setting.server_url)
+        of_application = self.step is FlowStep.EXCHANGE or same_origin(request.url, self._setting.server_url)
         if of_application or is_trusted(request.url, rules) or is_trusted(self._issuer, rules):
             return request
         return attrs.evolve(request, networks=self._networks)
@@ -369,39 +369,39 @@ class Flow:
 
     # What the answers mean.
 
-    def _judge(self, heard: Heard, now: float) -> Found | None:
+    def _judge(self, heard: Heard, now: float) -> FlowFinding | None:
         match heard:
-            case GivenUp():
+            case FlowAbandoned():
                 raise self._given_up(heard)
-            case Replied() | Misplaced() | Unsent() if self.step is Step.RESOURCE:
+            case Replied() | ForbiddenAddress() | RequestFailed() if self.step is FlowStep.RESOURCE:
                 return self._find_resource(heard)
-            case Replied() | Misplaced() | Unsent() if self.step is Step.SERVER:
+            case Replied() | ForbiddenAddress() | RequestFailed() if self.step is FlowStep.SERVER:
                 return self._find_server(heard)
-            case Unsent(why=why):
+            case RequestFailed(why=why):
                 raise AuthorizationFailed(
                     Blame.NETWORK, f"{shown(self._asked_at)} could not be asked: {why}", "it may be tried again later"
                 )
-            case Misplaced() if self.step is Step.REFRESH and self.demand is None:
+            case ForbiddenAddress() if self.step is FlowStep.REFRESH and self.demand is None:
                 # Of a network that has changed, as by a VPN, the MCP server tells when it is asked: after its refusal.
-                return Found.SPENT
-            case Misplaced():
+                return FlowFinding.SPENT
+            case ForbiddenAddress():
                 raise led_elsewhere(self._asked_at, heard, Blame.AUTHORIZATION_SERVER)
-            case Replied() if self.step is Step.REGISTER:
+            case Replied() if self.step is FlowStep.REGISTER:
                 return self._find_registration(heard)
-            case Replied() if self.step is Step.EXCHANGE:
+            case Replied() if self.step is FlowStep.EXCHANGE:
                 return self._find_exchanged(heard)
             case Replied():
                 return self._find_tokens(heard, now)
-            case Listening(redirect_uri=uri):
+            case ReceiverReady(redirect_uri=uri):
                 return self._find_client(uri, now)
-            case Returned(query=query):
+            case BrowserReturned(query=query):
                 return self._find_code(query)
             case _:
                 return self._take_assertion(heard.assertion)
 
-    def _given_up(self, heard: GivenUp) -> AuthorizationFailed:
+    def _given_up(self, heard: FlowAbandoned) -> AuthorizationFailed:
         why = heard.why
-        if self.step is Step.BROWSER:
+        if self.step is FlowStep.BROWSER:
             # A server that has lost the registration shows the user an error, and sends nobody back.
             if self._reused:
                 self._forget_client()
@@ -427,23 +427,23 @@ class Flow:
 
     # Where to begin.
 
-    def _find_beginning(self) -> Found:
+    def _find_beginning(self) -> FlowFinding:
         held = self.record.authorization
         if held is None or self.demand is not None:
-            return Found.NOTHING
+            return FlowFinding.NOTHING
         alone = self._application.needs_no_user
         if not self._is_ours(held) or not (alone or held.tokens.refresh):
-            return Found.NOTHING if alone else Found.SPENT  # no user is bothered before the server insists
+            return FlowFinding.NOTHING if alone else FlowFinding.SPENT  # no user is bothered before the server insists
         self._adopt(held)
         if held.tokens.refresh is not None:
             self._grant = refresh_grant(held.tokens.refresh)
-            return Found.RENEWABLE
+            return FlowFinding.RENEWABLE
         return self._present()
 
-    def _is_ours(self, held: Authorization) -> bool:
+    def _is_ours(self, held: TokenGrant) -> bool:
         """Whether the application still is who it was when this was granted, and has the keys that it takes."""
         app, client = self._application, held.client
-        if client.method is Method.KEY and app.key is None:
+        if client.method is ClientAuthMethod.KEY and app.key is None:
             return False
         if held.tokens.kind == DPOP and app.dpop is None:
             return False
@@ -454,33 +454,33 @@ class Flow:
             return False  # the rules were others then
         return not app.clients or any((client.client_id, client.secret) == (c.client_id, c.secret) for c in app.clients)
 
-    def _adopt(self, held: Authorization) -> None:
+    def _adopt(self, held: TokenGrant) -> None:
         self._issuer, self._token_endpoint, self._resource = held.issuer, held.token_endpoint, held.resource
         self._client, self._asked = held.client, held.asked
         self._proof_key = self._application.dpop if held.tokens.kind == DPOP else None
 
-    def _present(self) -> Found:
+    def _present(self) -> FlowFinding:
         """What is presented where no user is."""
         if isinstance(self._application.grant, ClientCredentials):
             self._grant = own_grant(self._asked)
-            return Found.BY_ITSELF
-        return Found.BY_ASSERTION
+            return FlowFinding.BY_ITSELF
+        return FlowFinding.BY_ASSERTION
 
     # Discovery.
 
-    def _search_resource(self) -> Search:
+    def _search_resource(self) -> DocumentSearch:
         url, rules = self._setting.server_url, self._setting.rules
         named = None if self.demand is None else self.demand.metadata_url
         fault = None
         if named is not None and url_fault(named, rules) is None:
             fault = place_fault(named, rules, self._networks)
-        search = Search(resource_places(url, named if fault is None else None, rules), rules, Blame.SERVER)
+        search = DocumentSearch(resource_places(url, named if fault is None else None, rules), rules, Blame.SERVER)
         if named is not None and fault is not None:  # what is well known may do
             why = f"the MCP server names its metadata at {shown(named)}, which {fault}"
             search.pass_over(AuthorizationFailed(Blame.SERVER, why, trust(named)))
         return search
 
-    def _find_resource(self, heard: Replied | Misplaced | Unsent) -> Found:
+    def _find_resource(self, heard: Replied | ForbiddenAddress | RequestFailed) -> FlowFinding:
         setting = self._setting
         fields: Fields = ()
         self._see(heard)
@@ -491,7 +491,7 @@ class Flow:
             self._issuer = self._choose_issuer(self._document.issuers)
             places = server_places(self._issuer)
         elif not self._search.exhausted:
-            return Found.ELSEWHERE
+            return FlowFinding.ELSEWHERE
         else:
             self._search.conclude()
             self._refuse_to_guess()
@@ -500,10 +500,10 @@ class Flow:
             # auth-13: only this revision asks for the header, and only its servers are asked here.
             fields = ((PROTOCOL_VERSION, _OF_2025_03_26),)
             places = (legacy_place(setting.server_url),)
-        self._search = Search(places, setting.rules, Blame.AUTHORIZATION_SERVER, fields)
-        return Found.RENEWABLE if self._can_renew() else Found.GOOD
+        self._search = DocumentSearch(places, setting.rules, Blame.AUTHORIZATION_SERVER, fields)
+        return FlowFinding.RENEWABLE if self._can_renew() else FlowFinding.GOOD
 
-    def _see(self, heard: Replied | Misplaced | Unsent) -> None:
+    def _see(self, heard: Replied | ForbiddenAddress | RequestFailed) -> None:
         """Where the MCP server is, if this is its reply: at its own origin, so that no name of another tells it."""
         if isinstance(heard, Replied) and heard.address and same_origin(self._asked_at, self._setting.server_url):
             seen = network_at(heard.address)
@@ -543,7 +543,7 @@ class Flow:
         self._grant = refresh_grant(held.tokens.refresh)
         return True
 
-    def _find_server(self, heard: Replied | Misplaced | Unsent) -> Found:
+    def _find_server(self, heard: Replied | ForbiddenAddress | RequestFailed) -> FlowFinding:
         setting = self._setting
         said = self._search.read(heard)
         if said is not None:
@@ -552,7 +552,7 @@ class Flow:
             except AuthorizationFailed as error:
                 self._search.pass_over(error)  # auth-91: not used; another place may have the right one
         if self._server is None and not self._search.exhausted:
-            return Found.ELSEWHERE
+            return FlowFinding.ELSEWHERE
         if self._server is None:
             self._search.conclude()
             if not self._legacy:
@@ -564,7 +564,7 @@ class Flow:
             self._server = default_server(setting.server_url)
         return self._agree(self._server)
 
-    def _agree(self, server: ServerDocument) -> Found:
+    def _agree(self, server: ServerDocument) -> FlowFinding:
         """What is to be asked for at this server, and by which grant."""
         grant = self._application.grant
         self._token_endpoint = server.token_endpoint
@@ -572,7 +572,7 @@ class Flow:
         self._proof_key = self._choose_proof_key(server)
         if isinstance(grant, AuthorizationCode):
             check_pkce(server)
-            return Found.FOR_USER
+            return FlowFinding.FOR_USER
         name = "client_credentials" if isinstance(grant, ClientCredentials) else JWT_BEARER
         if server.grants is not None and name not in server.grants:
             raise AuthorizationFailed(
@@ -618,39 +618,39 @@ class Flow:
 
     # Who we are.
 
-    def _given(self) -> Client | None:
+    def _given(self) -> OAuthClient | None:
         bound_to = {**self._setting.used_at, **self.record.issuers}
         return given_client(self._application, self._issuer, bound_to)
 
-    def _settle(self, client: Client) -> None:
+    def _settle(self, client: OAuthClient) -> None:
         taken = None if self._server is None else self._server.methods
         self._client = attrs.evolve(client, method=choose_method(client, self._application.key, taken))
         if any(each.client_id == client.client_id and each.issuer is None for each in self._application.clients):
             self._keep(self.record.with_client(self._client))  # from now on it belongs to this issuer
 
-    def _find_client(self, redirect_uri: str, now: float) -> Found:
+    def _find_client(self, redirect_uri: str, now: float) -> FlowFinding:
         assert self._server is not None
         self._redirect_uri = redirect_uri
         known = self.record.client_at(self._issuer, now)
         client = find_client(self._application, self._server, self._given(), known, redirect_uri)
         if client is None:
-            return Found.UNKNOWN
+            return FlowFinding.UNKNOWN
         self._reused = client is known
         self._settle(client)
-        return Found.KNOWN
+        return FlowFinding.KNOWN
 
-    def _find_registration(self, reply: Replied) -> Found:
+    def _find_registration(self, reply: Replied) -> FlowFinding:
         said = read_object(reply.body, self._setting.rules.document_bytes)
         if not 200 <= reply.status < 300:
             raise registration_refused(self._issuer, reply.status, said)
         client = read_registration(said, self._issuer, self._redirect_uri)
         self._keep(self.record.with_client(client))
         self._settle(client)
-        return Found.GOOD
+        return FlowFinding.GOOD
 
     # What is presented, and what comes of it.
 
-    def _find_code(self, query: str) -> Found | None:
+    def _find_code(self, query: str) -> FlowFinding | None:
         assert self._pending is not None
         try:
             code = read_return(query, self._pending)
@@ -660,16 +660,16 @@ class Flow:
         if code is None:
             return None
         self._grant = code_grant(code, self._pending)
-        return Found.GOOD
+        return FlowFinding.GOOD
 
-    def _take_assertion(self, assertion: str) -> Found:
+    def _take_assertion(self, assertion: str) -> FlowFinding:
         self._assertion = assertion
         if isinstance(self._application.grant, IdentityAssertion):
-            return Found.TO_EXCHANGE
+            return FlowFinding.TO_EXCHANGE
         self._grant = jwt_grant(assertion, self._asked)
-        return Found.GOOD
+        return FlowFinding.GOOD
 
-    def _find_exchanged(self, reply: Replied) -> Found:
+    def _find_exchanged(self, reply: Replied) -> FlowFinding:
         grant = self._application.grant
         assert isinstance(grant, IdentityAssertion)
         said = read_object(reply.body, self._setting.rules.document_bytes)
@@ -677,29 +677,29 @@ class Flow:
             secrets = (self._assertion, grant.client.secret)
             raise refused(grant.token_endpoint, said, reply.status, secrets, Blame.IDENTITY_PROVIDER)
         self._grant = jwt_grant(read_assertion(said, grant.token_endpoint), self._asked)
-        return Found.GOOD
+        return FlowFinding.GOOD
 
-    def _find_tokens(self, reply: Replied, now: float) -> Found:
+    def _find_tokens(self, reply: Replied, now: float) -> FlowFinding:
         said = read_object(reply.body, self._setting.rules.document_bytes)
         fresh = self._setting.nonces.note(self._token_endpoint, reply.headers)
         error = said.get("error") if said else None
         if error == "use_dpop_nonce" and fresh and self._proof_key is not None and not self._renonced:
             self._renonced = True
-            return Found.NONCE
+            return FlowFinding.NONCE
         # Some servers refuse with a 200.
         if not 200 <= reply.status < 300 or (error is not None and "access_token" not in (said or {})):
             return self._refused(reply, said)
         self._take_tokens(said, now)
-        return Found.GOOD
+        return FlowFinding.GOOD
 
-    def _refused(self, reply: Replied, said: JsonObject | None) -> Found:
+    def _refused(self, reply: Replied, said: JsonObject | None) -> FlowFinding:
         secrets = [*map(self._grant.get, _SECRETS), self._client.secret if self._client else None]
         refusal = refused(self._issuer, said, reply.status, secrets)
         self._learn_from(refusal)
         passing = reply.status >= 500 or reply.status in (408, 425, 429)
-        if self.step is Step.REFRESH and not passing:
+        if self.step is FlowStep.REFRESH and not passing:
             self._keep(self.record.without_refresh())
-            return Found.SPENT if self.demand is None else Found.STALE
+            return FlowFinding.SPENT if self.demand is None else FlowFinding.STALE
         if self.demand is None and not passing:
             # What was known without discovery is no longer so: the next request finds out anew.
             self._keep(attrs.evolve(self.record, authorization=None))
@@ -708,7 +708,7 @@ class Flow:
     def _take_tokens(self, said: JsonObject | None, now: float) -> None:
         assert self._client is not None
         held = self.record.authorization
-        granted = held.tokens.scopes if self.step is Step.REFRESH and held is not None else self._asked
+        granted = held.tokens.scopes if self.step is FlowStep.REFRESH and held is not None else self._asked
         tokens = read_tokens(said, self._issuer, granted, now, proven=self._proof_key is not None)
         if self._must_prove() and tokens.kind != DPOP:
             raise AuthorizationFailed(
@@ -716,9 +716,9 @@ class Flow:
                 f"{shown(self._issuer)} gave a {tokens.kind} token, and the MCP server takes only DPoP",
                 "its operator must have it bind tokens",
             )
-        if tokens.refresh is None and self.step is Step.REFRESH and held is not None:
+        if tokens.refresh is None and self.step is FlowStep.REFRESH and held is not None:
             tokens = attrs.evolve(tokens, refresh=held.tokens.refresh)  # not rotated
-        authorization = Authorization(
+        authorization = TokenGrant(
             self._issuer, self._token_endpoint, self._client, self._resource, self._asked, tokens
         )
         self._keep(attrs.evolve(self.record, authorization=authorization))

@@ -27,8 +27,9 @@ from trio_mcp.core.oauth.records import Tokens
 from trio_mcp.core.records import record
 
 __all__ = [
-    "JWT_BEARER", "OFFLINE", "Pending", "authorization_url", "check_pkce", "code_grant", "exchange_grant", "form",
-    "jwt_grant", "own_grant", "pending", "read_assertion", "read_return", "read_tokens", "refresh_grant", "refused",
+    "JWT_BEARER", "OFFLINE", "PendingAuthorization", "authorization_url", "check_pkce", "code_grant",
+    "exchange_grant", "form", "jwt_grant", "own_grant", "pending", "read_assertion", "read_return", "read_tokens",
+    "refresh_grant", "refused",
 ]  # fmt: skip
 
 OFFLINE = "offline_access"
@@ -47,7 +48,7 @@ def form(fields: Mapping[str, str | None]) -> bytes:
 
 
 @record
-class Pending:
+class PendingAuthorization:
     """auth-100: what the answer to one authorization request will be judged by, recorded before it is made."""
 
     issuer: str  # as it will name itself in `iss`
@@ -57,9 +58,11 @@ class Pending:
     verifier: str = attrs.field(repr=False)
 
 
-def pending(server: ServerDocument, redirect_uri: str, entropy: Entropy) -> Pending:
+def pending(server: ServerDocument, redirect_uri: str, entropy: Entropy) -> PendingAuthorization:
     """A new one, with a state and a PKCE verifier of 256 bits each."""
-    return Pending(server.signs_as, server.promises_iss, redirect_uri, token_text(entropy), token_text(entropy))
+    return PendingAuthorization(
+        server.signs_as, server.promises_iss, redirect_uri, token_text(entropy), token_text(entropy)
+    )
 
 
 def check_pkce(server: ServerDocument) -> None:
@@ -78,7 +81,7 @@ def check_pkce(server: ServerDocument) -> None:
 
 
 def authorization_url(
-    server: ServerDocument, client_id: str, asked: Pending, scopes: Collection[str], resource: str
+    server: ServerDocument, client_id: str, asked: PendingAuthorization, scopes: Collection[str], resource: str
 ) -> str:
     """The page to open.  Raises `AuthorizationFailed` where the server has none."""
     if server.authorization_endpoint is None:
@@ -107,7 +110,7 @@ def authorization_url(
 _RETURNED = 50  # fields of one return; a real one has four
 
 
-def read_return(query: str, asked: Pending) -> str | None:
+def read_return(query: str, asked: PendingAuthorization) -> str | None:
     """The code in the browser's return, or None where this is no answer to our request: it is to be discarded.
 
     Raises `AuthorizationFailed` where it is one, and has no code that may be used.
@@ -133,7 +136,7 @@ def read_return(query: str, asked: Pending) -> str | None:
     return said["code"]
 
 
-def _check_iss(named: list[str], asked: Pending) -> None:
+def _check_iss(named: list[str], asked: PendingAuthorization) -> None:
     """auth-103 to auth-105: nothing else in the answer is looked at, or shown, before this holds."""
     if not named and not asked.promises_iss:
         return
@@ -150,7 +153,7 @@ def _check_iss(named: list[str], asked: Pending) -> None:
 # The token endpoint.
 
 
-def code_grant(code: str, asked: Pending) -> dict[str, str | None]:
+def code_grant(code: str, asked: PendingAuthorization) -> dict[str, str | None]:
     return {
         "grant_type": "authorization_code",
         "code": code,

@@ -1,7 +1,8 @@
 """Which URLs authorization may touch, and in which order it asks for documents.
 
-Everything is https; plain http is good enough on loopback, and only where the application says so (`Rules.loopback`).
-The redirect URI of a program that runs beside the browser is the one exception: http on loopback is how it is done.
+Everything is https; plain http is good enough on loopback, and only where the application says so
+(`UrlRules.loopback`).  The redirect URI of a program that runs beside the browser is the one exception: http on
+loopback is how it is done.
 
 A server names URLs for us to follow, and a hostile one would name what it cannot reach itself, but this process can.
 
@@ -35,7 +36,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from trio_mcp.core.records import record
 
 __all__ = [
-    "PUBLIC", "Network", "Rules", "client_id_fault", "covers", "is_loopback", "is_trusted", "issuer_fault",
+    "PUBLIC", "Network", "UrlRules", "client_id_fault", "covers", "is_loopback", "is_trusted", "issuer_fault",
     "legacy_place", "misplaced", "moved_to", "network_at", "networks_of", "origin_of", "place_fault", "redirect_fault",
     "resource_of", "resource_places", "same_origin", "server_places", "trust", "url_fault",
 ]  # fmt: skip
@@ -57,7 +58,7 @@ PUBLIC = frozenset({Network.PUBLIC})
 
 
 @record
-class Rules:
+class UrlRules:
     """What an application allows, and the bounds of what others may cost it."""
 
     # For development: http to an MCP server and to authorization servers, on loopback only.
@@ -77,7 +78,7 @@ class Rules:
     margin: float = 10.0
 
 
-def url_fault(url: object, rules: Rules) -> str | None:
+def url_fault(url: object, rules: UrlRules) -> str | None:
     """What is wrong with a URL that is to be asked, or None."""
     if not isinstance(url, str) or not re.fullmatch(r"[!-\[\]-~]{1,2048}", url):
         return "is no URL"
@@ -91,7 +92,7 @@ def url_fault(url: object, rules: Rules) -> str | None:
     return "has a fragment" if "#" in url else None
 
 
-def issuer_fault(issuer: object, rules: Rules) -> str | None:
+def issuer_fault(issuer: object, rules: UrlRules) -> str | None:
     """RFC 8414: "a URL that uses the "https" scheme and has no query or fragment components"."""
     fault = url_fault(issuer, rules)
     return fault or ("has a query" if "?" in str(issuer) else None)
@@ -99,12 +100,12 @@ def issuer_fault(issuer: object, rules: Rules) -> str | None:
 
 def redirect_fault(uri: str) -> str | None:
     """auth-26: a redirect URI is on loopback, or https."""
-    return url_fault(uri, Rules(loopback=True))
+    return url_fault(uri, UrlRules(loopback=True))
 
 
 def client_id_fault(url: str) -> str | None:
     """auth-71: what a URL that is a client id needs beside https."""
-    fault = url_fault(url, Rules())
+    fault = url_fault(url, UrlRules())
     if fault is not None:
         return fault
     path = urlsplit(url).path
@@ -174,12 +175,12 @@ def networks_of(server_url: str, seen: Network | None) -> frozenset[Network]:
     return PUBLIC | {each for each in (_network_named(server_url), seen) if each is not None}
 
 
-def is_trusted(url: str, rules: Rules) -> bool:
+def is_trusted(url: str, rules: UrlRules) -> bool:
     """Whether the application trusts what is at the origin of this URL."""
     return any(same_origin(url, each) for each in rules.trusted_origins)
 
 
-def place_fault(url: str, rules: Rules, networks: Collection[Network]) -> str | None:
+def place_fault(url: str, rules: UrlRules, networks: Collection[Network]) -> str | None:
     """What is wrong with where a URL leads that a server has named, as far as the URL tells, or None."""
     found = _network_named(url)
     if found is None or found in networks or is_trusted(url, rules):
@@ -222,7 +223,7 @@ def origin_of(url: str) -> str:
 
 def covers(resource: str, url: str) -> bool:
     """Whether `resource` names the server at `url`: itself, or something that it is part of."""
-    if url_fault(resource, Rules(loopback=True)) is not None:  # auth-43: absolute, without a fragment
+    if url_fault(resource, UrlRules(loopback=True)) is not None:  # auth-43: absolute, without a fragment
         return False
     if not same_origin(resource, url):  # auth-45: scheme and host are compared in lower case
         return False
@@ -241,7 +242,7 @@ def resource_of(server_url: str) -> str:
 # Where documents are, in the order in which they are asked for.
 
 
-def resource_places(server_url: str, named: str | None, rules: Rules) -> tuple[str, ...]:
+def resource_places(server_url: str, named: str | None, rules: UrlRules) -> tuple[str, ...]:
     """auth-41: where the challenge says; else at the path of the server, else at the root.
 
     A place that may not be asked is passed over: servers behind a proxy name themselves http more often than not, and
@@ -271,7 +272,7 @@ def legacy_place(server_url: str) -> str:
     return f"{origin_of(server_url)}/.well-known/oauth-authorization-server"
 
 
-def moved_to(url: str, location: str, rules: Rules) -> str | None:
+def moved_to(url: str, location: str, rules: UrlRules) -> str | None:
     """Where a redirect of a document leads; None if that is no place to follow it to."""
     try:
         target = urljoin(url, location)

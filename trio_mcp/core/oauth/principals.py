@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.records import record
 
 __all__ = ["Principal", "covers", "declared_scopes"]
@@ -24,27 +24,27 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3; none of it n
 def declared_scopes(what: str, scopes: Collection[str]) -> tuple[str, ...]:
     """Scopes that were declared, each once."""
     if isinstance(scopes, str) or not all(isinstance(each, str) and _SCOPE.fullmatch(each) for each in scopes):
-        raise LocalProtocolError(f"{what} are a list of names without blanks and quotes; not {scopes!r}")
+        raise UsageError(f"{what} are a list of names without blanks and quotes; not {scopes!r}")
     if "offline_access" in scopes:  # auth-110
-        raise LocalProtocolError(f"{what} have no offline_access: it is between a client and its authorization server")
+        raise UsageError(f"{what} have no offline_access: it is between a client and its authorization server")
     return tuple(dict.fromkeys(scopes))
 
 
 def _scopes(given: Collection[str]) -> frozenset[str]:
     if isinstance(given, str) or not all(isinstance(each, str) for each in given):
-        raise LocalProtocolError("the scopes of a principal are a list of names; split what has several in one text")
+        raise UsageError("the scopes of a principal are a list of names; split what has several in one text")
     return frozenset(given)
 
 
 def _name(principal: Principal, field: Any, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise LocalProtocolError(f"a principal has a stable name, a str that is not empty; not {type(name).__name__}")
+        raise UsageError(f"a principal has a stable name, a str that is not empty; not {type(name).__name__}")
 
 
 def _expires(principal: Principal, field: Any, expires: Any) -> None:
     # What is no number is neither before nor after anything, and the token would be good for ever.
     if expires is not None and (type(expires) not in (int, float) or math.isnan(expires)):
-        raise LocalProtocolError(f"expires is a time in seconds since 1970, or None; not {expires!r}")
+        raise UsageError(f"expires is a time in seconds since 1970, or None; not {expires!r}")
 
 
 @record

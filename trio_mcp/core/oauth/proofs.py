@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import Headers
 from trio_mcp.core.jsonrpc import Json
 from trio_mcp.core.oauth.places import origin_of
@@ -49,9 +49,9 @@ class Key:
 
     def __attrs_post_init__(self) -> None:
         if self.algorithm.startswith(_SYMMETRIC):
-            raise LocalProtocolError(f"a Key is asymmetric, and {self.algorithm} is not")
+            raise UsageError(f"a Key is asymmetric, and {self.algorithm} is not")
         if _PRIVATE & self.jwk.keys():
-            raise LocalProtocolError("the jwk of a Key is its public half; this one holds the private one")
+            raise UsageError("the jwk of a Key is its public half; this one holds the private one")
 
 
 def base64url(data: bytes) -> str:

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.jsonrpc import Json, JsonObject
 from trio_mcp.core.oauth.challenge import scopes_of
-from trio_mcp.core.oauth.clients import Client, Method
+from trio_mcp.core.oauth.clients import ClientAuthMethod, OAuthClient
 from trio_mcp.core.oauth.places import Network
 from trio_mcp.core.records import record
 
-__all__ = ["Authorization", "Record", "Tokens", "as_json", "read_record"]
+__all__ = ["ServerRecord", "TokenGrant", "Tokens", "as_json", "read_record"]
 
 _FORM = 1  # of the object; another number is from another version of this module
 _REGISTERED = 8  # issuers of one MCP server that are remembered, of which there is one as a rule
@@ -37,7 +37,7 @@ class Tokens:
 
 
 @record
-class Authorization:
+class TokenGrant:
     """Tokens, and all that it takes to get the next.
 
     `asked` are the scopes requested so far, which may be more than were granted.
@@ -45,14 +45,14 @@ class Authorization:
 
     issuer: str
     token_endpoint: str
-    client: Client
+    client: OAuthClient
     resource: str
     asked: tuple[str, ...]
     tokens: Tokens
 
 
 @record
-class Record:
+class ServerRecord:
     """What is known of one MCP server.
 
     `registered` are the clients that were registered on the way, by issuer.  `network` is where the server was when it
@@ -60,8 +60,8 @@ class Record:
     """
 
     server_url: str
-    authorization: Authorization | None = None
-    registered: tuple[Client, ...] = ()
+    authorization: TokenGrant | None = None
+    registered: tuple[OAuthClient, ...] = ()
     network: Network | None = None
 
     @property
@@ -70,21 +70,21 @@ class Record:
         used = self.registered if self.authorization is None else (*self.registered, self.authorization.client)
         return {each.client_id: each.issuer for each in used if each.issuer is not None}
 
-    def client_at(self, issuer: str, now: float) -> Client | None:
+    def client_at(self, issuer: str, now: float) -> OAuthClient | None:
         """auth-95: what was registered at this issuer and no other, as long as it is good."""
         for each in self.registered:
             if each.issuer == issuer and (each.secret_expires_at is None or now < each.secret_expires_at):
                 return each
         return None
 
-    def with_client(self, client: Client) -> Record:
+    def with_client(self, client: OAuthClient) -> ServerRecord:
         others = [each for each in self.registered if each.issuer != client.issuer]
         return attrs.evolve(self, registered=(client, *others)[:_REGISTERED])
 
-    def without_client(self, client: Client) -> Record:
+    def without_client(self, client: OAuthClient) -> ServerRecord:
         return attrs.evolve(self, registered=tuple(each for each in self.registered if each != client))
 
-    def without_refresh(self) -> Record:
+    def without_refresh(self) -> ServerRecord:
         """The same, with nothing to renew it by."""
         if self.authorization is None:
             return self
@@ -92,7 +92,7 @@ class Record:
         return attrs.evolve(self, authorization=attrs.evolve(self.authorization, tokens=tokens))
 
 
-def as_json(record: Record) -> JsonObject:
+def as_json(record: ServerRecord) -> JsonObject:
     """The record as a JSON object: secrets in the clear."""
     held = record.authorization
     return {
@@ -114,7 +114,7 @@ def as_json(record: Record) -> JsonObject:
     }
 
 
-def _client_as_json(client: Client) -> JsonObject:
+def _client_as_json(client: OAuthClient) -> JsonObject:
     return {
         **_plain(client, "client_id", "issuer", "secret", "secret_expires_at"),
         "method": None if client.method is None else client.method.value,
@@ -126,15 +126,15 @@ def _plain(one: object, *names: str) -> JsonObject:
     return {name: getattr(one, name) for name in names}
 
 
-def read_record(said: Json) -> Record:
-    """The record that `as_json` wrote.  Raises `LocalProtocolError`, without a value in its text, for anything else."""
+def read_record(said: Json) -> ServerRecord:
+    """The record that `as_json` wrote.  Raises `UsageError`, without a value in its text, for anything else."""
     if not isinstance(said, dict) or said.get("form") != _FORM:
         _damaged("form")
     held = said.get("authorization")
     registered = said.get("registered")
     if not isinstance(registered, list):
         _damaged("registered")
-    return Record(
+    return ServerRecord(
         _text(said, "server_url"),
         None if held is None else _authorization(held),
         tuple(_client(each) for each in registered),
@@ -142,13 +142,13 @@ def read_record(said: Json) -> Record:
     )
 
 
-def _authorization(said: Json) -> Authorization:
+def _authorization(said: Json) -> TokenGrant:
     if not isinstance(said, dict):
         _damaged("authorization")
     tokens = said.get("tokens")
     if not isinstance(tokens, dict):
         _damaged("tokens")
-    return Authorization(
+    return TokenGrant(
         _text(said, "issuer"),
         _text(said, "token_endpoint"),
         _client(said.get("client")),
@@ -164,13 +164,13 @@ def _authorization(said: Json) -> Authorization:
     )
 
 
-def _client(said: Json) -> Client:
+def _client(said: Json) -> OAuthClient:
     if not isinstance(said, dict):
         _damaged("client")
     uris = said.get("redirect_uris")
     if not isinstance(uris, list):
         _damaged("redirect_uris")
-    return Client(
+    return OAuthClient(
         _text(said, "client_id"),
         _optional(said, "issuer"),
         _optional(said, "secret"),
@@ -180,9 +180,9 @@ def _client(said: Json) -> Client:
     )
 
 
-def _method(said: Mapping[str, Json]) -> Method:
+def _method(said: Mapping[str, Json]) -> ClientAuthMethod:
     try:
-        return Method(said.get("method"))
+        return ClientAuthMethod(said.get("method"))
     except ValueError:
         _damaged("method")
 
@@ -213,4 +213,4 @@ def _network(said: Mapping[str, Json]) -> Network:
 
 
 def _damaged(name: str) -> NoReturn:
-    raise LocalProtocolError(f"what was stored of an authorization cannot be read: {shown(name)} is missing or wrong")
+    raise UsageError(f"what was stored of an authorization cannot be read: {shown(name)} is missing or wrong")

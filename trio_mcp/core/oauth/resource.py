@@ -31,7 +31,7 @@ from urllib.parse import unquote_plus
 
 import attrs
 
-from trio_mcp.core.errors import INVALID_REQUEST, LocalProtocolError, McpError
+from trio_mcp.core.errors import INVALID_REQUEST, McpError, UsageError
 from trio_mcp.core.http.fields import JSON, Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
@@ -71,10 +71,10 @@ def _url(what: str, url: object) -> tuple[str, str]:
     """
     match = _URL.fullmatch(url) if isinstance(url, str) else None
     if match is None:
-        raise LocalProtocolError(f"{what} is a URL like 'https://example.com/mcp', without a query; not {url!r}")
+        raise UsageError(f"{what} is a URL like 'https://example.com/mcp', without a query; not {url!r}")
     scheme, site = match[1].lower(), match[2].lower()
     if scheme == "http" and not is_loopback(f"http://{site}"):
-        raise LocalProtocolError(f"{what} must be https, for tokens are sent there; plain http is for loopback: {url}")
+        raise UsageError(f"{what} must be https, for tokens are sent there; plain http is for loopback: {url}")
     return f"{scheme}://{site}", match[3]
 
 
@@ -91,7 +91,7 @@ def _scopes(given: Collection[str]) -> tuple[str, ...]:
 def _servers(given: object) -> tuple[str, ...]:
     """auth-37."""
     if isinstance(given, str) or not isinstance(given, Collection) or not given:
-        raise LocalProtocolError("authorization_servers is a list with at least one issuer, a URL")
+        raise UsageError("authorization_servers is a list with at least one issuer, a URL")
     for each in given:
         _url("an authorization server", each)
     return tuple(given)  # as they are: issuers are compared letter by letter
@@ -113,7 +113,7 @@ class Protection:
 
     def __attrs_post_init__(self) -> None:
         if not callable(self.verify):
-            raise LocalProtocolError(f"verify is a function of a token, not {type(self.verify).__name__}")
+            raise UsageError(f"verify is a function of a token, not {type(self.verify).__name__}")
         if self.resource is not None:
             _url("resource", self.resource)
 
@@ -144,7 +144,7 @@ _METHODS = "GET, HEAD, OPTIONS"
 class ResourceServer:
     """One protected endpoint.
 
-    `path` is that of the endpoint, `public_url` what clients call "/" here.  Raises `LocalProtocolError` where it is
+    `path` is that of the endpoint, `public_url` what clients call "/" here.  Raises `UsageError` where it is
     not said what the resource is.
     """
 
@@ -153,7 +153,7 @@ class ResourceServer:
         resource = protection.resource
         if resource is None:
             if public_url is None:
-                raise LocalProtocolError("a protected server says where clients reach it: resource=..., or public_url")
+                raise UsageError("a protected server says where clients reach it: resource=..., or public_url")
             resource = public_url + path
         site, public_path = _url("resource", resource)
         public_path = public_path.rstrip("/")

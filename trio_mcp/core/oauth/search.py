@@ -13,21 +13,21 @@ from collections.abc import Sequence
 from trio_mcp.core.errors import shown
 from trio_mcp.core.http.fields import JSON, Fields
 from trio_mcp.core.jsonrpc import JsonObject
-from trio_mcp.core.oauth.deeds import Misplaced, Replied, SendRequest, Unsent
+from trio_mcp.core.oauth.deeds import ForbiddenAddress, Replied, RequestFailed, SendRequest
 from trio_mcp.core.oauth.documents import read_object
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.places import Rules, misplaced, moved_to, network_at, trust
+from trio_mcp.core.oauth.places import UrlRules, misplaced, moved_to, network_at, trust
 
-__all__ = ["Search", "led_elsewhere"]
+__all__ = ["DocumentSearch", "led_elsewhere"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 425, 429)
 
 
-class Search:
+class DocumentSearch:
     """`request` is what to send next; `read` says what came of it.  With `exhausted`, there is nothing to send."""
 
-    def __init__(self, places: Sequence[str], rules: Rules, blame: Blame, headers: Fields = ()) -> None:
+    def __init__(self, places: Sequence[str], rules: UrlRules, blame: Blame, headers: Fields = ()) -> None:
         self.asked: list[str] = []
         self._places = list(places)
         self._rules = rules
@@ -50,13 +50,13 @@ class Search:
             seconds=self._rules.request_seconds,
         )
 
-    def read(self, heard: Replied | Misplaced | Unsent) -> JsonObject | None:
+    def read(self, heard: Replied | ForbiddenAddress | RequestFailed) -> JsonObject | None:
         """The document, if this is one."""
         url = self.asked[-1]
-        if isinstance(heard, Misplaced):
+        if isinstance(heard, ForbiddenAddress):
             self.pass_over(led_elsewhere(url, heard, self._blame))
             return None
-        if isinstance(heard, Unsent):
+        if isinstance(heard, RequestFailed):
             self.pass_over(AuthorizationFailed(Blame.NETWORK, f"{_bare(url)} could not be asked: {heard.why}", _LATER))
             return None
         if heard.status in _REDIRECTS:
@@ -84,7 +84,7 @@ class Search:
             self._places.insert(0, target)
 
 
-def led_elsewhere(url: str, heard: Misplaced, blame: Blame) -> AuthorizationFailed:
+def led_elsewhere(url: str, heard: ForbiddenAddress, blame: Blame) -> AuthorizationFailed:
     where = misplaced(network_at(heard.address))
     return AuthorizationFailed(blame, f"{_bare(url)} leads to {shown(heard.address)}, which {where}", trust(url))
 

@@ -1,10 +1,11 @@
 """The client's side of authorization: which token goes with a request, and what to do when there is none.
 
-One `Authorizer` belongs to one MCP server and holds its tokens.  Each HTTP request to the server is an `Errand`: it
-says which headers to send, is told when the server refused them, and is tried again so often and no oftener.  What it
-takes to get a token is a `Flow`, and there is one at a time: the first errand in need is told to `Begin` it, all
-others to `Wait` for it, and its outcome is the outcome of all.  A flow that was abandoned has no outcome; then one of
-those who waited begins a new one.  Nothing is locked meanwhile, and who needs no token does not wait.
+One `Authorizer` belongs to one MCP server and holds its tokens.  Each HTTP request to the server is an
+`AuthorizedRequest`: it says which headers to send, is told when the server refused them, and is tried again so often
+and no oftener.  What it takes to get a token is a `Flow`, and there is one at a time: the first errand in need is told
+to `StartFlow` it, all others to `WaitForFlow` for it, and its outcome is the outcome of all.  A flow that was abandoned
+has no outcome; then one of those who waited begins a new one.  Nothing is locked meanwhile, and who needs no token does
+not wait.
 
 A flow is driven by `start` and `receive`, and is to be left by `abandon`, however that comes about::
 
@@ -15,9 +16,9 @@ A flow is driven by `start` and `receive`, and is to be left by `abandon`, howev
         heard = ...  # what came of the last deed, the only one that is answered
         deeds = authorizer.receive(flow, heard, now)
 
-`now` is Unix time, for tokens outlive processes.  Whoever restarts with the `Record` that was last persisted goes on
-where the last process ended: a token that has come to its end is renewed at the endpoint that is known, and nobody is
-asked anything.
+`now` is Unix time, for tokens outlive processes.  Whoever restarts with the `ServerRecord` that was last persisted goes
+on where the last process ended: a token that has come to its end is renewed at the endpoint that is known, and nobody
+is asked anything.
 
 The token goes to this server alone: to URLs of its origin, in the Authorization header, and nowhere else (auth-18,
 auth-48).
@@ -29,19 +30,19 @@ from typing import TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError, shown
+from trio_mcp.core.errors import UsageError, shown
 from trio_mcp.core.http.fields import Fields, Headers, RawFields
-from trio_mcp.core.oauth.challenge import DPOP, Demand, read_demand
+from trio_mcp.core.oauth.challenge import DPOP, AuthChallenge, read_demand
 from trio_mcp.core.oauth.clients import Application, IdentityAssertion
-from trio_mcp.core.oauth.deeds import Deed, Done, Failed, Heard, Persist
+from trio_mcp.core.oauth.deeds import Deed, FlowDone, FlowFailed, Heard, Persist
 from trio_mcp.core.oauth.errors import AuthorizationFailed, Blame
-from trio_mcp.core.oauth.flow import Flow, Setting
-from trio_mcp.core.oauth.places import Rules, origin_of, same_origin, url_fault
+from trio_mcp.core.oauth.flow import Flow, FlowSettings
+from trio_mcp.core.oauth.places import UrlRules, origin_of, same_origin, url_fault
 from trio_mcp.core.oauth.proofs import Entropy, Nonces, dpop_proof
-from trio_mcp.core.oauth.records import Record, Tokens
+from trio_mcp.core.oauth.records import ServerRecord, Tokens
 from trio_mcp.core.records import record
 
-__all__ = ["Authorized", "Authorizer", "Begin", "Errand", "Verdict", "Wait"]
+__all__ = ["Authorized", "AuthorizedRequest", "Authorizer", "StartFlow", "Verdict", "WaitForFlow"]
 
 
 @record
@@ -52,20 +53,20 @@ class Authorized:
 
 
 @record
-class Begin:
+class StartFlow:
     """Start this flow and drive it to its end, then ask the errand again."""
 
     flow: Flow
 
 
 @record
-class Wait:
+class WaitForFlow:
     """Somebody drives this flow already: when it is over, ask the errand again."""
 
     flow: Flow
 
 
-Verdict: TypeAlias = Authorized | Begin | Wait | Failed
+Verdict: TypeAlias = Authorized | StartFlow | WaitForFlow | FlowFailed
 
 # Operations whose refusals are remembered; beyond, the oldest is forgotten and may ask the user once more.
 _OPERATIONS = 256
@@ -77,7 +78,7 @@ class Authorizer:
     `entropy` gives so many random bytes.  `record` is what was last persisted for this server, if anything was.
     `used_at`, which all servers of one application share, has the issuer that each client id was first used at
     (auth-90): a server that the application goes to later must not be able to have it shown elsewhere.  Raises
-    `LocalProtocolError` for a URL that tokens may not be sent to, and for a record of another server.
+    `UsageError` for a URL that tokens may not be sent to, and for a record of another server.
     """
 
     def __init__(
@@ -86,34 +87,34 @@ class Authorizer:
         application: Application,
         *,
         entropy: Entropy,
-        record: Record | None = None,
-        rules: Rules | None = None,
+        record: ServerRecord | None = None,
+        rules: UrlRules | None = None,
         used_at: dict[str, str] | None = None,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = rules or UrlRules()
         if (fault := url_fault(server_url, self.rules)) is not None:
-            raise LocalProtocolError(f"tokens are not sent to {shown(server_url.partition('?')[0])}, which {fault}")
+            raise UsageError(f"tokens are not sent to {shown(server_url.partition('?')[0])}, which {fault}")
         if record is not None and record.server_url != server_url:
-            raise LocalProtocolError(f"the record is of another server than {origin_of(server_url)}")
+            raise UsageError(f"the record is of another server than {origin_of(server_url)}")
         grant = application.grant
         if isinstance(grant, IdentityAssertion) and (fault := url_fault(grant.token_endpoint, self.rules)) is not None:
-            raise LocalProtocolError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
+            raise UsageError(f"the identity provider's token endpoint {shown(grant.token_endpoint)} {fault}")
         self.server_url = server_url
         self._used_at = {} if used_at is None else used_at
-        self._hold(record or Record(server_url))
+        self._hold(record or ServerRecord(server_url))
         self.flow: Flow | None = None
         self.generation = 0
         """Counts the tokens that there have been, so that the refusal of an old one is told from that of the newest."""
         self._nonces = Nonces()
-        self._setting = Setting(server_url, application, entropy, self.rules, self._nonces, self._used_at)
+        self._setting = FlowSettings(server_url, application, entropy, self.rules, self._nonces, self._used_at)
         self._stepped_up: dict[tuple[str, frozenset[str]], int] = {}
 
-    def errand(self, method: str, url: str | None = None, operation: str = "") -> Errand:
+    def errand(self, method: str, url: str | None = None, operation: str = "") -> AuthorizedRequest:
         """A request that is to be made; `operation` names what it does, such as ``tools/call add``."""
         url = url or self.server_url
         if not same_origin(url, self.server_url):
-            raise LocalProtocolError("the token of an MCP server is not sent to another origin")
-        return Errand(self, method, url, operation)
+            raise UsageError("the token of an MCP server is not sent to another origin")
+        return AuthorizedRequest(self, method, url, operation)
 
     @property
     def tokens(self) -> Tokens | None:
@@ -132,7 +133,7 @@ class Authorizer:
         """What to do next for this flow; nothing if it is over.  Raises for what does not answer its last deed."""
         return self._take(flow, flow.receive(heard, now))
 
-    def adopt(self, flow: Flow, stored: Record) -> bool:
+    def adopt(self, flow: Flow, stored: ServerRecord) -> bool:
         """Before `start`: whether another process has stored other tokens meanwhile, which `flow` is then over by.
 
         Such a process may have used up our refresh token; to ask with it again could cost both of them theirs.
@@ -151,7 +152,7 @@ class Authorizer:
         if self.flow is flow:
             self.flow = None
 
-    def _hold(self, record: Record) -> None:
+    def _hold(self, record: ServerRecord) -> None:
         self.record = record
         for client_id, issuer in record.issuers.items():
             self._used_at.setdefault(client_id, issuer)
@@ -169,11 +170,11 @@ class Authorizer:
 
     # For errands.
 
-    def _flow_for(self, demand: Demand | None) -> Begin | Wait:
+    def _flow_for(self, demand: AuthChallenge | None) -> StartFlow | WaitForFlow:
         if self.flow is not None:
-            return Wait(self.flow)
+            return WaitForFlow(self.flow)
         self.flow = Flow(self._setting, self.record, demand)
-        return Begin(self.flow)
+        return StartFlow(self.flow)
 
     def _note_nonce(self, headers: Headers) -> bool:
         return self._nonces.note(self.server_url, headers)
@@ -211,7 +212,7 @@ class Authorizer:
         return count < self.rules.step_ups
 
 
-class Errand:
+class AuthorizedRequest:
     """One HTTP request's way to an answer.  `go` says how to send it, `refused` what follows from a 401 or 403."""
 
     def __init__(self, authorizer: Authorizer, method: str, url: str, operation: str) -> None:
@@ -221,7 +222,7 @@ class Errand:
         self._operation = operation
         self._flow: Flow | None = None  # whose end it waits for
         self._needy = False
-        self._demand: Demand | None = None
+        self._demand: AuthChallenge | None = None
         self._sent: int | None = None  # the generation of the token that the request was last sent with
         self._waiting_since = 0  # likewise, of the one that is not good enough
         self._renewed = False  # because the token had expired
@@ -233,11 +234,11 @@ class Errand:
         """How to send the request, or what must come first.  Ask again when that is over."""
         if self._flow is not None:
             if not self._flow.over:
-                return Wait(self._flow)
+                return WaitForFlow(self._flow)
             outcome, adopted, self._flow = self._flow.outcome, self._flow.adopted, None
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, FlowFailed):
                 return outcome
-            if isinstance(outcome, Done):
+            if isinstance(outcome, FlowDone):
                 # Another's flow may have ended with nothing gained, for it knew of no demand.
                 self._renewed = True  # a token that lives for seconds is used all the same
                 newer = self._authorizer.generation != self._waiting_since
@@ -254,9 +255,9 @@ class Errand:
         return Authorized(self._authorizer._headers(self._method, self._url, now))
 
     def refused(self, status: int, headers: RawFields, now: float) -> Verdict:
-        """The server answered 401 or 403.  A verdict other than `Failed` is a reason to send the request again."""
+        """The server answered 401 or 403.  A verdict other than `FlowFailed` is a reason to send the request again."""
         if self._sent is None:
-            raise LocalProtocolError("a request that was not sent cannot be refused")
+            raise UsageError("a request that was not sent cannot be refused")
         sent, self._sent = self._sent, None
         fields = Headers(headers)
         demand = read_demand(status, fields.get("WWW-Authenticate"))
@@ -278,7 +279,7 @@ class Errand:
             return self.go(now)
         return self._judge_401(demand, sent, now) if status == 401 else self._judge_403(demand, sent, now)
 
-    def _judge_401(self, demand: Demand, sent: int, now: float) -> Verdict:
+    def _judge_401(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
         if self._replaced:
             self._authorizer._distrust()
             return _failed(
@@ -289,7 +290,7 @@ class Errand:
         self._replaced = True
         return self._need(demand, sent, now)
 
-    def _judge_403(self, demand: Demand, sent: int, now: float) -> Verdict:
+    def _judge_403(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
         authorizer = self._authorizer
         if demand.error != "insufficient_scope" or not demand.scopes:
             return _failed(
@@ -310,7 +311,7 @@ class Errand:
             "whoever may grant them must do so",
         )
 
-    def _need(self, demand: Demand, sent: int, now: float) -> Verdict:
+    def _need(self, demand: AuthChallenge, sent: int, now: float) -> Verdict:
         # The refusal of an old token says nothing of the newest, which another errand has got in the meantime.
         self._needy = sent == self._authorizer.generation
         self._demand = demand
@@ -318,5 +319,5 @@ class Errand:
         return self.go(now)
 
 
-def _failed(blame: Blame, why: str, advice: str) -> Failed:
-    return Failed(AuthorizationFailed(blame, why, advice))
+def _failed(blame: Blame, why: str, advice: str) -> FlowFailed:
+    return FlowFailed(AuthorizationFailed(blame, why, advice))

@@ -16,23 +16,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.schema.schema import members_of, resolved_alone, substituted, unsupported, wrapper_of
 from trio_mcp.core.schema.self_described import describes_itself
 
-__all__ = ["MAKERS", "TEXTS", "Form", "Hint", "Member", "Walk", "compiled", "full_name", "is_typed_dict"]
+__all__ = ["MAKERS", "TEXTS", "Form", "Hint", "MemberHint", "Walk", "compiled", "full_name", "is_typed_dict"]
 
 Hint: TypeAlias = Any
 Form: TypeAlias = Callable[[Any], Any]
 
 
-class Member(NamedTuple):
+class MemberHint(NamedTuple):
     name: str
     hint: Hint
     required: bool
 
 
-class _Later:
+class _ForwardForm:
     """Stands for the form of a class while that is being made, for the places where it contains itself."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Walk(abc.ABC):
 
     def __init__(self) -> None:
         self.recursive = False
-        self._known: dict[Hint, _Later] = {}
+        self._known: dict[Hint, _ForwardForm] = {}
 
     def of(self, hint: Hint) -> Form | None:
         origin: Hint = typing.get_origin(hint)
@@ -86,7 +86,7 @@ class Walk(abc.ABC):
             later = self._known[hint]
             self.recursive = self.recursive or not later.done
             return later.form if later.done else later
-        later = self._known[hint] = _Later()
+        later = self._known[hint] = _ForwardForm()
         later.form = self._of_class(hint)
         later.done = True
         return later.form
@@ -104,7 +104,7 @@ class Walk(abc.ABC):
         if found is None:
             raise unsupported(hint, where)
         return self.members(
-            kind, [Member(each.name, substituted(each.hint, variables), each.required) for each in found]
+            kind, [MemberHint(each.name, substituted(each.hint, variables), each.required) for each in found]
         )
 
     @abc.abstractmethod
@@ -133,7 +133,7 @@ class Walk(abc.ABC):
     def mapping(self, key: Form | None, value: Form | None) -> Form | None: ...
 
     @abc.abstractmethod
-    def members(self, kind: type, members: list[Member]) -> Form | None:
+    def members(self, kind: type, members: list[MemberHint]) -> Form | None:
         """A class with named members; recognised by `schema`, in the same order as there."""
 
     @abc.abstractmethod
@@ -169,4 +169,4 @@ def compiled(walk: Walk, hint: Hint) -> Form | None:
     try:
         return walk.of(hint)
     except RecursionError:
-        raise LocalProtocolError(f"{hint!r} contains ever larger forms of itself; give them an end") from None
+        raise UsageError(f"{hint!r} contains ever larger forms of itself; give them an end") from None

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
 from trio_mcp.core.records import record
 from trio_mcp.core.schema.self_described import Definition, Mode, describes_itself, own_schema
@@ -75,7 +75,7 @@ class Field:
 
 
 def schema_of(hint: Hint, *, where: str = "the hint", mode: Mode = "validation") -> JsonObject:
-    """The schema of a type hint, with any root.  Raises `LocalProtocolError`, beginning with `where`.
+    """The schema of a type hint, with any root.  Raises `UsageError`, beginning with `where`.
 
     `mode` makes a difference to classes that describe themselves.
     """
@@ -97,7 +97,7 @@ def parameters_schema(function: Callable[..., object], skip: Collection[str] = (
             continue
         where = f"parameter {parameter.name!r} of {_name(function)}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise LocalProtocolError(f"{where} is {parameter.kind.description}; arguments come one by one, by name")
+            raise UsageError(f"{where} is {parameter.kind.description}; arguments come one by one, by name")
         hint = hint_of(function, parameter.name)
         default = ABSENT if parameter.default is parameter.empty else parameter.default
         members.append(_Member(parameter.name, Any if hint is ABSENT else hint, default is ABSENT, default, where))
@@ -125,9 +125,7 @@ def _signature(function: Callable[..., object]) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise LocalProtocolError(
-            f"{_name(function)} does not say what it takes: {error}; give the schema by hand"
-        ) from None
+        raise UsageError(f"{_name(function)} does not say what it takes: {error}; give the schema by hand") from None
 
 
 def _inmost(function: Any) -> Any:
@@ -151,7 +149,7 @@ def _resolved(owner: Any, names: dict[str, Any] | None, where: str) -> dict[str,
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         # Linters move imports that only hints need below `if TYPE_CHECKING`, which is never so when it runs.
         advice = "define or import it at module level, and not under TYPE_CHECKING"
-        raise LocalProtocolError(f"{where} cannot be resolved: {error}; {advice}") from None
+        raise UsageError(f"{where} cannot be resolved: {error}; {advice}") from None
 
 
 def resolved_alone(hint: Hint, names: dict[str, Any], where: str) -> Hint:
@@ -263,7 +261,7 @@ class _Builder:
         """A class or an alias: written out, or by reference where it contains itself."""
         if hint not in self._recursive and hint not in self._open:
             if len(self._open) == _CLASSES:
-                raise LocalProtocolError(f"{where}: more than {_CLASSES} classes inside each other; give them an end")
+                raise UsageError(f"{where}: more than {_CLASSES} classes inside each other; give them an end")
             self._open.append(hint)
             schema = self._written_out(hint, where)
             self._open.pop()
@@ -305,7 +303,7 @@ class _Builder:
             if (default := _as_json(member.default)) is not ABSENT:
                 if _breaks(default, schema):
                     hint = inspect.formatannotation(member.hint)
-                    raise LocalProtocolError(
+                    raise UsageError(
                         f"{member.where}: the default {member.default!r} is not what {hint} allows; change one of them"
                     )
                 schema["default"] = default
@@ -340,7 +338,7 @@ class _Builder:
     def _mapping(self, key: Hint, value: Hint, *, where: str) -> JsonObject:
         names, values = self.build(key, where), self.build(value, where)
         if names.get("type") != "string":
-            raise LocalProtocolError(f"{where}: keys are {key!r}, but in JSON they are text; use str or an Enum of str")
+            raise UsageError(f"{where}: keys are {key!r}, but in JSON they are text; use str or an Enum of str")
         schema = dict(_OBJECT)
         if names != _TEXT:
             schema["propertyNames"] = names
@@ -355,9 +353,9 @@ def wrapper_of(origin: Hint) -> str | None:
     return name if name in ("Required", "NotRequired", "ReadOnly", "Final") else None
 
 
-def unsupported(hint: Hint, where: str) -> LocalProtocolError:
+def unsupported(hint: Hint, where: str) -> UsageError:
     known = "a builtin type, a union, Literal, Enum, TypedDict, NamedTuple, a dataclass, an attrs or a pydantic class"
-    return LocalProtocolError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
+    return UsageError(f"{where}: {hint!r} has no JSON form here; use {known}, or give the schema by hand")
 
 
 def _choice(values: Collection[Any], where: str) -> JsonObject:
@@ -386,13 +384,13 @@ def _as_json(default: Any) -> Json | Absent:
 _PYDANTICS = "FieldInfo"  # what pydantic's `Field` makes, known by name: nobody need have that to use this
 
 
-def _misplaced(member: _Member) -> LocalProtocolError:
+def _misplaced(member: _Member) -> UsageError:
     said: dict[str, Any] = {}
     for each in _with_what_it_keeps(member.default):
         said |= {name: value for name in _SAID if _is_said(value := getattr(each, name, None))}
     written = ", ".join(f"{name}={said[name]!r}" for name in _SAID if name in said)
     hint = inspect.formatannotation(member.hint)
-    return LocalProtocolError(
+    return UsageError(
         f"{member.where} has a {type(member.default).__name__} as its default; write {member.name}: Annotated[{hint}, "
         f"Field({written})], and its default, if it has one, after that"
     )
@@ -562,7 +560,7 @@ def _annotated(schema: JsonObject, extras: tuple[Any, ...], where: str) -> JsonO
 def _bind(schema: JsonObject, keywords: Mapping[str, str], bound: Any, what: str) -> None:
     """Write a bound into `schema`, or into those of its alternatives that it fits."""
     if type(bound) not in ((str,) if keywords == _BOUNDS["pattern"] else (int, float)):
-        raise LocalProtocolError(f"{what} is no bound that JSON Schema has; check it in the function")
+        raise UsageError(f"{what} is no bound that JSON Schema has; check it in the function")
     fitting = [
         branch
         for branch in schema.get("anyOf", [schema])
@@ -570,7 +568,7 @@ def _bind(schema: JsonObject, keywords: Mapping[str, str], bound: Any, what: str
         if branch.get("type") in keywords and "contentEncoding" not in branch
     ]
     if not fitting:
-        raise LocalProtocolError(f"{what} does not fit the type; it needs one of {', '.join(keywords)}")
+        raise UsageError(f"{what} does not fit the type; it needs one of {', '.join(keywords)}")
     for branch in fitting:
         branch[keywords[branch["type"]]] = bound
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import Json, JsonObject
 
 __all__ = ["Definition", "Mode", "describes_itself", "own_schema"]
@@ -58,16 +58,16 @@ class Definition:
     def _found(self, reference: str) -> Definition:
         found = self._others.get(reference.removeprefix(_DEFINITIONS))
         if found is None:
-            raise LocalProtocolError(f"the schema of {self.owner.__name__} refers to {reference!r}, which is not in it")
+            raise UsageError(f"the schema of {self.owner.__name__} refers to {reference!r}, which is not in it")
         return found
 
 
 def own_schema(kind: Any, where: str, mode: Mode) -> Definition:
-    """The schema of a class that describes itself.  Raises `LocalProtocolError` where it cannot."""
+    """The schema of a class that describes itself.  Raises `UsageError` where it cannot."""
     try:
         schema: JsonObject = kind.model_json_schema(mode=mode)
     except Exception as error:  # how a class fails to describe itself is its own affair
-        raise LocalProtocolError(f"{where}: {kind.__name__} does not describe itself: {error}") from error
+        raise UsageError(f"{where}: {kind.__name__} does not describe itself: {error}") from error
     definitions: dict[str, Definition] = {}
     for name, each in schema.get("$defs", {}).items():
         definitions[name] = Definition(kind, name, each, definitions)

@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.records import record
 
 __all__ = ["Matcher", "Template", "Value", "in_ascii"]
@@ -61,16 +61,14 @@ class _Operator:
 
     def encode(self, text: object) -> str:
         if not isinstance(text, str):
-            raise LocalProtocolError(
-                f"a template's values are strings, or lists or maps of strings; got {type(text).__name__}"
-            )
+            raise UsageError(f"a template's values are strings, or lists or maps of strings; got {type(text).__name__}")
         try:
             if not self.reserved:
                 return quote(text, safe="")
             kept = re.split(_ENCODED, text)
             kept[::2] = [quote(each, safe=_RESERVED) for each in kept[::2]]
         except UnicodeEncodeError:
-            raise LocalProtocolError("a template's value holds half a surrogate pair, which no URI can") from None
+            raise UsageError("a template's value holds half a surrogate pair, which no URI can") from None
         return "".join(kept)
 
     def pair(self, name: str, value: str) -> str:
@@ -117,7 +115,7 @@ class _Expression:
         if isinstance(value, str):
             items = [operator.encode(operator.prefix(value, variable.prefix))]
         elif variable.prefix is not None:
-            raise LocalProtocolError(f"{{{self.text}}} takes a prefix of {variable.name}, which must be a string")
+            raise UsageError(f"{{{self.text}}} takes a prefix of {variable.name}, which must be a string")
         elif isinstance(value, Mapping):
             pairs = [(operator.encode(name), operator.encode(each)) for name, each in value.items()]
             if variable.explode:
@@ -143,7 +141,7 @@ def _parse(text: str) -> Iterator[_Part]:
             yield _parse_expression(text, part)
         elif wrong := re.search(_NO_LITERAL, part):
             what = "an unpaired brace" if wrong[0] in "{}" else f"{wrong[0]!r}, which must be percent-encoded"
-            raise LocalProtocolError(f"the URI template {text!r} holds {what}")
+            raise UsageError(f"the URI template {text!r} holds {what}")
         elif part:
             yield quote(part, safe=_RESERVED + "%")
 
@@ -154,7 +152,7 @@ def _parse_expression(text: str, inside: str) -> _Expression:
     for spec in inside[len(symbol) :].split(","):
         found = re.fullmatch(_VARIABLE, spec)
         if found is None:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"the URI template {text!r} has an expression {{{inside}}} that cannot be read: expected names of "
                 f"letters, digits, _ and ., with commas between, * or :length after a name, one of +#./;?& in front"
             )
@@ -164,7 +162,7 @@ def _parse_expression(text: str, inside: str) -> _Expression:
 
 @record
 class Template:
-    """A template to be expanded.  Raises LocalProtocolError for a text that is no template."""
+    """A template to be expanded.  Raises UsageError for a text that is no template."""
 
     text: str
     _parts: tuple[_Part, ...] = attrs.field(
@@ -183,7 +181,7 @@ class Template:
     def expand(self, values: Mapping[str, Value]) -> str:
         """The URI.  Variables that are absent are left out, as the RFC has it.
 
-        Raises LocalProtocolError for values that are not strings, and for a prefix of a list or map.
+        Raises UsageError for values that are not strings, and for a prefix of a list or map.
         """
         return "".join([part if isinstance(part, str) else part.expand(values) for part in self._parts])
 
@@ -253,7 +251,7 @@ def in_ascii(uri: str) -> str | None:
 class Matcher:
     """A template to be matched.
 
-    Raises LocalProtocolError for a text that is no template, and for one that cannot be matched without guessing.
+    Raises UsageError for a text that is no template, and for one that cannot be matched without guessing.
     """
 
     def __init__(self, text: str) -> None:
@@ -324,8 +322,8 @@ def _check_variable(text: str, expression: _Expression, variable: _Variable, see
         raise _unmatchable(text, f"{name}* is a list; for a path write {{+{name}}} or {{/{name}*}}, else drop the *")
 
 
-def _unmatchable(text: str, why: str) -> LocalProtocolError:
-    return LocalProtocolError(f"the URI template {text!r} cannot be matched: {why}")
+def _unmatchable(text: str, why: str) -> UsageError:
+    return UsageError(f"the URI template {text!r} cannot be matched: {why}")
 
 
 def _regex(text: str, items: list[_Item]) -> Iterator[str]:

@@ -35,7 +35,7 @@ from urllib.parse import unquote, urljoin
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import KINDS, Json, JsonObject
 from trio_mcp.core.records import record
 
@@ -114,7 +114,7 @@ _SHOWN = 200
 _NAME_SHOWN = 64
 
 
-class InvalidSchema(LocalProtocolError):
+class InvalidSchema(UsageError):
     """A schema that cannot be used.
 
     `reason` is "dialect" (not one of `DIALECTS`), "invalid" (against its dialect), "reference" (one that leads

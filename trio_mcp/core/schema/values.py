@@ -27,7 +27,7 @@ from types import NoneType
 from typing import Any, TypeAlias
 
 from trio_mcp.core.jsonrpc import ABSENT, Json, JsonObject
-from trio_mcp.core.schema.hints import MAKERS, Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.core.schema.hints import MAKERS, Hint, MemberHint, Walk, compiled, full_name, is_typed_dict
 from trio_mcp.core.schema.schema import hint_of, schema_of
 from trio_mcp.core.schema.writing import to_json_value, writer_of
 
@@ -103,8 +103,8 @@ def _same(value: Json) -> Any:
 
 class _Reading(Walk):
     @functools.cached_property
-    def _choosing(self) -> _Choosing:
-        return _Choosing()
+    def _choosing(self) -> _UnionReading:
+        return _UnionReading()
 
     def annotated(self, hint: Hint, inner: Read | None) -> Read | None:
         return inner  # bounds have been judged
@@ -171,7 +171,7 @@ class _Reading(Walk):
 
         return read
 
-    def members(self, kind: type, members: list[Member]) -> Read | None:
+    def members(self, kind: type, members: list[MemberHint]) -> Read | None:
         readers = {each.name: read for each in members if (read := self.of(each.hint)) is not None}
         if not is_typed_dict(kind):
             return functools.partial(_read_object, kind, readers)
@@ -348,7 +348,7 @@ def _json_types(schema: JsonObject, root: JsonObject | None = None) -> frozenset
     return _JSON_TYPES
 
 
-class _Choosing(_Reading):
+class _UnionReading(_Reading):
     """Readers that refuse whatever the schema of their hint does not accept, so that the next one can try.
 
     They judge by themselves, in step with reading: the schema engine would judge the same members again for each union
@@ -389,7 +389,7 @@ class _Choosing(_Reading):
 
         return read
 
-    def members(self, kind: type, members: list[Member]) -> Read | None:
+    def members(self, kind: type, members: list[MemberHint]) -> Read | None:
         make = super().members(kind, members) or _same
         names = {each.name for each in members}
         required = {each.name for each in members if each.required}

@@ -5,7 +5,7 @@ hint decides where that alone does not: what stands for its base class is writte
 leaves that was not promised, and a named tuple under `tuple[...]` is an array.  What does not fit its hint is written
 by its own type all the same; the schema of the result is the judge.
 
-What has no JSON form raises `LocalProtocolError`, which names its type: among others decimals, numbers that are not
+What has no JSON form raises `UsageError`, which names its type: among others decimals, numbers that are not
 finite, keys that are not text, dates and times without an offset, and what contains itself.
 """
 
@@ -24,9 +24,9 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.jsonrpc import ABSENT, Absent, Json, JsonObject
-from trio_mcp.core.schema.hints import Hint, Member, Walk, compiled, full_name, is_typed_dict
+from trio_mcp.core.schema.hints import Hint, MemberHint, Walk, compiled, full_name, is_typed_dict
 from trio_mcp.core.schema.self_described import describes_itself
 
 __all__ = ["Write", "to_json_value", "writer_of"]
@@ -42,7 +42,7 @@ def writer_of(hint: Hint | Absent = ABSENT) -> Write:
         try:
             return write(value)
         except RecursionError:
-            raise LocalProtocolError(f"{_kind_of(value)} is nested too deep for JSON, or contains itself") from None
+            raise UsageError(f"{_kind_of(value)} is nested too deep for JSON, or contains itself") from None
 
     return writer
 
@@ -106,7 +106,7 @@ class _Writing(Walk):
             return None
         return lambda found: _write_mapping(found, lambda _: value) if isinstance(found, Mapping) else _write(found)
 
-    def members(self, kind: type, members: list[Member]) -> Write | None:
+    def members(self, kind: type, members: list[MemberHint]) -> Write | None:
         writers = {each.name: self.of(each.hint) or _write for each in members}
         if is_typed_dict(kind):
 
@@ -145,7 +145,7 @@ def _write_date(value: Any) -> Json:
     import datetime
 
     if isinstance(value, datetime.datetime):
-        raise LocalProtocolError("a datetime stands where a date was promised; use its date()")
+        raise UsageError("a datetime stands where a date was promised; use its date()")
     return _write(value)
 
 
@@ -159,7 +159,7 @@ def _write(value: Any) -> Json:
 
 def _write_float(value: float) -> float:
     if not math.isfinite(value):
-        raise LocalProtocolError("a float that is not finite has no JSON form; use None")
+        raise UsageError("a float that is not finite has no JSON form; use None")
     return float(value)
 
 
@@ -172,10 +172,10 @@ def _write_mapping(value: Mapping[Any, Any], writer_at: Callable[[str], Write] =
     for key, item in value.items():
         name = key if type(key) is str else _write(key)
         if type(name) is not str:
-            raise LocalProtocolError(f"a key of type {_kind_of(key)} has no JSON form: keys are text")
+            raise UsageError(f"a key of type {_kind_of(key)} has no JSON form: keys are text")
         made[name] = writer_at(name)(item)
     if len(made) != len(value):
-        raise LocalProtocolError(f"two keys of a {_kind_of(value)} are the same text")
+        raise UsageError(f"two keys of a {_kind_of(value)} are the same text")
     return made
 
 
@@ -201,9 +201,9 @@ def _write_time(value: Any) -> str:
     """A datetime or a time.  RFC 3339 has offsets of whole minutes only."""
     offset = value.utcoffset()
     if offset is None:
-        raise LocalProtocolError(f"a {_kind_of(value)} without an offset has no JSON form; give it a time zone")
+        raise UsageError(f"a {_kind_of(value)} without an offset has no JSON form; give it a time zone")
     if offset.total_seconds() % 60:
-        raise LocalProtocolError(f"a {_kind_of(value)} whose offset has seconds has no JSON form; give it another zone")
+        raise UsageError(f"a {_kind_of(value)} whose offset has seconds has no JSON form; give it another zone")
     return str(value.isoformat())
 
 
@@ -234,7 +234,7 @@ def _writer_of_class(kind: Any) -> Write:
         if full_name(each) in _BY_BASE:
             return _BY_BASE[full_name(each)]
     if _of_the_protocol(kind):
-        raise LocalProtocolError(f"{kind.__name__} is an object of the protocol, not data")
+        raise UsageError(f"{kind.__name__} is an object of the protocol, not data")
     if describes_itself(kind):
         return _write_self_described
     if (attributes := _attributes(kind)) is not None:
@@ -244,9 +244,9 @@ def _writer_of_class(kind: Any) -> Write:
     if issubclass(kind, Sequence | collections.abc.Set):
         return _write_array
     if issubclass(kind, collections.abc.Awaitable):
-        raise LocalProtocolError(f"a {kind.__name__} is no value yet: await it, and return what that gives")
+        raise UsageError(f"a {kind.__name__} is no value yet: await it, and return what that gives")
     known = "text, a number, a list, a mapping, a dataclass, an attrs or a pydantic object"
-    raise LocalProtocolError(f"{kind.__name__} has no JSON form here; make it {known}")
+    raise UsageError(f"{kind.__name__} has no JSON form here; make it {known}")
 
 
 _BASES: Sequence[tuple[Any, Write]] = (

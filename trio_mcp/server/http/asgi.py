@@ -31,14 +31,14 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError, check_seconds, shown
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError, check_seconds, shown
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal, where_websockets_are
-from trio_mcp.core.jsonrpc import Error, Invalid, Limits, Message, decode
+from trio_mcp.core.jsonrpc import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
 from trio_mcp.server.driver import converse
-from trio_mcp.server.http.endpoint import Admitted, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
+from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
 from trio_mcp.server.http.gate import seconds_left
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import check_trio, open_nursery, sole
@@ -76,7 +76,7 @@ class AsgiApp:
         self._options = options
         self._begun = False  # by a lifespan, or by `running`: then no request begins it
         self._taken = False  # by one that runs, or is about to
-        self._served: _Served | None = None
+        self._served: _AppState | None = None
         self._open = 0  # requests and WebSockets
         self._first: trio.Event | None = None  # while the first request, and all that come with it, wait
 
@@ -88,15 +88,15 @@ class AsgiApp:
         """
         return self._running(closed=False)
 
-    def _running(self, *, closed: bool) -> _Running:
+    def _running(self, *, closed: bool) -> _RunningApp:
         self._begun = True
-        return _Running(self, closed=closed)
+        return _RunningApp(self, closed=closed)
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         try:
             check_trio()
-        except LocalProtocolError as error:
+        except UsageError as error:
             if kind != "lifespan":
                 raise
             await receive()
@@ -107,7 +107,7 @@ class AsgiApp:
             return
         serve = {"http": self._http, "websocket": self._websocket}.get(kind)
         if serve is None:
-            raise LocalProtocolError(f"an ASGI scope {kind!r} is not served here")
+            raise UsageError(f"an ASGI scope {kind!r} is not served here")
         self._open += 1
         try:
             await serve(scope, receive, send)
@@ -132,7 +132,7 @@ class AsgiApp:
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
-    async def _serving(self) -> _Served | None:
+    async def _serving(self) -> _AppState | None:
         """What serves a request; None if nothing does."""
         if self._served is None and not self._begun:
             first = self._first
@@ -145,7 +145,7 @@ class AsgiApp:
     async def _hold(self, first: trio.Event) -> None:
         """Run for as long as the event loop does.  Should that fail, the next request begins anew."""
         try:
-            async with _Running(self, closed=False):
+            async with _RunningApp(self, closed=False):
                 first.set()
                 await trio.sleep_forever()
         except BaseException as error:  # noqa: BLE001  # what leaves a system task is Trio's end
@@ -159,9 +159,9 @@ class AsgiApp:
     async def _http(self, scope: Event, receive: Receive, send: Send) -> None:
         served = await self._serving()
         if served is None:
-            await _reply(_Response(send, Limits()), _NOT_RUNNING)
+            await _reply(_AsgiResponse(send, Limits()), _NOT_RUNNING)
             return
-        response = _Response(send, served.limits)
+        response = _AsgiResponse(send, served.limits)
         cors: Fields = ()
         try:
             request, admitted = await served.admit(scope)
@@ -180,7 +180,7 @@ class AsgiApp:
             _log.exception("a request failed in the server itself, and not in a handler")
             if not response.begun:  # and it was dropped
                 failed = refusal(500, Error(None, INTERNAL_ERROR, "internal error"), cors)
-                await _reply(_Response(send, served.limits), failed)
+                await _reply(_AsgiResponse(send, served.limits), failed)
 
     async def _websocket(self, scope: Event, receive: Receive, send: Send) -> None:
         await receive()  # that it connects
@@ -189,7 +189,10 @@ class AsgiApp:
             await _refuse_websocket(scope, send, _NOT_RUNNING)
             return
         request, verdict = await served.admit(scope)
-        if isinstance(verdict, Admitted) and (fault := _no_websocket(scope, verdict, served.endpoint)) is not None:
+        if (
+            isinstance(verdict, AdmittedRequest)
+            and (fault := _no_websocket(scope, verdict, served.endpoint)) is not None
+        ):
             tell_refusal(fault, request, verdict.peer)
             verdict = fault
         if isinstance(verdict, Reply):
@@ -206,7 +209,7 @@ class AsgiApp:
 
 
 @attrs.frozen(eq=False)
-class _Served:
+class _AppState:
     """What serves, while it does."""
 
     run: Run
@@ -216,7 +219,7 @@ class _Served:
     def limits(self) -> Limits:
         return self.run.limits
 
-    async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | Admitted]:
+    async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
         target = _target(scope, self.endpoint.places)
         request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
         if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has another way to say it
@@ -226,7 +229,7 @@ class _Served:
         return request, await self.endpoint.admit(request, peer, _prefix(scope))
 
 
-class _Running:
+class _RunningApp:
     """The block of `AsgiApp.running`; a class, as `groups.open_nursery` is one."""
 
     __slots__ = ("_app", "_closed", "_shared", "_stack")
@@ -240,7 +243,7 @@ class _Running:
         app = self._app
         check_trio()
         if app._taken:
-            raise LocalProtocolError("this ASGI application is running already")
+            raise UsageError("this ASGI application is running already")
         async with AsyncExitStack() as stack:
             app._taken = True
             stack.callback(self._leave)
@@ -252,7 +255,7 @@ class _Running:
             nursery.start_soon(endpoint.run, name="the endpoint of an ASGI application")
             self._shared = isinstance(joined, nullcontext)
             stack.push_async_exit(self._drain)
-            app._served = _Served(run, endpoint)
+            app._served = _AppState(run, endpoint)
             self._stack = stack.pop_all()
 
     def _leave(self) -> None:
@@ -271,7 +274,7 @@ class _Running:
             with trio.move_on_after(grace):
                 await ending.drain()
                 return
-            ending.dismiss()
+            ending.abort_pending()
             with trio.move_on_after(CLOSING):
                 await ending.drain()
 
@@ -342,7 +345,7 @@ async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account
 # What goes back.
 
 
-class _Outgoing:
+class _AsgiSender:
     """Events to the ASGI server.  Raises `BrokenResourceError` when the client has gone, or takes nothing any more."""
 
     def __init__(self, send: Send, limits: Limits) -> None:
@@ -386,11 +389,11 @@ def _head(fields: Fields) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
 
 
-class _Response:
+class _AsgiResponse:
     """One response, as `lanes.Response` has it."""
 
     def __init__(self, send: Send, limits: Limits) -> None:
-        self._outgoing = _Outgoing(send, limits)
+        self._outgoing = _AsgiSender(send, limits)
         self.begun = False
         self._ending = False  # the last event is on its way, or has been sent
         self._over = trio.Event()  # nothing more will be sent
@@ -452,7 +455,7 @@ class _Response:
             self.drop()
 
 
-async def _reply(response: _Response, reply: Reply) -> None:
+async def _reply(response: _AsgiResponse, reply: Reply) -> None:
     with suppress(trio.BrokenResourceError):
         await send_reply(response, reply)
 
@@ -460,7 +463,7 @@ async def _reply(response: _Response, reply: Reply) -> None:
 # WebSockets.
 
 
-def _no_websocket(scope: Event, admitted: Admitted, endpoint: Endpoint) -> Reply | None:
+def _no_websocket(scope: Event, admitted: AdmittedRequest, endpoint: Endpoint) -> Reply | None:
     """Why there will be none, though the client may ask."""
     why = None
     offered = scope.get("subprotocols") or ()
@@ -489,7 +492,7 @@ class _WebSocket(trio.abc.Stream):
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
         self._receive = receive
-        self._outgoing = _Outgoing(send, limits)
+        self._outgoing = _AsgiSender(send, limits)
         self._limit = limits.message_bytes
         self._close = (_GOING_AWAY, "")
         self._unended = bytearray()  # of a message that is too long for one write
@@ -547,7 +550,7 @@ class _Messages:
 
     def feed(self, data: bytes) -> Iterable[Message]:
         message = decode(data, self._limits)
-        self.size = 0 if type(message) is Invalid else weight(data, self._limits.values)
+        self.size = 0 if type(message) is InvalidMessage else weight(data, self._limits.values)
         return (message,)
 
     def give_up(self, why: str, *, late: bool) -> None:

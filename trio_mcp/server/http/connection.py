@@ -47,20 +47,30 @@ import trio
 from trio_mcp.core.errors import INTERNAL_ERROR
 from trio_mcp.core.http.fields import Fields
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
-from trio_mcp.core.http.wire import CONTINUE, LAST_CHUNK, Head, Reader, Refused, chunk, date, head_bytes, refused
+from trio_mcp.core.http.wire import (
+    CONTINUE,
+    LAST_CHUNK,
+    RequestHead,
+    RequestReader,
+    UnreadableRequest,
+    chunk,
+    date,
+    head_bytes,
+    refused,
+)
 from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.server.driver import socket_of
 from trio_mcp.server.http.endpoint import tell_refusal, too_much
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.transport.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
     from trio_mcp.server.http.endpoint import Endpoint
     from trio_mcp.transport.duplex import Tap
 
-__all__ = ["HttpConnection", "Shared", "Upgraded"]
+__all__ = ["HttpConnection", "ListenerState", "UpgradedConnection"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -76,7 +86,7 @@ _LOOK = 1.0  # seconds after which it is looked for again
 _LINGER = 2.0  # seconds for which the client may read our last words before the connection is closed
 
 
-class Upgraded(Protocol):
+class UpgradedConnection(Protocol):
     """What goes on with a connection that leaves HTTP; `trailing` was read already."""
 
     async def __call__(
@@ -84,7 +94,7 @@ class Upgraded(Protocol):
     ) -> None: ...
 
 
-class Shared:
+class ListenerState:
     """What all connections of one server have in common."""
 
     def __init__(
@@ -94,7 +104,7 @@ class Shared:
         *,
         tap: Tap | None = None,
         websocket_path: str | None = None,
-        upgraded: Upgraded | None = None,
+        upgraded: UpgradedConnection | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.limits = limits
@@ -103,7 +113,7 @@ class Shared:
         self.upgraded = upgraded
         self.draining = False
         """Every response is the last of its connection, so that clients look for another server by themselves."""
-        self.idle: Silence[HttpConnection] = Silence(limits.idle_seconds)
+        self.idle: IdleOrder[HttpConnection] = IdleOrder(limits.idle_seconds)
         """Those that wait for their first or next request.  One that has got it stays there until its time is up: to
         forget and to note it with each request would cost more than to look once."""
         self._date = ""
@@ -133,13 +143,13 @@ def _has_closed(socket: trio.socket.SocketType) -> bool:
 class HttpConnection:
     """One connection.  `peer` is the client's address, where it has one."""
 
-    def __init__(self, shared: Shared, stream: trio.abc.Stream, peer: str | None = None) -> None:
+    def __init__(self, shared: ListenerState, stream: trio.abc.Stream, peer: str | None = None) -> None:
         self._shared = shared
         self._limits = shared.limits
         self._stream = stream
         self._socket = stream.socket if type(stream) is trio.SocketStream and os.name == "posix" else None
         self._peer = peer
-        self._reader = Reader(shared.limits)
+        self._reader = RequestReader(shared.limits)
         self._kept = min(LONG, shared.limits.header_bytes)  # bytes of what comes behind a request at work
         # All reading is done in here.  Its deadline moves with what is waited for; when it is cancelled, nothing more
         # is read on this connection.
@@ -154,7 +164,7 @@ class HttpConnection:
         self._bodiless = False
         self._cors: Fields = ()  # so that a page may read why it is refused
         self._waiting: HttpRequest | None = None  # while its body is waited for
-        self._response: _Response | None = None
+        self._response: _H1Response | None = None
         self._gone: Callable[[], None] | None = None
         self._attending = False
         self._nap: trio.CancelScope | None = None
@@ -217,7 +227,7 @@ class HttpConnection:
     # Reading.
 
     async def _begin(self) -> None:
-        self._shared.idle.hear(self)
+        self._shared.idle.touch(self)
         self._scope.deadline = trio.current_time() + self._limits.head_seconds
         if isinstance(self._stream, trio.SSLStream):
             try:
@@ -238,7 +248,7 @@ class HttpConnection:
                     await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
                     self._over = True
                     return
-                self._gone, self._response = None, _Response(self)
+                self._gone, self._response = None, _H1Response(self)
                 response = self._response
                 self._gone = await self._answer(head, response)
                 del head  # a stream may last for hours
@@ -248,7 +258,7 @@ class HttpConnection:
                     return
                 if self._busy:  # else the end of the response has told it already
                     self._rest()
-        except Refused as fault:
+        except UnreadableRequest as fault:
             await self._refuse(fault.reply)
 
     def _rest(self) -> None:
@@ -256,9 +266,9 @@ class HttpConnection:
         self._busy, self._late = False, ""
         self._response = self._gone = None  # a connection that idles keeps nothing of its last request
         self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
-        self._shared.idle.hear(self)
+        self._shared.idle.touch(self)
 
-    async def _head(self) -> Head | None:
+    async def _head(self) -> RequestHead | None:
         """The head of the next request, which is not there yet."""
         reader, charge = self._reader, None
         try:
@@ -278,12 +288,12 @@ class HttpConnection:
                 if reader.waiting > LONG:
                     charge = charge or Charge(self._shared.endpoint.account(holder_of(None, self._peer)))
                     if (beyond := charge.set(reader.waiting)) is not None:
-                        raise Refused(too_much(beyond))
+                        raise UnreadableRequest(too_much(beyond))
         finally:
             if charge is not None:
                 charge.set(0)
 
-    def _look_at(self, head: Head) -> None:
+    def _look_at(self, head: RequestHead) -> None:
         self._busy = True
         if self._scope.deadline != math.inf:
             self._scope.deadline = math.inf
@@ -292,7 +302,7 @@ class HttpConnection:
         if not head.keep:
             self._last = True
 
-    def _switches(self, head: Head) -> bool:
+    def _switches(self, head: RequestHead) -> bool:
         """Whether this GET is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
         if path is None or not head.chunks or head.has_body:
@@ -300,7 +310,7 @@ class HttpConnection:
         wanted = head.headers.get("Upgrade", "").lower().split(",")
         return "websocket" in map(str.strip, wanted) and head.path.rstrip("/") == path
 
-    async def _answer(self, head: Head, response: _Response) -> Callable[[], None] | None:
+    async def _answer(self, head: RequestHead, response: _H1Response) -> Callable[[], None] | None:
         """Have the request answered; gives what is to be called if the client goes before it was."""
         endpoint = self._shared.endpoint
         request = HttpRequest(head.method, head.target, head.headers)
@@ -318,7 +328,7 @@ class HttpConnection:
                     return None
                 request = HttpRequest(head.method, head.target, head.headers, body)
             return await endpoint.serve(admitted, request, response)
-        except (Refused, *GONE):
+        except (UnreadableRequest, *GONE):
             raise
         except Exception:  # noqa: BLE001  # what `authenticate` raises, for one
             # What goes wrong for one client must not end the server for all.
@@ -327,9 +337,9 @@ class HttpConnection:
                 self._break()
                 return None
             self._unread = True
-            raise Refused(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
+            raise UnreadableRequest(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
 
-    async def _body(self, head: Head, holder: str | None) -> bytes | None:
+    async def _body(self, head: RequestHead, holder: str | None) -> bytes | None:
         """The body, or None where the client has gone before it was there; it is charged to `holder` until it is."""
         reader, limits = self._reader, self._limits
         body = reader.body()
@@ -347,7 +357,7 @@ class HttpConnection:
         with Charge(self._shared.endpoint.account(holder)) as charge:
             while body is None:
                 if (limit := charge.set(reader.held)) is not None:
-                    raise Refused(too_much(limit))
+                    raise UnreadableRequest(too_much(limit))
                 if reader.held > held:  # the heads of chunks are no progress
                     pace.move(reader.held - held, trio.current_time())
                     held = reader.held
@@ -363,12 +373,12 @@ class HttpConnection:
         self._scope.deadline = math.inf
         return body
 
-    async def _turn_down(self, head: Head, response: _Response, reply: Reply) -> None:
+    async def _turn_down(self, head: RequestHead, response: _H1Response, reply: Reply) -> None:
         """Send a reply to a request whose body was not asked for, and be done with that body."""
         reader = self._reader
         try:
             wanting = head.has_body and reader.body() is None
-        except Refused:
+        except UnreadableRequest:
             wanting = self._unread = True
         # Who waits for 100 may send its body or another request now, and nobody can tell which.
         if wanting and (head.expects or head.length is None or head.length - reader.came > _FORGOTTEN):
@@ -378,7 +388,7 @@ class HttpConnection:
         if wanting and not self._unread:
             await self._body(head, holder_of(None, self._peer))
 
-    async def _attend(self, response: _Response) -> None:
+    async def _attend(self, response: _H1Response) -> None:
         """Read on while the response is under way.  Always a checkpoint, be it in waiting for the next request."""
         reader = self._reader
         if response.over and reader.waiting:  # several requests that came together are not to hold up all others
@@ -400,7 +410,7 @@ class HttpConnection:
         finally:
             self._attending, self._nap = False, None
 
-    async def _receive_or_wait(self, most: int, response: _Response) -> bytes:
+    async def _receive_or_wait(self, most: int, response: _H1Response) -> bytes:
         """At most so much; where that is nothing, wait for the end of the response, or of the client."""
         if most > 0:
             return await self._receive(most)
@@ -443,7 +453,7 @@ class HttpConnection:
         """Say why this is the end."""
         tell_refusal(reply, self._waiting, self._peer)
         self._last = self._unread = True
-        await _Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
+        await _H1Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 
     async def write(self, data: bytes, *more: bytes) -> None:
         """Send; raises BrokenResourceError where that is not possible any more, and nothing else cuts it short."""
@@ -545,7 +555,7 @@ class HttpConnection:
             await self._stream.aclose()
 
 
-class _Response:
+class _H1Response:
     """The response to the request at hand, as `lanes` wants it."""
 
     __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "ending", "over")

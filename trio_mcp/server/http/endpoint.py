@@ -3,7 +3,7 @@
 Whoever has the connections, an HTTP server of ours or one behind ASGI, does for each request
 
 1. `admit` with its head: sites, paths, types and sizes, how often this client asks, and who it is;
-2. `serve` with its body and a `Response`, through which everything is written from then on, by whatever task has
+2. `serve` with its body and a `HttpResponse`, through which everything is written from then on, by whatever task has
    something to say.  Nothing is spawned for a request but its handler.
 
 | Verdict | What its message is fed to |
@@ -51,20 +51,20 @@ from trio_mcp.core.http.verdicts import (
 )
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Message, Request
 from trio_mcp.core.shares import LONG, Account, holder_of, weight
-from trio_mcp.core.state import Link
+from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
-from trio_mcp.server.conversation import UNFINISHED, Conversation
-from trio_mcp.server.http.gate import Caller, Gate, name_of, seconds_left
-from trio_mcp.server.http.lanes import Lane, Owner, Response, Traffic, Way
+from trio_mcp.server.conversation import UNFINISHED, ServerSession
+from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
+from trio_mcp.server.http.lanes import HttpResponse, ResponseMode, ResponseStream, StreamCounts, StreamOwner
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, pull_all
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.rates import Rates
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 
-__all__ = ["Admitted", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal", "too_much"]
+__all__ = ["AdmittedRequest", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal", "too_much"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
@@ -79,7 +79,7 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 @attrs.define(eq=False, repr=False)  # one for each request, which frozen ones would make dearer
-class Admitted:
+class AdmittedRequest:
     """A request whose head was good: its body may be read, and `serve` be called."""
 
     head: Screened
@@ -92,12 +92,12 @@ class Admitted:
 
 
 @attrs.define(eq=False, repr=False)
-class _Case:
+class _EndpointRequest:
     """One request, and what answers it."""
 
     request: HttpRequest
-    admitted: Admitted
-    response: Response
+    admitted: AdmittedRequest
+    response: HttpResponse
     prefix: str
 
     @property
@@ -105,49 +105,49 @@ class _Case:
         return name_of(self.admitted.caller)
 
 
-async def send_reply(response: Response, reply: Reply) -> None:
+async def send_reply(response: HttpResponse, reply: Reply) -> None:
     await response.begin(reply.status, reply.headers, reply.body, more=False)
 
 
-class _Alone(Owner):
+class _SingleRequest(StreamOwner):
     """A request that brings everything with it, and leaves nothing behind."""
 
     def __init__(
         self,
         run: Run,
-        traffic: Traffic,
+        traffic: StreamCounts,
         verdict: Serve,
-        all: set[Conversation],
+        all: set[ServerSession],
         account: Account,
-        absent: Silence[Conversation],
+        absent: IdleOrder[ServerSession],
     ) -> None:
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
         self._all = all
         self._absent = absent
-        self.lane = Lane(self, Way(verdict.answer, revision), traffic, _ids(verdict.message))
-        link = Link.EXCHANGE if self._modern else Link.SESSION
+        self.lane = ResponseStream(self, ResponseMode(verdict.answer, revision), traffic, _ids(verdict.message))
+        link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
-        self.conversation = Conversation(run, self.lane, account=account, link=link, terms=terms, changes=self._modern)
+        self.conversation = ServerSession(run, self.lane, account=account, link=link, terms=terms, changes=self._modern)
         all.add(self.conversation)
 
-    def pull(self, lane: Lane) -> None:
+    def pull(self, lane: ResponseStream) -> None:
         pull_all(self.conversation, lane)
 
-    def left(self, lane: Lane, retry: float | None = None) -> None:
+    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
         if self._modern:
-            self.conversation.lost("the client has closed the response stream")  # cancel-14
+            self.conversation.connection_lost("the client has closed the response stream")  # cancel-14
         else:
-            self._absent.hear(self.conversation)
+            self._absent.touch(self.conversation)
 
-    def ended(self, lane: Lane) -> None:
+    def ended(self, lane: ResponseStream) -> None:
         self._all.discard(self.conversation)
         if not self._modern:
             self._absent.forget(self.conversation)
-            self.conversation.lost("the response has ended")
+            self.conversation.connection_lost("the response has ended")
 
 
-class _AuthorsLog:
+class _GuardedLog:
     """An event log that raises nothing which ends more than what it is asked for."""
 
     def __init__(self, log: EventLog) -> None:
@@ -160,7 +160,7 @@ class _AuthorsLog:
 class Endpoint:
     """One server under one policy, in one run; see the head of this file.
 
-    It takes part in the run as one connection, for as long as `run` runs.  Raises `LocalProtocolError` for options that
+    It takes part in the run as one connection, for as long as `run` runs.  Raises `UsageError` for options that
     cannot be.
     """
 
@@ -170,7 +170,7 @@ class Endpoint:
         """Without a slash at its end; None if none was given."""
         self.keep_alive = keep_alive_of(options)
         protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
-        self._gate = Gate(options, protection, self.policy.path, run.workers, seconds)
+        self._gate = Authenticator(options, protection, self.policy.path, run.workers, seconds)
         self.places = frozenset(self.policy.places) | self._gate.places
         """The paths at which something is, without a slash at their ends."""
         self._event_log = options.get("event_log")
@@ -178,14 +178,18 @@ class Endpoint:
         self._limits = run.limits
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
-        self._alone: set[Conversation] = set()  # requests that belong to no session
-        self._absent: Silence[Conversation] = Silence(run.limits.session_idle_seconds)  # those whose clients have gone
+        self._alone: set[ServerSession] = set()  # requests that belong to no session
+        self._absent: IdleOrder[ServerSession] = IdleOrder(
+            run.limits.session_idle_seconds
+        )  # those whose clients have gone
         # Beside those of the run, which may be shared with others and go on without this endpoint.
         self._draining = False
         self._dismissed = False
-        self._standing: WeakKeyDictionary[Lane, float] = WeakKeyDictionary()  # until when their tokens are good
-        self._carried: Silence[Lane] = Silence(self.keep_alive)
-        self._traffic = Traffic(run.nursery, run.limits.outgoing, self._carried)
+        self._standing: WeakKeyDictionary[ResponseStream, float] = (
+            WeakKeyDictionary()
+        )  # until when their tokens are good
+        self._carried: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
+        self._traffic = StreamCounts(run.nursery, run.limits.outgoing, self._carried)
 
     async def run(self) -> None:
         """Take part in the run, tell that streams live, and end sessions that nobody uses; until it is cancelled."""
@@ -204,7 +208,9 @@ class Endpoint:
 
     async def _end_for_nobody(self) -> None:
         while True:
-            (await self._absent.next()).lost("the client was absent for too long (Limits.session_idle_seconds)")
+            (await self._absent.next()).connection_lost(
+                "the client was absent for too long (Limits.session_idle_seconds)"
+            )
 
     async def _end_with_tokens(self) -> None:
         """Streams that stand open end with their tokens, for what they tell is for who has one; the client comes back
@@ -218,7 +224,7 @@ class Endpoint:
 
     # The head.
 
-    async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | Admitted:
+    async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | AdmittedRequest:
         """Judge what needs no body; a reply is final.  `peer` is the client's address, if it has one; `prefix` is where
         the paths of the policy are mounted."""
         admitted = await self._admit(request, peer, prefix)
@@ -226,7 +232,7 @@ class Endpoint:
             tell_refusal(admitted, request, peer)
         return admitted
 
-    async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | Admitted:
+    async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
         if (document := self._gate.document(request)) is not None:
             return document
         head = screen(self.policy, request, prefix)
@@ -255,7 +261,7 @@ class Endpoint:
             return unknown
         if head.websocket and (refused := self._gate.forbidden(caller, self._run.dispatcher.scopes, head.cors)):
             return refused
-        return Admitted(head, caller, holder, peer, self._gate.passed_on(request.headers))
+        return AdmittedRequest(head, caller, holder, peer, self._gate.passed_on(request.headers))
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
@@ -267,14 +273,16 @@ class Endpoint:
         """Where the bytes are charged that one connection of this holder has sent."""
         return self._run.bytes.account(holder)
 
-    async def serve(self, admitted: Admitted, request: HttpRequest, response: Response, prefix: str = "") -> Gone:
+    async def serve(
+        self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse, prefix: str = ""
+    ) -> Gone:
         """Do what the request asks for.  `prefix` is as for `admit`.
 
         Returns when there is nothing to be written at once; what comes later is written by whoever has it.  What is
         returned is to be called when the client has gone before the response has ended.  Raises `BrokenResourceError`
         if it has gone already.
         """
-        case = _Case(request, admitted, response, prefix)
+        case = _EndpointRequest(request, admitted, response, prefix)
         verdict = judge(
             self.policy, request,
             find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=case.principal,
@@ -299,7 +307,7 @@ class Endpoint:
         await send_reply(response, verdict.reply)
         return _nothing
 
-    def _forbidden(self, verdict: _Good, case: _Case) -> Reply | None:
+    def _forbidden(self, verdict: _Good, case: _EndpointRequest) -> Reply | None:
         """Why this principal may not have it.  A batch is refused as a whole, so that one step up is enough for it."""
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
         needed = list(dispatcher.scopes)
@@ -311,7 +319,7 @@ class Endpoint:
         id = message.id if isinstance(message, Request) else None
         return self._gate.forbidden(case.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
-    def _refused(self, verdict: _Good, case: _Case) -> Reply | None:
+    def _refused(self, verdict: _Good, case: _EndpointRequest) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._dismissed and isinstance(verdict, Serve)):
@@ -332,7 +340,7 @@ class Endpoint:
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
-    async def _serve(self, verdict: Serve, case: _Case) -> Gone:
+    async def _serve(self, verdict: Serve, case: _EndpointRequest) -> Gone:
         """Answer the requests in a message."""
         if verdict.opens_session:
             return await self._open_session(verdict, case)
@@ -341,7 +349,7 @@ class Endpoint:
             conversation, lane = session.conversation, session.answer(verdict.answer, _ids(verdict.message))
         else:
             account = self.account(case.admitted.holder)
-            alone = _Alone(self._run, self._traffic, verdict, self._alone, account, self._absent)
+            alone = _SingleRequest(self._run, self._traffic, verdict, self._alone, account, self._absent)
             conversation, lane = alone.conversation, alone.lane
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # which may go on for ever
             self._stand(lane, case)
@@ -349,14 +357,14 @@ class Endpoint:
         self._hear(conversation, verdict.message, case, lane)
         return await _begin(lane, gone)
 
-    async def _open_session(self, verdict: Serve, case: _Case) -> Gone:
+    async def _open_session(self, verdict: Serve, case: _EndpointRequest) -> Gone:
         id = self._sessions.new_id()
         holder = case.admitted.holder
         log: EventLog
         if self._event_log is None:
             log = MemoryEventLog(self._limits, self.account(holder))
         else:
-            log = cast("EventLog", _AuthorsLog(called(self._event_log, id)))
+            log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
         changes, account = not self.policy.json_only, self.account(holder)
         session = HttpSession(
             self._run, self._traffic, self._sessions, id, case.principal, log, account=account, changes=changes
@@ -369,21 +377,23 @@ class Endpoint:
             lane.session_id = id
         return await _begin(lane, gone)
 
-    def _deliver(self, verdict: Deliver, case: _Case) -> None:
+    def _deliver(self, verdict: Deliver, case: _EndpointRequest) -> None:
         session = self._sessions.get(verdict.session or "")
         if session is not None:  # else it stands alone, and is nothing to anybody
             self._sessions.touch(verdict.session or "")
             self._hear(session.conversation, verdict.message, case, None)
             session.wake()
 
-    def _hear(self, conversation: Conversation, message: Message, case: _Case, lane: Lane | None) -> None:
-        conversation.hear(
+    def _hear(
+        self, conversation: ServerSession, message: Message, case: _EndpointRequest, lane: ResponseStream | None
+    ) -> None:
+        conversation.receive(
             message, trio.current_time(),
             wire=lane, principal=case.admitted.caller, headers=case.admitted.headers,
             size=weight(case.request.body, self._limits.values),
         )  # fmt: skip
 
-    async def _open_stream(self, verdict: OpenStream, case: _Case) -> Gone:
+    async def _open_stream(self, verdict: OpenStream, case: _EndpointRequest) -> Gone:
         session = self._session(verdict.session)
         if verdict.after is None:
             lane = session.stand()
@@ -415,14 +425,14 @@ class Endpoint:
             self._stand(resumed, case)
         return await _begin(resumed, resumed.carry(case.response, verdict.cors, missed, taken))
 
-    def _stand(self, lane: Lane, case: _Case) -> None:
+    def _stand(self, lane: ResponseStream, case: _EndpointRequest) -> None:
         self._standing[lane] = trio.current_time() + seconds_left(case.admitted.caller)
 
-    async def _cannot_resume(self, why: str, verdict: OpenStream, case: _Case) -> Gone:
+    async def _cannot_resume(self, why: str, verdict: OpenStream, case: _EndpointRequest) -> Gone:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
         return await _refuse(refusal(400, error, verdict.cors), case)
 
-    async def _open_legacy_stream(self, verdict: OpenLegacyStream, case: _Case) -> Gone:
+    async def _open_legacy_stream(self, verdict: OpenLegacyStream, case: _EndpointRequest) -> Gone:
         id = self._sessions.new_id()
         uri = endpoint_uri(self.policy, id, case.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
@@ -460,15 +470,15 @@ class Endpoint:
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
         await self._carried.empty()
 
-    def dismiss(self) -> None:
+    def abort_pending(self) -> None:
         self._dismissed = True
         for conversation in self._conversations:
-            conversation.dismiss(UNFINISHED)
+            conversation.abort_pending(UNFINISHED)
         # One that does not end in this moment is not to cut off the streams of all others.
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
 
     @property
-    def _conversations(self) -> tuple[Conversation, ...]:
+    def _conversations(self) -> tuple[ServerSession, ...]:
         return (*self._alone, *self._sessions.conversations)
 
     def stop(self) -> None:
@@ -479,7 +489,7 @@ class Endpoint:
             lane.close()
 
 
-async def _refuse(reply: Reply, case: _Case) -> Gone:
+async def _refuse(reply: Reply, case: _EndpointRequest) -> Gone:
     tell_refusal(reply, case.request, case.admitted.peer)
     await send_reply(case.response, reply)
     return _nothing
@@ -498,7 +508,7 @@ def tell_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) ->
     _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", what, reply.status, reply.error.message)
 
 
-async def _begin(lane: Lane, gone: Gone) -> Gone:
+async def _begin(lane: ResponseStream, gone: Gone) -> Gone:
     """Write what there is at once; what comes later is written by whoever has it."""
     try:
         await lane.begin()

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import trio
 
-from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, LocalProtocolError
+from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
@@ -28,9 +28,9 @@ from trio_mcp.core.oauth.principals import Principal, covers
 from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer
 from trio_mcp.core.terms import stable_name
 from trio_mcp.server.http.options import HttpOptions, public_url_of
-from trio_mcp.transport.workers import Stopped, WorkerPool, called
+from trio_mcp.transport.workers import RunStopped, WorkerPool, called
 
-__all__ = ["Caller", "Gate", "name_of", "seconds_left"]
+__all__ = ["Authenticator", "Caller", "name_of", "seconds_left"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
@@ -49,12 +49,12 @@ def name_of(caller: Caller) -> str | None:
     return caller.name if isinstance(caller, Principal) else caller
 
 
-class _TooSlow(Exception):
+class _AuthenticateTimeout(Exception):
     """A function of the author has not ended in time."""
 
 
-class Gate:
-    """Raises `LocalProtocolError` for what cannot be.  `path` is that of the endpoint.
+class Authenticator:
+    """Raises `UsageError` for what cannot be.  `path` is that of the endpoint.
 
     Functions of the author run in `workers`, and have so many `seconds`.
     """
@@ -68,7 +68,7 @@ class Gate:
         self._resource: ResourceServer | None = None
         if protection is not None:
             if self._authenticate is not None:
-                raise LocalProtocolError("authenticate has no say where the server is protected; take one of them away")
+                raise UsageError("authenticate has no say where the server is protected; take one of them away")
             self._resource = ResourceServer(protection, path=path, public_url=public_url_of(options))
 
     @property
@@ -89,7 +89,7 @@ class Gate:
             return None
         try:
             name = await self._ask("authenticate", partial(_identified, self._authenticate, request))
-        except (_TooSlow, Stopped):
+        except (_AuthenticateTimeout, RunStopped):
             return _cannot_tell(cors)
         except Exception:  # noqa: BLE001  # an author's function may raise anything, and that costs this request only
             _log.exception("authenticate has failed")
@@ -108,12 +108,12 @@ class Gate:
             found = called(protection.verify, token)
             principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
             if not isinstance(principal, Principal | None):
-                raise LocalProtocolError(f"verify gives a Principal or None, not {type(principal).__name__}")
+                raise UsageError(f"verify gives a Principal or None, not {type(principal).__name__}")
         except CannotVerify as error:
             _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
             why = "the access token cannot be verified now; try again later"
             return refusal(503, Error(None, INTERNAL_ERROR, why), cors, _LATER)
-        except (_TooSlow, Stopped):
+        except (_AuthenticateTimeout, RunStopped):
             return _cannot_tell(cors)
         except Exception as error:  # noqa: BLE001  # as in `caller`
             # auth-22: whatever an author's function says of a token, the token itself is not for the log.
@@ -128,7 +128,7 @@ class Gate:
         with trio.move_on_after(self._seconds):
             return await self._workers.call(function, name)
         _log.warning("%s took longer than %g seconds (Limits.authenticate_seconds)", name, self._seconds)
-        raise _TooSlow
+        raise _AuthenticateTimeout
 
     def forbidden(self, caller: Caller, needed: Sequence[str], cors: Fields, id: Id | None = None) -> Reply | None:
         """Why a request is not served that needs these scopes."""
@@ -147,7 +147,7 @@ class Gate:
 async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
     answer = authenticate(request)
     if not isinstance(answer, Awaitable):
-        raise LocalProtocolError(f"authenticate is an async def; this one returned {type(answer).__name__}")
+        raise UsageError(f"authenticate is an async def; this one returned {type(answer).__name__}")
     return stable_name(await answer)
 
 

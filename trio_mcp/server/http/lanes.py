@@ -37,26 +37,26 @@ from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.fields import Fields, reply_headers
 from trio_mcp.core.http.sse import KEEP_ALIVE, encode_messages, priming_event
 from trio_mcp.core.http.verdicts import Answer, status_for
-from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Result, encode
+from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response, encode
 from trio_mcp.core.peer import charged
 from trio_mcp.core.revisions import Revision
 from trio_mcp.core.shares import LONG
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.transport.outbox import GONE, Outbox
 
 if TYPE_CHECKING:
-    from trio_mcp.server.conversation import Conversation
+    from trio_mcp.server.conversation import ServerSession
 
-__all__ = ["Lane", "Owner", "Response", "Spoken", "Traffic", "Way"]
+__all__ = ["HttpResponse", "ResponseMode", "ResponseStream", "Spoken", "StreamCounts", "StreamOwner"]
 
 _log = logging.getLogger("trio_mcp")
 
-Spoken: TypeAlias = Request | Notification | Result | Error | Batch
-_ANSWERS = (Result, Error, Batch)
+Spoken: TypeAlias = Request | Notification | Response | Error | Batch
+_ANSWERS = (Response, Error, Batch)
 _WITH_ERRORS = (Error, Batch)  # which may be about something whose id could not be read
 
 
-class Response(Protocol):
+class HttpResponse(Protocol):
     """One HTTP response, as the server that has its connection sends it.
 
     Content-Length, chunks and the like are that server's business.  `begin` and `send` raise `BrokenResourceError` when
@@ -74,40 +74,40 @@ class Response(Protocol):
         """Give the connection up: nothing more will be sent, and the response does not end properly."""
 
 
-class Owner:
+class StreamOwner:
     """Whose lane it is: who says what goes out on it, and hears what becomes of it."""
 
-    conversation: Conversation
+    conversation: ServerSession
 
-    def pull(self, lane: Lane) -> None:
+    def pull(self, lane: ResponseStream) -> None:
         """Put what there is to be said into the lanes that it belongs to, and wake them, but not this one."""
 
-    def opened(self, lane: Lane) -> None:
+    def opened(self, lane: ResponseStream) -> None:
         """Its response is a stream now."""
 
-    def left(self, lane: Lane, retry: float | None = None) -> None:
+    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
         """No response carries it any more, and it is not over; its client was asked to come back after `retry`."""
 
-    def ended(self, lane: Lane) -> None:
+    def ended(self, lane: ResponseStream) -> None:
         """It is over."""
 
 
-_NOBODY = Owner()
+_NOBODY = StreamOwner()
 
 
 @attrs.frozen(eq=False, repr=False)
-class Traffic:
+class StreamCounts:
     """What the lanes of one endpoint share."""
 
     nursery: trio.Nursery
     """Where they are written."""
     limit: int
     """Of the messages that wait for one of them."""
-    carried: Silence[Lane]
+    carried: IdleOrder[ResponseStream]
     """Those that a response carries, by how long nothing was sent on them."""
 
 
-class Way(NamedTuple):
+class ResponseMode(NamedTuple):
     """How a lane answers: what the verdict on its request said, and what its session adds."""
 
     answer: Answer
@@ -124,7 +124,7 @@ class Way(NamedTuple):
         return rules is not None and rules.priming
 
 
-class _Part(NamedTuple):
+class _ResponsePart(NamedTuple):
     """What one write carries."""
 
     head: tuple[int, Fields] | None
@@ -136,7 +136,7 @@ class _Part(NamedTuple):
     """The lane does not."""
 
 
-class Lane:
+class ResponseStream:
     """See the head of this file; a `Wire` for the conversation of its owner.
 
     It answers the requests with these `ids`, and is over when they have been answered.  Without any it stands alone,
@@ -149,7 +149,7 @@ class Lane:
         "name", "session_id",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, way: Way, traffic: Traffic, ids: Collection[Id] = ()) -> None:
+    def __init__(self, owner: StreamOwner, way: ResponseMode, traffic: StreamCounts, ids: Collection[Id] = ()) -> None:
         self.name: str | None = None
         """Under which the log knows it, once its client has an id to come back with."""
         self.session_id: str | None = None
@@ -166,8 +166,8 @@ class Lane:
         self._spoilt = False  # the log has failed
         self._over = False
         # The response at hand.
-        self._response: Response | None = None
-        self._outbox: Outbox[_Part] | None = None  # once it is needed
+        self._response: HttpResponse | None = None
+        self._outbox: Outbox[_ResponsePart] | None = None  # once it is needed
         self._whole = False  # the one reply is on its way
         self._cors: Fields = ()
         self._begun = False
@@ -182,7 +182,7 @@ class Lane:
         """Whether there is a response at hand."""
         return self._response is not None
 
-    def carry(self, response: Response, cors: Fields, missed: bytes = b"", taken: int = 0) -> Callable[[], None]:
+    def carry(self, response: HttpResponse, cors: Fields, missed: bytes = b"", taken: int = 0) -> Callable[[], None]:
         """Send by this response from now on; first what its client has missed (http-42).  `flush` is to follow.
 
         For that so many bytes were `taken` from the account, which are given back when it is written.  A response that
@@ -193,10 +193,10 @@ class Lane:
             self._drop()
         self._charged += taken
         self._response, self._cors, self._begun, self._missed = response, cors, False, missed
-        self._traffic.carried.hear(self)
+        self._traffic.carried.touch(self)
         return partial(self._gone, response)
 
-    def _turns(self) -> Outbox[_Part]:
+    def _turns(self) -> Outbox[_ResponsePart]:
         """Of those who write, by the response at hand."""
         if self._outbox is None:
             limit, nursery = self._traffic.limit, self._traffic.nursery
@@ -204,7 +204,7 @@ class Lane:
             self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
         return self._outbox
 
-    def _gone(self, response: Response | None, failure: Exception | None = None) -> None:
+    def _gone(self, response: HttpResponse | None, failure: Exception | None = None) -> None:
         """Its client has left this response before it ended, or it has failed."""
         if self._response is None or self._response is not response:
             return
@@ -273,7 +273,7 @@ class Lane:
         except Exception:  # noqa: BLE001  # an author's log may raise anything, and whoever speaks is not to blame
             _log.exception("the event log of a session has failed, and one of its streams with it")
         if isinstance(message, Request):
-            self._owner.conversation.unheard(message.id)
+            self._owner.conversation.undeliverable(message.id)
 
     def finish(self, *, retry: float | None = None) -> None:
         """Nothing more is to come: end what stands alone.  Who might come back is asked to, after `retry` seconds."""
@@ -404,7 +404,7 @@ class Lane:
             return 0
         return messages + (1 if self._silent or self._retry is not None or self._done else 0)
 
-    def _take_whole(self) -> _Part | None:
+    def _take_whole(self) -> _ResponsePart | None:
         """All that there ever is to be written, if it is there and nothing of it has been."""
         self._owner.pull(self)
         if self._begun or not self._told_all():
@@ -418,7 +418,7 @@ class Lane:
             self._queue.clear()  # cancel-18: nothing more for what was cancelled
         return True
 
-    def _take(self) -> _Part | None:
+    def _take(self) -> _ResponsePart | None:
         self._owner.pull(self)
         done = self._told_all()
         if done and not self._begun and (reply := self._reply()) is not None:
@@ -427,7 +427,7 @@ class Lane:
             return None
         return self._streamed(done)
 
-    def _streamed(self, done: bool) -> _Part | None:
+    def _streamed(self, done: bool) -> _ResponsePart | None:
         self._streams = True
         head = None if self._begun else (200, self._fields(stream=True))
         data = self._events(done)
@@ -436,7 +436,7 @@ class Lane:
         if head is not None:
             self._begun = True
             self._owner.opened(self)
-        return _Part(head, data, more=not done and self._retry is None, over=done)
+        return _ResponsePart(head, data, more=not done and self._retry is None, over=done)
 
     def _events(self, done: bool) -> bytes:
         """What there is to be sent on a stream."""
@@ -456,11 +456,11 @@ class Lane:
         self._missed, self._silent = b"", False
         return b"".join(parts)
 
-    def _reply(self) -> _Part | None:
+    def _reply(self) -> _ResponsePart | None:
         """The answer as a reply of its own, if that is what it is to be: nothing precedes it."""
         if not self._queue:
             # Every request was cancelled, so nothing may be said (cancel-03): clients read 202 as just that.
-            return None if self._streams else _Part((202, self._cors), b"", more=False, over=True)
+            return None if self._streams else _ResponsePart((202, self._cors), b"", more=False, over=True)
         message, *rest = self._queue
         status, revision = 200, self._way.revision
         if isinstance(message, Error) and revision is not None:
@@ -468,7 +468,7 @@ class Lane:
         if rest or (self._streams and status == 200):
             return None
         self._queue.clear()
-        return _Part((status, self._fields(stream=False)), self._encoded(message), more=False, over=True)
+        return _ResponsePart((status, self._fields(stream=False)), self._encoded(message), more=False, over=True)
 
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
@@ -492,7 +492,7 @@ class Lane:
             self._spoilt = True  # to go on without these events would be to lose them unseen
             raise
 
-    async def _send_whole(self, reply: _Part, response: Response) -> None:
+    async def _send_whole(self, reply: _ResponsePart, response: HttpResponse) -> None:
         """As an outbox would, where there is nothing else to be written."""
         self._whole = True
         try:
@@ -502,7 +502,7 @@ class Lane:
         except Exception as error:  # noqa: BLE001  # it is no fault of the handler that writes here
             self._gone(response, error)
 
-    async def _send(self, part: _Part) -> None:
+    async def _send(self, part: _ResponsePart) -> None:
         response = self._response
         assert response is not None  # or nothing would have been taken
         try:
@@ -515,7 +515,7 @@ class Lane:
         if response is not self._response:
             return
         if part.more:
-            self._traffic.carried.hear(self)
+            self._traffic.carried.touch(self)
         elif part.over:
             self._end()
         else:

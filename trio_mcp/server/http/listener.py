@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 import attrs
 import trio
 
-from trio_mcp.core.errors import CannotServe, LocalProtocolError
+from trio_mcp.core.errors import CannotServe, UsageError
 from trio_mcp.core.http.verdicts import HttpRequest
 from trio_mcp.core.shares import Shares, holder_of, to_make_room
 from trio_mcp.server.driver import address_of
-from trio_mcp.server.http.connection import HttpConnection, Shared
+from trio_mcp.server.http.connection import HttpConnection, ListenerState
 from trio_mcp.server.http.endpoint import Endpoint, HttpOptions, busy
 from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Tap, keep_alive
@@ -94,17 +94,17 @@ async def serve_http(
 
     Returns when the run has ended or was drained (`server.draining`).  While it is, new requests are answered by 503;
     when no call is left that may wait for an answer of its client, nobody is listened to any more, connections without
-    a request are closed, and the others after their response.  Raises LocalProtocolError, before anybody is served, for
+    a request are closed, and the others after their response.  Raises UsageError, before anybody is served, for
     what cannot be served or would not be safe; never because of a client.  When cancelled, it closes everything; what
     is just being written may go on for a second.
     """
     if not isinstance(ssl_context, ssl.SSLContext | None):
-        raise LocalProtocolError(f"ssl_context is an ssl.SSLContext, not {type(ssl_context).__name__}")
+        raise UsageError(f"ssl_context is an ssl.SSLContext, not {type(ssl_context).__name__}")
     given = [listeners is not None, unix is not None, (host, port) != ("127.0.0.1", 0)]
     if sum(given) > 1:
-        raise LocalProtocolError("a server listens at a host and port, at a unix socket, or at listeners; give one")
+        raise UsageError("a server listens at a host and port, at a unix socket, or at listeners; give one")
     async with server.joined() as run:
-        web = _Web(run, options, tap)
+        web = _HttpServer(run, options, tap)
         with contextlib.ExitStack() as undo:
             if listeners is not None:
                 bound = list(listeners)
@@ -135,12 +135,12 @@ async def serve_http_stream(
     keep_alive(stream)
     try:
         async with server.joined() as run:
-            await _Web(run, options, tap).serve_stream(stream)
+            await _HttpServer(run, options, tap).serve_stream(stream)
     finally:
         await trio.aclose_forcefully(stream)
 
 
-class _Web:
+class _HttpServer:
     """One server by HTTP, in one run; a `Connection` of it, whose clients its endpoint counts."""
 
     clients = 0
@@ -150,7 +150,7 @@ class _Web:
         self._tap = tap
         self.endpoint = Endpoint(run, **options)
         path = self.endpoint.policy.websocket_path
-        self._shared = Shared(self.endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
+        self._shared = ListenerState(self.endpoint, run.limits, tap=tap, websocket_path=path, upgraded=self._upgraded)
         self._connections: dict[HttpConnection, str | None] = {}  # with their holders
         self._shares = Shares(run.limits.connections)
         self._turned_away = 0
@@ -295,7 +295,7 @@ class _Web:
         self._hang_up()
         await self._all_gone()
 
-    def dismiss(self) -> None:
+    def abort_pending(self) -> None:
         """What runs is its endpoint's."""
 
     def stop(self) -> None:
@@ -318,9 +318,9 @@ class _Web:
 
 async def _tcp_listeners(host: str, port: int) -> list[Listener]:
     if not isinstance(host, str) or not host or host.count(":") == 1:  # of which IPv6 has more
-        raise LocalProtocolError(f"host is a name or an address of this machine, without the port; not {host!r}")
+        raise UsageError(f"host is a name or an address of this machine, without the port; not {host!r}")
     if type(port) is not int or not 0 <= port < 2**16:
-        raise LocalProtocolError(f"port is a number up to 65535, or 0 for any that is free; not {port!r}")
+        raise UsageError(f"port is a number up to 65535, or 0 for any that is free; not {port!r}")
     tries = _PORTS if port == 0 else 1
     while True:
         tries -= 1
@@ -361,7 +361,7 @@ def _cannot_listen(where: str, error: OSError) -> CannotServe:
 def _unix_listener(path: str) -> Iterator[Listener]:
     """Listens at a socket file, which is there as long as the block, and may be reached as the umask allows."""
     if not hasattr(socket, "AF_UNIX"):
-        raise LocalProtocolError("this system has no Unix sockets; listen at a host and port")
+        raise UsageError("this system has no Unix sockets; listen at a host and port")
     ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         try:
@@ -417,7 +417,7 @@ def _check_exposure(bound: Sequence[Listener], options: HttpOptions, server: Ser
     for listener in bound:
         name = _name(listener)
         if isinstance(name, tuple) and not ipaddress.ip_address(name[0].partition("%")[0]).is_loopback:
-            raise LocalProtocolError(
+            raise UsageError(
                 f"{name[0]} can be reached from other machines; say under which names, by allowed_hosts such as "
                 "['mcp.example.com'], or by public_url"
             )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypedDict
 
-from trio_mcp.core.errors import LocalProtocolError
+from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.event_log import EventLog
 from trio_mcp.core.http.verdicts import LOOPBACK_HOSTS, HttpPolicy, HttpRequest
 from trio_mcp.server.run import Run
@@ -51,15 +51,15 @@ _OF_THE_POLICY = ("path", "sse_path", "message_path", "allowed_origins", "sessio
 
 
 def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
-    """Raises `LocalProtocolError` for options that cannot be."""
+    """Raises `UsageError` for options that cannot be."""
     if unknown := options.keys() - HttpOptions.__annotations__.keys():
         raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(HttpOptions.__annotations__)}")
     for name in ("sessions", "json_only"):
         if not isinstance(options.get(name, True), bool):
-            raise LocalProtocolError(f"{name} is True or False; not {options.get(name)!r}")
+            raise UsageError(f"{name} is True or False; not {options.get(name)!r}")
     for name in ("authenticate", "event_log"):
         if name in options and not callable(options.get(name)):
-            raise LocalProtocolError(f"{name} is a function, not {type(options.get(name)).__name__}")
+            raise UsageError(f"{name} is a function, not {type(options.get(name)).__name__}")
     hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
     public = public_url_of(options)
     if public is not None and not isinstance(hosts, str):
@@ -84,14 +84,12 @@ def public_url_of(options: HttpOptions) -> str | None:
         return None
     scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if scheme not in ("http", "https") or not mark or not rest.partition("/")[0] or set("?# ") & set(rest):
-        raise LocalProtocolError(
-            f"public_url is like 'https://example.com' or 'https://example.com/tools'; not {url!r}"
-        )
+        raise UsageError(f"public_url is like 'https://example.com' or 'https://example.com/tools'; not {url!r}")
     return url.rstrip("/")
 
 
 def keep_alive_of(options: HttpOptions) -> float:
     seconds = options.get("keep_alive", 15.0)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise LocalProtocolError(f"keep_alive is a number of seconds, above 0; not {seconds!r}")
+        raise UsageError(f"keep_alive is a number of seconds, above 0; not {seconds!r}")
     return seconds

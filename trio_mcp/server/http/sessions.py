@@ -30,15 +30,15 @@ from trio_mcp.core.jsonrpc import Id, Notification, encode
 from trio_mcp.core.peer import charged
 from trio_mcp.core.revisions import REVISIONS, Revision
 from trio_mcp.core.shares import Account, Shares, to_make_room
-from trio_mcp.core.state import Link
-from trio_mcp.core.subscriptions import Kind, change_of
-from trio_mcp.server.conversation import Conversation
-from trio_mcp.server.http.lanes import Lane, Owner, Spoken, Traffic, Way
-from trio_mcp.server.http.silence import Silence
+from trio_mcp.core.state import LinkKind
+from trio_mcp.core.subscriptions import ChangeKind, change_of
+from trio_mcp.server.conversation import ServerSession
+from trio_mcp.server.http.lanes import ResponseMode, ResponseStream, Spoken, StreamCounts, StreamOwner
+from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import Wire
 
-__all__ = ["HttpSession", "LegacyStream", "Session", "Sessions", "pull_all"]
+__all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "pull_all"]
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
@@ -46,10 +46,10 @@ _LATE = 1.0  # seconds by which a client may come back later than it was asked t
 _LOOKED_AT = 1000  # sessions, for one that makes room: to look at all would make `initialize` a costly request
 
 
-class Session(Protocol):
+class RegisteredSession(Protocol):
     """What the registry keeps."""
 
-    conversation: Conversation
+    conversation: ServerSession
 
     @property
     def facts(self) -> SessionFacts:
@@ -74,7 +74,7 @@ class Session(Protocol):
         """Cancel what runs, and end its streams in good order.  Their clients may come back after `retry` seconds."""
 
 
-class HttpSession(Owner):
+class HttpSession(StreamOwner):
     """One session of Streamable HTTP; a `Wire` for what belongs to no request."""
 
     overrun = False  # each request has a response of its own
@@ -82,7 +82,7 @@ class HttpSession(Owner):
     def __init__(
         self,
         run: Run,
-        traffic: Traffic,
+        traffic: StreamCounts,
         sessions: Sessions,
         id: str,
         principal: str | None,
@@ -92,18 +92,18 @@ class HttpSession(Owner):
         changes: bool = True,
     ) -> None:
         self.log = log
-        self.conversation = Conversation(run, self, account=account, link=Link.SESSION, changes=changes)
+        self.conversation = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
         self._traffic = traffic
         self._sessions = sessions
         self._id = id
         self._principal = principal
-        self._lanes: set[Lane] = set()
-        self._streams: set[Lane] = set()  # those whose response is a stream
-        self._standing: list[Lane] = []  # those that stand alone, the newest last
+        self._lanes: set[ResponseStream] = set()
+        self._streams: set[ResponseStream] = set()  # those whose response is a stream
+        self._standing: list[ResponseStream] = []  # those that stand alone, the newest last
         # Until there is a stream that it can go out on; by what it says, for to say it once is enough.
         self._kept: OrderedDict[bytes, Spoken] = OrderedDict()
         # With a notice of each change that there can be.
-        self._most = traffic.limit + run.limits.listener_changes + len(Kind)
+        self._most = traffic.limit + run.limits.listener_changes + len(ChangeKind)
         self._over = False
         # Streams whose clients were asked to come back, and until when they may be on their way.
         self._awaited: dict[str, float] = {}
@@ -134,23 +134,23 @@ class HttpSession(Owner):
 
     # Its lanes.
 
-    def answer(self, allowed: Answer, ids: Collection[Id]) -> Lane:
+    def answer(self, allowed: Answer, ids: Collection[Id]) -> ResponseStream:
         """A lane that answers these requests, which are to be heard next."""
         # Who has not read the answer to initialize has no session to come back to.
         opened = self.conversation.session.terms is not None
-        return self._add(Way(allowed, self._revision, self.log) if opened else Way(allowed), ids)
+        return self._add(ResponseMode(allowed, self._revision, self.log) if opened else ResponseMode(allowed), ids)
 
-    def stand(self) -> Lane:
+    def stand(self) -> ResponseStream:
         """A lane for what belongs to no request."""
         for older in tuple(self._standing):
             if not older.carried:  # its client wants another one instead of coming back to it
                 older.finish()
-        lane = self._add(Way(Answer.STREAM, self._revision, self.log))
+        lane = self._add(ResponseMode(Answer.STREAM, self._revision, self.log))
         self._standing.append(lane)
         return lane
 
-    def _add(self, way: Way, ids: Collection[Id] = ()) -> Lane:
-        lane = Lane(self, way, self._traffic, ids)
+    def _add(self, way: ResponseMode, ids: Collection[Id] = ()) -> ResponseStream:
+        lane = ResponseStream(self, way, self._traffic, ids)
         self._lanes.add(lane)
         return lane
 
@@ -170,14 +170,14 @@ class HttpSession(Owner):
             with trio.move_on_at(until):
                 await self._returned.park()
 
-    def find(self, name: str) -> Lane | None:
+    def find(self, name: str) -> ResponseStream | None:
         """The lane that the log knows by this name, unless it is over."""
         return next((lane for lane in self._lanes if lane.name == name), None)
 
-    def opened(self, lane: Lane) -> None:
+    def opened(self, lane: ResponseStream) -> None:
         self._streams.add(lane)
 
-    def left(self, lane: Lane, retry: float | None = None) -> None:
+    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
         self._sessions.touch(self._id)
         self._streams.discard(lane)
         if retry is not None and lane.name is not None:
@@ -187,7 +187,7 @@ class HttpSession(Owner):
         if lane.session_id is not None:
             self._sessions.end(self._id, "its client has not read which session it is")
 
-    def ended(self, lane: Lane) -> None:
+    def ended(self, lane: ResponseStream) -> None:
         self._sessions.touch(self._id)
         self._streams.discard(lane)
         self._lanes.remove(lane)
@@ -199,17 +199,17 @@ class HttpSession(Owner):
     # The wire.
 
     @property
-    def _newest(self) -> Lane | None:
+    def _newest(self) -> ResponseStream | None:
         return next((lane for lane in reversed(self._standing) if lane.carried), None)
 
-    def pull(self, lane: Lane | None = None) -> None:
+    def pull(self, lane: ResponseStream | None = None) -> None:
         session = self.conversation.session
-        woken: set[Lane] = set()
+        woken: set[ResponseStream] = set()
         self.conversation.send_kept(_has_room)
         outgoing = session.outgoing() if session.queued else ()
         unsent = session.take_charge()
         for message, wire in outgoing:
-            if isinstance(wire, Lane):
+            if isinstance(wire, ResponseStream):
                 unsent -= wire.put(message)
                 woken.add(wire)
             else:
@@ -266,18 +266,18 @@ class HttpSession(Owner):
 
     def close(self) -> None:
         """The server has stopped."""
-        self._finish(Lane.close)
+        self._finish(ResponseStream.close)
 
     # The end.
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.conversation.dismiss(why)
+        self.conversation.abort_pending(why)
         self.pull()
-        self.conversation.lost(why)
+        self.conversation.connection_lost(why)
         standing = tuple(self._standing)
         self._finish(lambda lane: lane.finish(retry=retry if lane in standing else None))
 
-    def _finish(self, end: Callable[[Lane], object]) -> None:
+    def _finish(self, end: Callable[[ResponseStream], object]) -> None:
         self._over = True
         lanes = tuple(self._lanes)
         if not lanes:
@@ -294,13 +294,13 @@ class HttpSession(Owner):
             _log.exception("the event log of a session that has ended could not be cleared")
 
 
-class LegacyStream(Owner):
+class LegacyStream(StreamOwner):
     """One stream of the old HTTP+SSE transport, which is its session: everything goes out on it."""
 
     def __init__(
         self,
         run: Run,
-        traffic: Traffic,
+        traffic: StreamCounts,
         sessions: Sessions,
         id: str,
         principal: str | None,
@@ -308,8 +308,8 @@ class LegacyStream(Owner):
         *,
         account: Account,
     ) -> None:
-        self.lane = Lane(self, Way(Answer.STREAM, opening=opening), traffic)
-        self.conversation = Conversation(run, self.lane, account=account, link=Link.DUPLEX)
+        self.lane = ResponseStream(self, ResponseMode(Answer.STREAM, opening=opening), traffic)
+        self.conversation = ServerSession(run, self.lane, account=account, link=LinkKind.DUPLEX)
         self._sessions = sessions
         self._id = id
         self._principal = principal
@@ -330,10 +330,10 @@ class LegacyStream(Owner):
     def overrun(self) -> bool:
         return self.lane.waiting > self._most
 
-    def pull(self, lane: Lane) -> None:
+    def pull(self, lane: ResponseStream) -> None:
         pull_all(self.conversation, lane)
 
-    def left(self, lane: Lane, retry: float | None = None) -> None:
+    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
 
     def wake(self) -> None:
@@ -341,11 +341,11 @@ class LegacyStream(Owner):
 
     def end(self, why: str, *, retry: float | None = None) -> None:
         self.pull(self.lane)  # what was said already is said
-        self.conversation.lost(why)
+        self.conversation.connection_lost(why)
         self.lane.finish()
 
 
-def pull_all(conversation: Conversation, lane: Lane) -> None:
+def pull_all(conversation: ServerSession, lane: ResponseStream) -> None:
     """Put all that a conversation has to say into the one lane that it has."""
     session = conversation.session
     while True:
@@ -362,10 +362,10 @@ def pull_all(conversation: Conversation, lane: Lane) -> None:
 
 
 def _has_room(wire: Wire) -> bool:
-    return isinstance(wire, Lane) and not wire.crowded
+    return isinstance(wire, ResponseStream) and not wire.crowded
 
 
-def _holder(session: Session) -> Hashable | None:
+def _holder(session: RegisteredSession) -> Hashable | None:
     return session.conversation.account.holder
 
 
@@ -374,8 +374,8 @@ class Sessions:
 
     def __init__(self, most: int, idle: float) -> None:
         self._shares = Shares(most)
-        self._all: dict[str, Session] = {}
-        self._idle: Silence[str] = Silence(idle)
+        self._all: dict[str, RegisteredSession] = {}
+        self._idle: IdleOrder[str] = IdleOrder(idle)
         # Those of each client, from the one that was heard of least recently; those found in use stand behind.
         self._queues: dict[Hashable | None, OrderedDict[str, None]] = {}
 
@@ -401,17 +401,17 @@ class Sessions:
                     yield id, each
 
     @property
-    def conversations(self) -> list[Conversation]:
+    def conversations(self) -> list[ServerSession]:
         return [session.conversation for session in self._all.values()]
 
-    def add(self, id: str, session: Session) -> None:
+    def add(self, id: str, session: RegisteredSession) -> None:
         """There is room for it: it was made just before."""
         self._shares.take(_holder(session))
         self._all[id] = session
         self._queues.setdefault(_holder(session), OrderedDict())[id] = None
         self.touch(id)
 
-    def get(self, id: str) -> Session | None:
+    def get(self, id: str) -> RegisteredSession | None:
         return self._all.get(id)
 
     def facts(self, id: str) -> SessionFacts | None:
@@ -421,7 +421,7 @@ class Sessions:
     def touch(self, id: str) -> None:
         """Its client was heard of."""
         if id in self._all:
-            self._idle.hear(id)
+            self._idle.touch(id)
             self._queues[_holder(self._all[id])].move_to_end(id)
 
     def end(self, id: str, why: str, *, retry: float | None = None) -> None:
@@ -430,7 +430,7 @@ class Sessions:
             self._forget(id, session)
             session.end(why, retry=retry)
 
-    def _forget(self, id: str, session: Session) -> None:
+    def _forget(self, id: str, session: RegisteredSession) -> None:
         holder = _holder(session)
         self._shares.give(holder)
         self._idle.forget(id)
@@ -439,7 +439,7 @@ class Sessions:
         if not queue:
             del self._queues[holder]
 
-    def take_all(self) -> list[Conversation]:
+    def take_all(self) -> list[ServerSession]:
         """Forget them all, and leave it to the caller to end them."""
         sessions, self._all = self._all, {}
         for id, session in sessions.items():

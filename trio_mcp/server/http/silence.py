@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 import trio
 
-__all__ = ["Silence"]
+__all__ = ["IdleOrder"]
 
 T = TypeVar("T")
 
 
-class Silence(Generic[T]):
+class IdleOrder(Generic[T]):
     """Things in the order in which something was last heard of them.
 
     All have the same patience, so the one to look at next is the first in a dict; to be heard of again costs no more
@@ -31,7 +31,7 @@ class Silence(Generic[T]):
         """From the one that has been silent for longest."""
         return iter(self._heard)
 
-    def hear(self, thing: T) -> None:
+    def touch(self, thing: T) -> None:
         """Something was heard of it: its time begins anew."""
         if not self._heard and self._changed:
             self._changed.unpark_all()
@@ -51,7 +51,7 @@ class Silence(Generic[T]):
                 continue
             thing, heard = next(iter(self._heard.items()))
             if heard + self._patience <= trio.current_time():
-                self.hear(thing)
+                self.touch(thing)
                 return thing
             del thing  # it may be forgotten meanwhile
             await trio.sleep_until(heard + self._patience)

@@ -22,7 +22,7 @@ from trio_mcp.transport.duplex import Tap
 from trio_mcp.transport.outbox import CLOSING, GONE
 
 if TYPE_CHECKING:
-    from trio_mcp.server.http.endpoint import Admitted, Endpoint
+    from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint
 
 __all__ = ["serve_upgrade"]
 
@@ -47,7 +47,7 @@ async def serve_upgrade(
     Returns when the client has gone, or the run is over, and all its handlers have ended; never raises because of the
     client.  What `tap` or the stream raise otherwise leaves it unchanged.
     """
-    link = _Link(stream, WebSocketFrames(Role.SERVER, run.limits), trailing)
+    link = _WebSocketStream(stream, WebSocketFrames(Role.SERVER, run.limits), trailing)
     try:
         verdict, admitted = await _judge(endpoint, request, peer)
         data = verdict.head if isinstance(verdict, Upgrade) else _refusal(verdict)
@@ -77,7 +77,9 @@ async def serve_upgrade(
         )  # fmt: skip
 
 
-async def _judge(endpoint: Endpoint, request: HttpRequest, peer: str | None) -> tuple[Reply | Upgrade, Admitted | None]:
+async def _judge(
+    endpoint: Endpoint, request: HttpRequest, peer: str | None
+) -> tuple[Reply | Upgrade, AdmittedRequest | None]:
     # A browser opens a WebSocket to anywhere without asking first: only the Origin tells, so it is looked at before
     # anything else (http-03).
     admitted = await endpoint.admit(request, peer)
@@ -99,7 +101,7 @@ def _refusal(reply: Reply) -> bytes:
     return head.encode("latin-1") + reply.body
 
 
-class _Link(trio.abc.Stream):
+class _WebSocketStream(trio.abc.Stream):
     """The connection as the driver has it: it begins with what was read already, and ends with the closing handshake.
 
     A driver that has said farewell, or has answered the client's, has taken part in that; what is left here is the end
