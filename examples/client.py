@@ -85,11 +85,11 @@ async def introduce(client: Client) -> None:
 
 async def list_everything(client: Client) -> None:
     """All lists, page after page"""
-    print("  tools:", ", ".join([tool.name async for tool in client.tools()]))
-    print("  resources:", ", ".join([resource.uri async for resource in client.resources()]))
-    print("  templates:", ", ".join([template.uri_template async for template in client.templates()]))
-    print("  prompts:", ", ".join([prompt.name async for prompt in client.prompts()]))
-    first = await client.list_tools()  # one page, for who wants to turn them by hand
+    print("  tools:", ", ".join([tool.name for tool in await client.list_tools()]))
+    print("  resources:", ", ".join([resource.uri for resource in await client.list_resources()]))
+    print("  templates:", ", ".join([template.uri_template for template in await client.list_resource_templates()]))
+    print("  prompts:", ", ".join([prompt.name for prompt in await client.list_prompts()]))
+    first = await client.list_tools_page()  # one page, for who wants to turn them by hand
     print(f"  the first page has {len(first.tools)} tools; the next: {first.next_cursor}")
 
 
@@ -129,7 +129,7 @@ async def fail(client: Client) -> None:
     except ToolFailed as error:
         print(f"  {error}")
     try:
-        await client.read("recipes://stones")
+        await client.read_resource("recipes://stones")
     except RequestError as error:
         print(f"  {error.code}: {error}, {error.data}")
 
@@ -137,8 +137,8 @@ async def fail(client: Client) -> None:
 async def read(client: Client) -> None:
     """Resources, prompts, and completions of their arguments"""
     for uri in (MENU, "recipes://laksa"):
-        print(f"  {(await client.read(uri)).contents[0]}")
-    print(f"  {(await client.prompt('shopping_list', {'dish': 'laksa', 'guests': '3'})).messages[0]}")
+        print(f"  {(await client.read_resource(uri)).contents[0]}")
+    print(f"  {(await client.get_prompt('shopping_list', {'dish': 'laksa', 'guests': '3'})).messages[0]}")
     for ref in (PromptReference("shopping_list"), ResourceReference("recipes://{dish}")):
         print(f"  la... is {list((await client.complete(ref, 'dish', 'la')).values)}")
 
@@ -156,7 +156,7 @@ async def listen(client: Client) -> None:
     async with client.listen(tools=True, resources=[MENU]) as changes:
         await client.call_tool("put_on_the_menu", {"name": "laksa"})
         change = await anext(changes)
-        print(f"  {change.item} has changed: {(await client.read(change.item)).contents[0]}")
+        print(f"  {change.item} has changed: {(await client.read_resource(change.item)).contents[0]}")
 
 
 async def live_elsewhere(client: Client) -> None:

@@ -73,7 +73,7 @@ async def main(place: str) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         # The connections are tasks of the inner nursery, so that all have ended when the server does.
         async with listening(place) as listeners, server.running(), trio.open_nursery() as nursery:
-            nursery.start_soon(house.heat, partial(server.updated, TEMPERATURE))
+            nursery.start_soon(house.heat, partial(server.notify_resource_updated, TEMPERATURE))
             await nursery.start(trio.serve_listeners, partial(serve_stream, server), listeners)
             print("listening on", listeners[0].socket.getsockname(), flush=True)
             await anext(signals)

@@ -64,7 +64,7 @@ async def read_diary() -> list[str]:
 async def put_on_the_menu(name: str) -> str:
     """Offer a dish today."""
     menu.append(name)
-    server.updated(MENU)  # whoever listens is told
+    server.notify_resource_updated(MENU)  # whoever listens is told
     return f"There is {name} today."
 
 

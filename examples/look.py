@@ -55,17 +55,17 @@ def read(said: str) -> object:
 async def look(client: Client) -> None:
     print(f"{client.server.get('name')} {client.server.get('version')}, in {client.revision}: {client.negotiation.why}")
     if "tools" in client.capabilities:
-        async for tool in client.tools():
+        for tool in await client.list_tools():
             schema = tool.input_schema
             arguments = taking(schema.get("properties") or (), schema.get("required") or ())
             print(f"  tool {tool.name}{arguments}{about(tool)}")
     if "resources" in client.capabilities:
-        async for resource in client.resources():
+        for resource in await client.list_resources():
             print(f"  resource {resource.uri}{about(resource)}")
-        async for template in client.templates():
+        for template in await client.list_resource_templates():
             print(f"  template {template.uri_template}{about(template)}")
     if "prompts" in client.capabilities:
-        async for prompt in client.prompts():
+        for prompt in await client.list_prompts():
             given = [each for each in prompt.arguments or () if isinstance(each, PromptArgument)]
             needed = [each.name for each in given if each.required]
             print(f"  prompt {prompt.name}{taking([each.name for each in given], needed)}{about(prompt)}")

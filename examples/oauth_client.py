@@ -40,7 +40,7 @@ async def main(url: str, pasting: bool) -> None:
         auth = OAuth("An example", store=STORE, http_on_loopback=True)
     async with open_client(url, auth=auth) as client:
         print(f"{client.server.get('name')} has, in {client.revision}:")
-        async for tool in client.tools():
+        for tool in await client.list_tools():
             print(f"  {tool.name}: {tool.description}")
 
 

@@ -25,7 +25,7 @@ async def beat() -> None:
     while True:
         await trio.sleep(0.1)
         heart["beats"] += 1
-        server.updated(BEATS)
+        server.notify_resource_updated(BEATS)
 
 
 @server.resource(BEATS, mime_type="text/plain")

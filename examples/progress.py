@@ -35,10 +35,11 @@ async def export(rows: Rows, ctx: Context) -> str:
     return f"{target} has {rows} rows"
 
 
-@server.tool(abandon=False)
+@server.tool(abandon_on_cancel=False)
 def count_primes(below: Rows, ctx: Context) -> int:
     """Count the primes below a number."""
-    # A thread is not cancelled before it talks to Trio; `abandon=False` has the call wait for that, and end with it.
+    # A thread is not cancelled before it talks to Trio; `abandon_on_cancel=False` has the call wait for that, and end
+    # with it.
     found = 0
     for number in range(2, below):
         found += all(number % divisor for divisor in range(2, int(number**0.5) + 1))

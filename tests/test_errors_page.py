@@ -205,7 +205,7 @@ with_client("…: must be of type integer")(lambda client: client.call_tool("add
 with_client("tools/call … failed")(lambda client: client.call_tool("broken"))
 said_by("no running event loop")(lambda: asyncio.sleep(1))
 with_client("elicitation/create needs")(lambda client: client.call_tool("ask"))
-with_client("… needs the server capability")(lambda client: client.list_prompts())
+with_client("… needs the server capability")(lambda client: client.list_prompts_page())
 with_client("ping does not exist")(lambda client: client.ping())
 with_client("nothing goes along")(lambda client: client.call_tool("add", a=1))  # type: ignore[call-overload]
 

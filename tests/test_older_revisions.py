@@ -422,7 +422,7 @@ async def broken_promise(revision: str) -> Any:
         return {"degrees": 3}
 
     async with open_memory_pair(server, revision=revision) as pair:
-        await pair.client.list_tools()
+        await pair.client.list_tools_page()
         return await attempt(pair.client.call_tool("forecast"))
 
 

@@ -98,7 +98,7 @@ async def test_a_host_starts_the_server_as_shown(tmp_path: Path) -> None:
     shown = json.loads(marked("host", "json"))["mcpServers"]["weather"]
     assert (shown["command"], shown["args"]) == (f"/path/to/{set_up_python()}", ["/path/to/weather.py"])
     async with open_client([sys.executable, str(tmp_path / "weather.py")], cwd="/") as client:
-        assert [tool.name async for tool in client.tools()] == ["forecast"]
+        assert [tool.name for tool in await client.list_tools()] == ["forecast"]
 
 
 def set_up_python() -> str:
@@ -212,7 +212,7 @@ async def test_a_relay_shows_what_is_shown(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(said["show"], [sys.executable, str(tmp_path / "weather.py")])
         async with open_client((await started.address()).url) as client:
-            assert [tool.name async for tool in client.tools()] == ["forecast"]
+            assert [tool.name for tool in await client.list_tools()] == ["forecast"]
         nursery.cancel_scope.cancel()
 
 

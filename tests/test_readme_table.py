@@ -139,7 +139,7 @@ def at(revision: str, **options: Any) -> AbstractAsyncContextManager[MemoryPair]
 
 
 async def tool_named(name: str, client: Client) -> Tool:
-    (tool,) = [tool async for tool in client.tools() if tool.name == name]
+    (tool,) = [tool for tool in await client.list_tools() if tool.name == name]
     return tool
 
 
@@ -181,16 +181,16 @@ async def structured(revision: str) -> str | None:
 
 async def resources(revision: str) -> None:
     async with at(revision) as pair:
-        assert "house://one" in [each.uri async for each in pair.client.resources()]
-        assert "rooms://{name}" in [each.uri_template async for each in pair.client.templates()]
-        (content,) = (await pair.client.read(ROOM)).contents
+        assert "house://one" in [each.uri for each in await pair.client.list_resources()]
+        assert "rooms://{name}" in [each.uri_template for each in await pair.client.list_resource_templates()]
+        (content,) = (await pair.client.read_resource(ROOM)).contents
         assert getattr(content, "text", "") == "the room kitchen"
 
 
 async def prompts(revision: str) -> None:
     async with at(revision) as pair:
-        assert "review" in [each.name async for each in pair.client.prompts()]
-        (message,) = (await pair.client.prompt("review", {"code": "x"})).messages
+        assert "review" in [each.name for each in await pair.client.list_prompts()]
+        (message,) = (await pair.client.get_prompt("review", {"code": "x"})).messages
         assert isinstance(message, PromptMessage)
         assert message.content == TextContent("Review this python: x")
 
@@ -223,9 +223,9 @@ async def icons(revision: str) -> str | None:
 @tries("How long a result may be used again")
 async def caching(revision: str) -> str | None:
     async with at(revision) as pair:
-        first = await pair.client.list_tools()
+        first = await pair.client.list_tools_page()
         before = len(pair.transcript)
-        assert await pair.client.list_tools() == first
+        assert await pair.client.list_tools_page() == first
         return None if len(pair.transcript) == before else LEFT_OUT
 
 

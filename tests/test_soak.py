@@ -40,12 +40,12 @@ async def served(way: str) -> AsyncIterator[tuple[str, int]]:
 
 async def work(client: Client) -> None:
     """What a client may do: lists, calls with and without progress, reads, an error, a call that it leaves."""
-    await client.list_tools()
+    await client.list_tools_page()
     for _ in range(CALLS):
         await client.call_tool("test_simple_text")
     await client.call_tool("test_tool_with_progress", on_progress=lambda *_: None)
     assert (await client.call_tool("test_error_handling")).is_error
-    await client.read("test://static-text")
+    await client.read_resource("test://static-text")
     with trio.move_on_after(0.01):
         await client.call_tool("test_tool_with_progress", on_progress=lambda *_: None)
 

@@ -340,7 +340,9 @@ class _PairBlock(AbstractAsyncContextManager[MemoryPair]):
 
         async def serve() -> None:
             try:
-                await serve_stream(self._server, theirs, grace=0)  # a client that closes its end reads nothing more
+                await serve_stream(
+                    self._server, theirs, shutdown_timeout=0
+                )  # a client that closes its end reads nothing more
             except Exception as error:
                 self._failure = error
                 raise

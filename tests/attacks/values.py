@@ -116,14 +116,14 @@ async def main():
         nursery.start_soon(play, theirs)
         async with open_client(ours, revision="2025-11-25") as client:
             if method == "tools/call":
-                await client.list_tools()
+                await client.list_tools_page()
             nursery.start_soon(tick, gaps)
             await trio.sleep(0.02)
             error = ""
             async def call():
                 nonlocal error
                 try:
-                    await (client.call_tool("t") if method == "tools/call" else client.list_tools())
+                    await (client.call_tool("t") if method == "tools/call" else client.list_tools_page())
                 except Exception as caught:
                     error = str(caught)[:80]
             async with trio.open_nursery() as calling:

@@ -31,8 +31,8 @@ class Size:
 
 def build(**options: Any) -> Server:
     """A house of its own, with lists of several pages."""
-    options = {"version": "7", "instructions": "Knock first.", "page_size": 3, "burst": 0, **options}
-    server = Server("house", offers=("tools", "prompts", "resources"), **options)
+    options = {"version": "7", "instructions": "Knock first.", "page_size": 3, "change_debounce": 0, **options}
+    server = Server("house", capabilities=("tools", "prompts", "resources"), **options)
     _add_calls(server)
     _add_waits(server)
     _add_questions(server)
@@ -156,11 +156,11 @@ def _add_lists(server: Server) -> None:
 
     @server.tool
     async def touch(uri: str) -> None:
-        server.updated(uri)
+        server.notify_resource_updated(uri)
 
     @server.tool
     async def grow(ctx: Context) -> None:
-        server.changed("tools", "prompts", "resources")
+        server.notify_list_changed("tools", "prompts", "resources")
 
 
 async def _part(number: str) -> str:

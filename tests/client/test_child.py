@@ -102,7 +102,7 @@ def group_of(pid: int) -> set[int]:
 async def running(program: str, *, until: bytes = b"", **options: Any) -> AsyncIterator[Child]:
     """A child with this program, which has said `until`; closed afterwards, and then nobody of its group is there."""
     async with open_nursery() as nursery:
-        child = await start_child(nursery, python(program), **{"grace": LONG, **options})
+        child = await start_child(nursery, python(program), **{"shutdown_timeout": LONG, **options})
         async with child:
             if until:
                 assert await heard(child, len(until) + 1) == until + b"\n"
@@ -143,7 +143,7 @@ async def test_its_stdin_and_stdout_are_one_stream_that_can_be_half_closed() -> 
 
 
 async def test_a_child_that_reads_nothing_blocks_a_write_that_can_be_cancelled() -> None:
-    async with running("say('here'); stay()", until=b"here", grace=SHORT) as child:
+    async with running("say('here'); stay()", until=b"here", shutdown_timeout=SHORT) as child:
         with trio.move_on_after(SHORT) as scope:
             await child.stream.send_all(bytes(10_000_000))
         assert scope.cancelled_caught
@@ -187,7 +187,9 @@ async def test_who_waits_to_read_or_write_is_woken_by_a_death_though_a_grandchil
         assert await child.stream.receive_some() == b""
         outcomes.append("reader")
 
-    async with running(GRANDCHILD.format("deaf()") + "say('here'); stay()", until=b"here", grace=SHORT) as child:
+    async with running(
+        GRANDCHILD.format("deaf()") + "say('here'); stay()", until=b"here", shutdown_timeout=SHORT
+    ) as child:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write)
             nursery.start_soon(read)
@@ -308,7 +310,7 @@ STOPS = "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)"
 
 @req("stdio-08", "stdio-09")
 @pytest.mark.parametrize(
-    ("program", "grace", "status", "number"),
+    ("program", "shutdown_timeout", "status", "number"),
     [
         pytest.param(ENDS, LONG, 0, None, id="it ends with its stdin"),
         pytest.param(STAYS, SHORT, None, signal.SIGTERM, id="it waits for SIGTERM"),
@@ -320,9 +322,9 @@ STOPS = "say('ready'); os.kill(os.getpid(), signal.SIGSTOP)"
     ],
 )
 async def test_after_it_is_closed_nobody_of_its_group_is_alive(
-    program: str, grace: float, status: int | None, number: signal.Signals | None
+    program: str, shutdown_timeout: float, status: int | None, number: signal.Signals | None
 ) -> None:
-    async with running(program, until=b"ready", grace=grace) as child:
+    async with running(program, until=b"ready", shutdown_timeout=shutdown_timeout) as child:
         assert len(group_of(child.pid)) == (2 if "fork" in program else 1)
         await child.aclose()
         assert group_of(child.pid) == set()
@@ -411,7 +413,7 @@ os.write(2, b"x" * 900_000 + b"\\nlast")
 os._exit(3)
 """
     for _ in range(20):  # the orders in which the tasks may run, some of which are rare
-        async with running(program, until=b"ready", grace=0) as child:
+        async with running(program, until=b"ready", shutdown_timeout=0) as child:
             await child.stream.send_all(b"x")
             # The loop is blocked meanwhile, and has yet to see anything.
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
@@ -430,7 +432,7 @@ async def test_the_bodys_exception_leaves_as_the_same_object() -> None:
 @pytest.mark.parametrize("program", ["read()", "say('ready'); deaf(); stay()"])
 async def test_a_nursery_that_is_cancelled_ends_it(program: str) -> None:
     async with trio.open_nursery() as nursery:
-        child = await start_child(nursery, python(program), grace=SHORT)
+        child = await start_child(nursery, python(program), shutdown_timeout=SHORT)
         nursery.cancel_scope.cancel()
     assert group_of(child.pid) == set()
     assert child.exit is not None
@@ -456,7 +458,7 @@ def test_ctrl_c_leaves_it_time_to_end_in_order(when: str, monkeypatch: pytest.Mo
     async def main() -> None:
         async with open_nursery() as nursery:
             program = python("os.write(2, b'begun, ');read(); os.write(2, b'in order')")
-            await start_child(nursery, program, grace=LONG, stderr=hear)
+            await start_child(nursery, program, shutdown_timeout=LONG, stderr=hear)
             if when == "while the body runs":
                 signal.raise_signal(signal.SIGINT)
             await trio.sleep_forever()
@@ -478,7 +480,7 @@ def test_cancelling_at_every_step_leaves_nothing(program: str) -> None:
         async def scenario(attempt: Attempt = attempt, groups: list[int] = groups) -> None:
             with attempt.window():
                 async with open_nursery() as nursery:
-                    child = await start_child(nursery, python(program), grace=0.01)
+                    child = await start_child(nursery, python(program), shutdown_timeout=0.01)
                     groups.append(child.pid)
                     with suppress(trio.BrokenResourceError):
                         await child.stream.send_all(b"x")
@@ -505,7 +507,7 @@ async def main():
 trio.run(main)
 """
     async with open_nursery() as nursery:
-        parent = await start_child(nursery, [sys.executable, "-c", program], grace=LONG)
+        parent = await start_child(nursery, [sys.executable, "-c", program], shutdown_timeout=LONG)
         pid = int(await parent.stream.receive_some())
         watched = os.pidfd_open(pid)
         os.kill(parent.pid, signal.SIGKILL)
@@ -591,7 +593,7 @@ async def test_one_that_cannot_be_ended_is_given_up_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = pipes()
-    async with running(STAYS, until=b"ready", grace=SHORT) as child:
+    async with running(STAYS, until=b"ready", shutdown_timeout=SHORT) as child:
         with monkeypatch.context() as patch:
             patch.setattr("trio_mcp.transport.child.os.killpg", forbid)
             await child.aclose()
@@ -642,10 +644,10 @@ async def test_the_tail_begins_with_a_line_where_there_is_one(written: bytes, ta
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there nobody tells what is still in a pipe")
 async def test_it_is_known_whether_anything_was_read_also_after_the_end() -> None:
-    async with running("say('up'); stay()", until=b"up", grace=SHORT) as child:
+    async with running("say('up'); stay()", until=b"up", shutdown_timeout=SHORT) as child:
         pass
     assert child.has_read_nothing  # nor was anything sent
-    async with running("say('up'); os.read(0, 1); say('read'); stay()", until=b"up", grace=SHORT) as child:
+    async with running("say('up'); os.read(0, 1); say('read'); stay()", until=b"up", shutdown_timeout=SHORT) as child:
         assert child.has_read_nothing
         await child.stream.send_all(b"ab")
         assert await heard(child, 5) == b"read\n"
@@ -810,7 +812,9 @@ async def test_a_stderr_of_ours_that_is_read_gets_all_of_a_flood(monkeypatch: py
 
 
 async def test_the_words_of_a_grandchild_after_a_death_are_not_waited_for() -> None:
-    async with running(GRANDCHILD.format("deaf()") + "os.write(2, b'last'); os._exit(3)", grace=SHORT) as child:
+    async with running(
+        GRANDCHILD.format("deaf()") + "os.write(2, b'last'); os._exit(3)", shutdown_timeout=SHORT
+    ) as child:
         assert await heard(child) == b""
         assert exit_of(child).stderr_tail == "last"
 
@@ -928,9 +932,9 @@ def test_a_command_has_a_name_that_tells_no_secret(command: list[str], name: str
         ("cat", {"env": {1: SECRET}}, "the environment variable 1 is no string: str"),
         ("cat", {"environment": "maximal"},
          'environment is "minimal", "inherit" or a mapping of just the variables to give'),
-        ("cat", {"grace": -1}, "grace is a number of seconds, 0 or more; not -1"),
-        ("cat", {"grace": float("nan")}, "grace is a number of seconds, 0 or more; not nan"),
-        ("cat", {"grace": "2"}, "grace is a number of seconds, 0 or more; not '2'"),
+        ("cat", {"shutdown_timeout": -1}, "shutdown_timeout is a number of seconds, 0 or more; not -1"),
+        ("cat", {"shutdown_timeout": float("nan")}, "shutdown_timeout is a number of seconds, 0 or more; not nan"),
+        ("cat", {"shutdown_timeout": "2"}, "shutdown_timeout is a number of seconds, 0 or more; not '2'"),
         *((command, {}, 'a command is a program and its arguments, all of them strings: ["python", "server.py"]')
           for command in ("", [], [""], ["cat", 1], ["cat", b"x"], b"cat", 7, None)),
     ],

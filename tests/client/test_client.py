@@ -170,16 +170,16 @@ async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, auto
     async with open_client(build()) as client:
         with pytest.raises(UsageError, match="_meta is an object"):
             await client.request("tools/list", {"_meta": meta}, meta=more)
-        await client.list_tools()
+        await client.list_tools_page()
 
 
 CALLS: list[Callable[..., Any]] = [
-    lambda client, **along: client.list_tools(**along),
-    lambda client, **along: client.list_resources(**along),
-    lambda client, **along: client.list_templates(**along),
-    lambda client, **along: client.list_prompts(**along),
-    lambda client, **along: client.read("house://one", **along),
-    lambda client, **along: client.prompt("review", {"code": "x"}, **along),
+    lambda client, **along: client.list_tools_page(**along),
+    lambda client, **along: client.list_resources_page(**along),
+    lambda client, **along: client.list_resource_templates_page(**along),
+    lambda client, **along: client.list_prompts_page(**along),
+    lambda client, **along: client.read_resource("house://one", **along),
+    lambda client, **along: client.get_prompt("review", {"code": "x"}, **along),
     lambda client, **along: client.call_tool("greet", {"name": "you"}, **along),
     lambda client, **along: client.complete(PromptReference("review"), "language", "py", **along),
     lambda client, **along: client.request("tools/list", **along),
@@ -200,9 +200,9 @@ async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock)
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
         with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
-            await client.list_prompts(**wrong)
+            await client.list_prompts_page(**wrong)
         with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
-            await client.read("notes://x", **wrong)
+            await client.read_resource("notes://x", **wrong)
 
 
 async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) -> None:
@@ -229,7 +229,7 @@ async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump
     [
         ("arguments", lambda client, wrong: client.call_tool("forecast", wrong)),
         ("arguments", lambda client, wrong: client.stream_tool("forecast", wrong).__aenter__()),
-        ("arguments", lambda client, wrong: client.prompt("p", wrong)),
+        ("arguments", lambda client, wrong: client.get_prompt("p", wrong)),
         ("context", lambda client, wrong: client.complete(PromptReference("p"), "a", "", context=wrong)),
         ("params", lambda client, wrong: client.request("tools/list", wrong)),
         ("meta", lambda client, wrong: client.call_tool("t", meta=wrong)),
@@ -382,8 +382,8 @@ async def test_who_forgets_to_enter_a_block_is_told(make: Callable[..., Any]) ->
 
 USES: list[Callable[[Client], Any]] = [
     lambda client: client.call_tool("forecast", {"city": "Oslo"}),
-    lambda client: client.list_tools(),
-    lambda client: client.read("notes://x"),
+    lambda client: client.list_tools_page(),
+    lambda client: client.read_resource("notes://x"),
     lambda client: client.set_log_level("debug"),
     lambda client: client.set_roots([]),
     lambda client: client.listen(tools=True).__aenter__(),
@@ -404,12 +404,12 @@ async def test_a_client_is_of_no_use_in_another_run_and_takes_no_harm(
 
         with pytest.raises(UsageError, match=r"another trio\.run.* trio\.from_thread\.run"):
             await trio.to_thread.run_sync(run, elsewhere)
-        assert (await client.list_tools()).tools
+        assert (await client.list_tools_page()).tools
 
 
 async def test_a_client_is_used_from_a_thread_by_its_own_run() -> None:
     async with open_client(build()) as client:
-        page = await trio.to_thread.run_sync(lambda: trio.from_thread.run(client.list_tools))
+        page = await trio.to_thread.run_sync(lambda: trio.from_thread.run(client.list_tools_page))
         assert page.tools
 
 
@@ -468,19 +468,19 @@ async def follow(client: Client) -> None:
 ADD = {"a": 1, "b": 2}
 WAYS: dict[str, Callable[[Client], Awaitable[object]]] = {
     "request": lambda client: client.request("tools/list"),
+    "list_tools_page": lambda client: client.list_tools_page(),
     "list_tools": lambda client: client.list_tools(),
-    "tools": lambda client: all_of(client.tools()),
     "call_tool": lambda client: client.call_tool("add", ADD),
     "call_tool with returns": lambda client: client.call_tool("add", ADD, returns=int),
     "stream_tool": follow,
+    "list_resources_page": lambda client: client.list_resources_page(),
     "list_resources": lambda client: client.list_resources(),
-    "resources": lambda client: all_of(client.resources()),
-    "list_templates": lambda client: client.list_templates(),
-    "templates": lambda client: all_of(client.templates()),
-    "read": lambda client: client.read("house://one"),
+    "list_resource_templates_page": lambda client: client.list_resource_templates_page(),
+    "list_resource_templates": lambda client: client.list_resource_templates(),
+    "read_resource": lambda client: client.read_resource("house://one"),
+    "list_prompts_page": lambda client: client.list_prompts_page(),
     "list_prompts": lambda client: client.list_prompts(),
-    "prompts": lambda client: all_of(client.prompts()),
-    "prompt": lambda client: client.prompt("review", {"code": "x"}),
+    "get_prompt": lambda client: client.get_prompt("review", {"code": "x"}),
     "complete": lambda client: client.complete(PromptReference("review"), "language", "p"),
     "set_log_level": lambda client: client.set_log_level("info"),
     "set_roots": lambda client: client.set_roots(["/"]),

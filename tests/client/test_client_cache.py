@@ -63,7 +63,7 @@ async def counted(server: Counting, **options: Any) -> AsyncIterator[tuple[Clien
 
 
 async def read(client: Client, uri: str = "r://one", **along: Any) -> str:
-    found = await client.read(uri, **along)
+    found = await client.read_resource(uri, **along)
     text: str = found.contents[0].text  # type: ignore[union-attr]  # it is what the server gives
     return text
 
@@ -123,10 +123,10 @@ async def test_what_goes_along_with_a_request_tells_its_result_from_others(
 async def test_what_goes_along_with_all_requests_counts_as_well(autojump_clock: MockClock) -> None:
     tenant = "A"
     async with counted(Counting(ttlMs=9000), meta=lambda: {"x/tenant": tenant}) as (client, server):
-        await client.list_tools()
+        await client.list_tools_page()
         tenant = "B"
-        await client.list_tools()
-        await client.list_tools(meta={"x/tenant": "A"})
+        await client.list_tools_page()
+        await client.list_tools_page(meta={"x/tenant": "A"})
         assert [each.message["params"]["_meta"]["x/tenant"] for each in server.asked] == ["A", "B"]
 
 
@@ -173,7 +173,7 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
 
     async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
         numbers = itertools.count(1)
-        await client.list_tools()
+        await client.list_tools_page()
         await client.request("prompts/list", headers={"x-of": "one"})
         await read(client)
         told = [(each.headers.get("Authorization"), each.headers.get("X-Of")) for each in server.asked]
@@ -183,13 +183,13 @@ async def test_headers_are_made_once_for_each_call(autojump_clock: MockClock) ->
 @req("cache-27", "cache-21")
 async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
     async with counted(Counting(ttlMs=1000)) as (client, server):
-        await client.list_prompts()
+        await client.list_prompts_page()
         await trio.sleep(0.6)
-        await client.list_prompts("two")
-        assert [each async for each in client.prompts()] == []
+        await client.list_prompts_page("two")
+        assert list(await client.list_prompts()) == []
         assert len(server.asked) == 2
         await trio.sleep(0.6)
-        assert [each async for each in client.prompts()] == []
+        assert list(await client.list_prompts()) == []
         cursors = [each.message["params"].get("cursor") for each in server.asked]
         assert cursors == [None, "two", None]  # the second was fresh
 
@@ -197,19 +197,19 @@ async def test_each_page_is_kept_by_itself(autojump_clock: MockClock) -> None:
 async def test_a_cursor_that_is_not_known_any_more_makes_all_pages_stale(autojump_clock: MockClock) -> None:
     playing = Counting(ttlMs=9000)
     async with counted(playing) as (client, server):
-        await client.list_prompts()
+        await client.list_prompts_page()
         playing.stale_cursor = True
         with pytest.raises(RequestError):
-            [each async for each in client.prompts()]
+            list(await client.list_prompts())
         playing.stale_cursor = False
-        assert [each async for each in client.prompts()] == []
+        assert list(await client.list_prompts()) == []
         cursors = [each.message["params"].get("cursor") for each in server.asked]
         assert cursors == [None, "two", None, "two"]
 
 
 ASKS: list[Callable[[Client], Any]] = [
-    lambda client: client.list_tools(),
-    lambda client: client.read("r://one"),
+    lambda client: client.list_tools_page(),
+    lambda client: client.read_resource("r://one"),
     lambda client: client.call_tool("t"),
     lambda client: client.request("tools/list"),
 ]
@@ -220,7 +220,7 @@ async def test_a_client_that_is_closed_has_nothing_left(
     ask: Callable[[Client], Any], autojump_clock: MockClock
 ) -> None:
     async with counted(Counting(ttlMs=9000)) as (client, _):
-        await client.list_tools()
+        await client.list_tools_page()
         await read(client)
         await client.aclose()
         with pytest.raises(SessionClosed):
@@ -240,36 +240,38 @@ async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
         return {}
 
     async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
-        await client.list_tools()
+        await client.list_tools_page()
         fails = True
         with pytest.raises(UsageError, match="the headers for a request could not be made") as failed:
             await patiently(lambda: ask(client), "an outcome")
         assert failed.value.__cause__ is broken
         fails = False
         assert len(server.asked) == 1
-        await client.list_prompts()
+        await client.list_prompts_page()
 
 
 # With a server of ours.
 
 
 def house() -> Server:
-    server = Server("house", offers=("tools", "resources"), burst=0, cache={"tools/list": CacheHints(9000)})
+    server = Server(
+        "house", capabilities=("tools", "resources"), change_debounce=0, cache={"tools/list": CacheHints(9000)}
+    )
 
     @server.tool
     async def rename() -> None:
-        server.changed("tools")
+        server.notify_list_changed("tools")
 
     @server.tool
     async def write() -> None:
-        server.updated("notes://todo")
+        server.notify_resource_updated("notes://todo")
 
     numbers = itertools.count(1)
 
     @server.resource("notes://{name}", cache=CacheHints(9000))
     async def note(name: str, ctx: Context) -> str:
         if name == "overtaken":
-            server.updated("notes://overtaken")
+            server.notify_resource_updated("notes://overtaken")
             await wait_all_tasks_blocked()
         if name == "secret":
             match await ctx.elicit("Which size?", Size):
@@ -295,13 +297,13 @@ async def at_house(**options: Any) -> AsyncIterator[tuple[Client, Callable[[str]
 async def test_a_change_that_is_heard_of_makes_results_stale_at_once(autojump_clock: MockClock) -> None:
     async with at_house() as (client, count), client.listen(tools=True, resources=["notes://todo"]):
         for _ in range(2):
-            await client.list_tools()
+            await client.list_tools_page()
             await read(client, "notes://todo")
             await read(client, "notes://done")
         assert (count("tools/list"), count("resources/read")) == (1, 2)
         await client.call_tool("rename")
         await wait_all_tasks_blocked()
-        await client.list_tools()
+        await client.list_tools_page()
         await read(client, "notes://todo")
         assert (count("tools/list"), count("resources/read")) == (2, 2)
         await client.call_tool("write")
@@ -328,8 +330,8 @@ async def test_what_took_answers_of_ours_is_never_used_again(autojump_clock: Moc
 
 async def test_older_revisions_have_no_such_thing(autojump_clock: MockClock) -> None:
     async with at_house(revision=D) as (client, count):
-        await client.list_tools()
-        await client.list_tools()
+        await client.list_tools_page()
+        await client.list_tools_page()
         assert count("tools/list") == 2
 
 

@@ -182,14 +182,14 @@ async def test_closing_ends_every_call_and_every_listener(where: Where, clock: M
 @contract()
 async def test_lists_are_walked_over_all_their_pages(where: Where, clock: MockClock) -> None:
     async with visiting(where) as client:
-        tools = [tool.name async for tool in client.tools()]
+        tools = [tool.name for tool in await client.list_tools()]
         assert len(tools) > 15
         assert {"add", "grow"} < set(tools)
-        assert [each.name async for each in client.resources()] == ["one", "two", "three", "four"]
-        assert [each.uri_template async for each in client.templates()] == [
+        assert [each.name for each in await client.list_resources()] == ["one", "two", "three", "four"]
+        assert [each.uri_template for each in await client.list_resource_templates()] == [
             *("rooms://{name}", "doors://{number}", "windows://{number}", "walls://{number}", "roofs://{number}")
         ]
-        assert [each.name async for each in client.prompts()] == ["review", "short", "long", "wide"]
+        assert [each.name for each in await client.list_prompts()] == ["review", "short", "long", "wide"]
 
 
 def _names(items: Iterable[Any]) -> list[str]:
@@ -199,17 +199,17 @@ def _names(items: Iterable[Any]) -> list[str]:
 @contract()
 async def test_a_page_is_asked_for_by_the_cursor_of_the_one_before(where: Where, clock: MockClock) -> None:
     async with visiting(where) as client:
-        first = await client.list_resources()
+        first = await client.list_resources_page()
         assert _names(first.resources) == ["one", "two", "three"]
         assert isinstance(first.next_cursor, str)
-        second = await client.list_resources(first.next_cursor)
+        second = await client.list_resources_page(first.next_cursor)
         assert _names(second.resources) == ["four"]
         assert second.next_cursor is None
-        assert len((await client.list_tools()).tools) == 3
-        assert len((await client.list_templates()).resource_templates) == 3
-        assert len((await client.list_prompts()).prompts) == 3
+        assert len((await client.list_tools_page()).tools) == 3
+        assert len((await client.list_resource_templates_page()).resource_templates) == 3
+        assert len((await client.list_prompts_page()).prompts) == 3
         with pytest.raises(RequestError):
-            await client.list_tools("no cursor of theirs")
+            await client.list_tools_page("no cursor of theirs")
 
 
 # Calls.
@@ -417,22 +417,22 @@ async def test_a_log_callback_that_fails_costs_nothing(
 @contract()
 async def test_a_resource_is_read(where: Where, clock: MockClock) -> None:
     async with visiting(where) as client:
-        (content,) = (await client.read("house://one")).contents
+        (content,) = (await client.read_resource("house://one")).contents
         assert content.text == "inside house://one"  # type: ignore[union-attr]
-        (content,) = (await client.read("rooms://7")).contents
+        (content,) = (await client.read_resource("rooms://7")).contents
         assert content.text == "the room 7"  # type: ignore[union-attr]
         with pytest.raises(RequestError) as missing:
-            await client.read("nowhere://at/all")
+            await client.read_resource("nowhere://at/all")
         assert missing.value.code == (-32602 if where.modern else -32002)
 
 
 @contract()
 async def test_a_prompt_is_filled_in(where: Where, clock: MockClock) -> None:
     async with visiting(where) as client:
-        result = await client.prompt("review", {"code": "x = 1", "language": "awk"})
+        result = await client.get_prompt("review", {"code": "x = 1", "language": "awk"})
         assert result.messages[0].content.text == "Review this awk: x = 1"  # type: ignore[union-attr]
         with pytest.raises(RequestError):
-            await client.prompt("review", {})
+            await client.get_prompt("review", {})
 
 
 @req("cmpl-09")

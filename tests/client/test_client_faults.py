@@ -314,7 +314,7 @@ def test_a_client_may_be_cancelled_at_any_step(where: Where, watch: Any) -> None
             with attempt.window():
                 async with open_client(target, **options) as client, client.listen(tools=True) as changes:
                     await client.call_tool("think")
-                    server.changed("tools")
+                    server.notify_list_changed("tools")
                     await anext(changes)
             await wait_all_tasks_blocked()
 
@@ -328,7 +328,7 @@ def test_the_link_may_end_at_any_step_and_nobody_waits(revision: str) -> None:
             await anext(changes)
 
     async def scenario(attempt: Attempt) -> None:
-        server = Server("s", offers=["tools"])
+        server = Server("s", capabilities=["tools"])
         ours, theirs = wide()
         async with open_nursery() as nursery:
             nursery.start_soon(serve_stream, server, theirs)
@@ -348,7 +348,7 @@ async def test_what_a_block_raises_is_not_lost_when_it_is_cancelled_as_well(auto
     async def block() -> None:
         with trio.CancelScope() as scope:
             async with open_client(small()) as client:
-                await client.list_tools()
+                await client.list_tools_page()
                 scope.cancel()
                 raise own
 
@@ -595,7 +595,7 @@ async def test_what_a_tool_says_of_itself_decides_nothing(annotations: Any, auto
     async with nothing_left(), script(modern(play)) as server:
         with reachable(server.connect):
             async with open_client(URL) as client:
-                assert [tool.name async for tool in client.tools()] == ["t"]
+                assert [tool.name for tool in await client.list_tools()] == ["t"]
                 with pytest.raises(NoResponse) as lost:
                     await client.call_tool("t")
                 assert lost.value.request_may_have_run
@@ -634,11 +634,11 @@ async def test_a_tool_whose_headers_cannot_be_is_left_out_by_http_alone(
     async with script(modern(play)) as server:
         with reachable(server.connect):
             async with open_client(URL) as client:
-                assert [tool.name async for tool in client.tools()] == ["before", "after"]
+                assert [tool.name for tool in await client.list_tools()] == ["before", "after"]
                 assert any("'bad'" in each for each in client.deviations)
                 assert any(
                     "'bad' is left out" in each.message for each in caplog.records if each.levelname == "WARNING"
                 )
     async with played(answer) as (stream, _), open_client(stream) as client:
-        assert [tool.name async for tool in client.tools()] == ["before", "bad", "after"]
+        assert [tool.name for tool in await client.list_tools()] == ["before", "bad", "after"]
         assert client.deviations == ()

@@ -426,7 +426,7 @@ async def test_a_server_that_does_not_say_whether_it_has_that_stream_holds_nobod
         with reachable(server.connect):
             async with open_client(URL, revision=D, **options) as client:
                 assert trio.current_time() - start == seconds
-                assert (await client.list_tools()).tools == []
+                assert (await client.list_tools_page()).tools == []
 
 
 @req("http-58")
@@ -446,7 +446,7 @@ async def test_a_server_that_knows_no_session_of_its_own_is_not_opened_for_ever(
 async def visit_often(options: Any) -> None:
     async with open_client(URL, revision=D, **options) as client:
         for _ in range(20):
-            await client.list_tools()
+            await client.list_tools_page()
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ async def test_no_reference_in_a_servers_schema_is_fetched(reference: str, autoj
         yield {"id": message["id"], "result": results[message["method"]]}
 
     async with played(answer) as (stream, _), open_client(stream) as client:
-        assert [each.name async for each in client.tools()] == ["t"]
+        assert [each.name for each in await client.list_tools()] == ["t"]
         result = await client.call_tool("t")
         assert result.structured_content == {"x": 1}
         assert any(f'"{reference}" leads to nothing in the schema' in each for each in client.deviations)
@@ -203,7 +203,7 @@ async def test_a_call_is_shown_to_somebody_before_it_is_sent_and_may_be_denied(
 
     ran = []
     async with open_memory_pair(server, revision=revision) as pair:
-        tools = {tool.name: tool async for tool in pair.client.tools()}
+        tools = {tool.name: tool for tool in await pair.client.list_tools()}
         wanted: list[tuple[str, dict[str, Any]]] = [("run", {"command": "ls"}), ("run", {"command": "rm -r /"})]
         for name, arguments in wanted:
             await wait_all_tasks_blocked()
@@ -273,7 +273,7 @@ async def test_that_a_resource_is_not_there_is_understood_in_the_words_of_either
 
     async with played(answer) as (stream, _), open_client(stream, revision=revision) as client:
         with pytest.raises(RequestError) as refused:
-            await client.read("notes://gone")
+            await client.read_resource("notes://gone")
     assert isinstance(refused.value, ResourceNotFound) is missing
     assert (refused.value.code, refused.value.message, refused.value.data) == (code, "gone", {"since": 2})
 

@@ -158,7 +158,7 @@ async def test_what_belongs_to_no_request_is_heard_on_a_stream_of_its_own(
     async with at(stage, revision) as bench:
         bench.nursery.start_soon(bench.link.stand)
         await wait_all_tasks_blocked()
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         await trio.sleep(5)
         assert [each.notification.method for each in bench.talk.notices] == [TOOLS]
 

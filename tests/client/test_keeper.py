@@ -194,7 +194,7 @@ async def test_what_was_listened_to_and_asked_for_is_asked_for_again(level: Any,
 
 async def test_what_was_learnt_of_tools_is_forgotten_with_the_session(autojump_clock: MockClock) -> None:
     async with forgetful() as (client, server, _):
-        assert [tool.name async for tool in client.tools()] == ["t"]
+        assert [tool.name for tool in await client.list_tools()] == ["t"]
         await client.call_tool("t")
         server.output, server.structured = {"type": "object", "required": ["new"]}, {"new": 1}
         with pytest.raises(RemoteProtocolError, match="outputSchema"):
@@ -205,7 +205,7 @@ async def test_what_was_learnt_of_tools_is_forgotten_with_the_session(autojump_c
 
 async def test_what_was_learnt_of_tools_is_forgotten_when_they_change(autojump_clock: MockClock) -> None:
     async with forgetful() as (client, server, _):
-        assert [tool.name async for tool in client.tools()] == ["t"]
+        assert [tool.name for tool in await client.list_tools()] == ["t"]
         server.structured = {"new": 1}
         await server.streams[0].event({"jsonrpc": "2.0", "method": TOOLS_CHANGED.kind.method})
         await wait_all_tasks_blocked()
@@ -216,7 +216,7 @@ async def test_what_was_learnt_of_tools_is_forgotten_when_a_change_may_have_been
     autojump_clock: MockClock,
 ) -> None:
     async with forgetful() as (client, server, _):
-        assert [tool.name async for tool in client.tools()] == ["t"]
+        assert [tool.name for tool in await client.list_tools()] == ["t"]
         server.structured = {"new": 1}
         server.streams[0].cut()
         await trio.sleep(5)

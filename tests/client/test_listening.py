@@ -70,7 +70,7 @@ async def served(revision: str, **options: Any) -> AsyncIterator[tuple[Subscript
 
 
 def everything() -> Server:
-    server = Server("changing", offers=("tools", "prompts", "resources"), burst=0)
+    server = Server("changing", capabilities=("tools", "prompts", "resources"), change_debounce=0)
     server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
     server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
     return server
@@ -182,20 +182,20 @@ async def test_each_block_hears_what_it_asked_for_until_it_is_left(revision: str
         async with listening.listen(tools=True, resources=["r://one"]) as changes:
             async with listening.listen(RESOURCES_CHANGED, resources=("r://one", "r://two")) as others:
                 assert changes.missing == others.missing == ()
-                server.changed("tools", "prompts", "resources")
-                server.updated("r://one")
-                server.updated("r://two")
+                server.notify_list_changed("tools", "prompts", "resources")
+                server.notify_resource_updated("r://one")
+                server.notify_resource_updated("r://two")
                 assert set(await taken(changes, 2)) == {TOOLS_CHANGED, ONE}
                 assert set(await taken(others, 3)) == {RESOURCES_CHANGED, ONE, TWO}
             await trio.sleep(1)
-            server.updated("r://two")
-            server.updated("r://one")
+            server.notify_resource_updated("r://two")
+            server.notify_resource_updated("r://one")
             await trio.sleep(1)
             assert heard(changes) == [ONE]
             assert heard(others) == []
         await trio.sleep(1)
         before = len(ear.notices)
-        server.updated("r://one")
+        server.notify_resource_updated("r://one")
         await trio.sleep(1)
         assert len(ear.notices) == before  # the server does not even tell of it
         assert ear.mistakes == []
@@ -208,8 +208,8 @@ async def test_what_happens_again_before_it_is_taken_is_told_once(revision: str,
         listening.listen(tools=True, resources="r://one") as changes,
     ):
         for _ in range(5):
-            server.updated("r://one")
-            server.changed("tools")
+            server.notify_resource_updated("r://one")
+            server.notify_list_changed("tools")
             await trio.sleep(1)
         assert heard(changes) == [ONE, TOOLS_CHANGED] or heard(changes) == [TOOLS_CHANGED, ONE]
         assert sum(note.notification.method == ChangeKind.TOOLS.method for note in ear.notices) == 5
@@ -224,7 +224,7 @@ async def test_the_bodys_own_exception_leaves_unchanged(revision: str, autojump_
                 raise error
         assert caught.value is error
         await trio.sleep(1)
-        server.updated("r://one")
+        server.notify_resource_updated("r://one")
         await trio.sleep(1)
         assert ear.notices[-1:] == [] or ear.notices[-1].notification.method == ACKNOWLEDGED
 
@@ -235,7 +235,7 @@ async def test_a_server_that_drains_ends_the_iterator(revision: str, autojump_cl
     async with server.running(), linked(server, revision, talk=ear) as link:
         ear.listening.attach(link.caller)
         async with ear.listening.listen(tools=True) as changes:
-            server.changed("tools")
+            server.notify_list_changed("tools")
             await trio.sleep(1)
             async with server.draining(5):
                 pass
@@ -251,16 +251,16 @@ def test_cancelled_anywhere_a_block_leaves_no_subscription_behind(revision: str,
             ear.listening.attach(link.caller)
             with attempt.window():
                 async with ear.listening.listen(tools=True, resources="r://one") as changes:
-                    server.updated("r://one")
+                    server.notify_resource_updated("r://one")
                     assert await anext(changes) == ONE
             await trio.sleep(1)
             assert server.statistics().listeners == (revision != LATEST)
             ear.notices.clear()
-            server.updated("r://one")
+            server.notify_resource_updated("r://one")
             await trio.sleep(1)
             assert ear.notices == []
             async with ear.listening.listen(resources="r://one") as changes:  # and the next one works
-                server.updated("r://one")
+                server.notify_resource_updated("r://one")
                 assert await anext(changes) == ONE
 
     assert cancel_everywhere(scenario, watch=watch) > (20 if watch is anything else 3)
@@ -429,7 +429,7 @@ async def test_an_iterator_that_has_ended_stays_so(revision: str, autojump_clock
 async def test_what_was_not_taken_in_the_block_is_gone_with_it(revision: str, autojump_clock: MockClock) -> None:
     async with served(revision) as (listening, server, _):
         async with listening.listen(tools=True) as changes:
-            server.changed("tools")
+            server.notify_list_changed("tools")
             await trio.sleep(1)
             assert heard(changes) == [TOOLS_CHANGED]
         assert [change async for change in changes] == []
@@ -842,7 +842,7 @@ async def _collect_after_gap(
             listening.attach(link.caller)
             changes = await stack.enter_async_context(listening.listen(tools=True, resources=["r://one"]))
             others = await stack.enter_async_context(listening.listen(resources=["r://one", "r://two"]))
-            server.updated("r://two")
+            server.notify_resource_updated("r://two")
             assert await taken(others, 1) == [TWO]
         await patiently(link.ended.wait, "the link to end")
         assert heard(changes) == heard(others) == []
@@ -851,8 +851,8 @@ async def _collect_after_gap(
             listening.attach(link.caller)
             assert await taken(changes, 2) == [TOOLS_CHANGED, ONE]
             assert await taken(others, 2) == [ONE, TWO]
-            server.updated("r://two")
-            server.changed("tools")
+            server.notify_resource_updated("r://two")
+            server.notify_list_changed("tools")
             assert (await taken(changes, 1), await taken(others, 1)) == ([TOOLS_CHANGED], [TWO])
             assert ear.mistakes == []
 

@@ -197,7 +197,7 @@ async def test_a_stream_that_stands_open_comes_back_with_a_new_token(autojump_cl
             for _ in range(3):
                 at.now += 3600
                 await trio.sleep(200)  # the server ends streams with their tokens
-                server.changed("tools")
+                server.notify_list_changed("tools")
                 with trio.fail_after(60):
                     assert (await anext(changes)).kind is ChangeKind.TOOLS
         assert len(at.pages) == 1
@@ -222,7 +222,7 @@ async def test_a_stream_comes_back_also_if_no_token_is_to_be_had_for_a_while(aut
         await asked.wait()
         at.before = None
         await trio.sleep(60)
-        server.changed("tools")
+        server.notify_list_changed("tools")
         with trio.fail_after(60):
             assert (await anext(changes)).kind is ChangeKind.TOOLS
 
@@ -249,12 +249,12 @@ async def test_a_redirect_within_the_origin_keeps_its_token_and_others_are_not_f
 
     async with quiet(), town(front=lambda _: modern(play) if revision == E else legacy(play)) as at:
         async with at.client(revision=revision) as client:
-            await client.list_tools()
+            await client.list_tools_page()
             assert tokens[-1][0] == "/moved"
             asked = len(tokens)
             moved = "http://127.0.0.1:5000/mcp"
             with pytest.raises(RemoteProtocolError, match="leads to another origin"):
-                await client.list_tools()
+                await client.list_tools_page()
             assert [target for target, _ in tokens[asked:]] == ["/mcp"]
         assert at.ports == {3000, 4000}
 
@@ -536,7 +536,7 @@ async def test_every_request_proves_the_key_with_the_newest_nonce(autojump_clock
     async with quiet(), town(front=lambda _: play, dpop=True) as at:
         async with at.client(at.auth(bound), revision=E) as client:
             for _ in range(3):
-                await client.list_tools()
+                await client.list_tools_page()
         assert len({each["jti"] for each in proofs}) == len(proofs) >= 4
         assert [(each["htm"], each["htu"]) for each in proofs] == [(each["method"], each["url"]) for each in proofs]
         assert refused == ["invalid_token"]  # for what a good answer brings is used as well
@@ -789,8 +789,8 @@ async def test_what_is_cached_for_one_token_is_not_given_to_the_next(autojump_cl
 
     async with quiet(), town(front=lambda at: at.door(modern(play))) as at, at.client(revision=E) as client:
         for _ in range(2):
-            await client.list_tools()
-            await client.list_tools()
+            await client.list_tools_page()
+            await client.list_tools_page()
             at.expire()
             await client.request("tools/list")  # which is not cached
         assert asked == ["tools/list"] * 4
@@ -851,7 +851,7 @@ async def test_a_stream_is_asked_for_again_where_waiting_may_help(autojump_clock
         at.before = fail
         async with client.listen(tools=True) as changes:
             assert len(failed) == 3
-            server.changed("tools")
+            server.notify_list_changed("tools")
             assert (await anext(changes)).kind is ChangeKind.TOOLS
 
 

@@ -77,7 +77,7 @@ async def cut() -> None:
 
 async def refused(client: Client) -> AuthorizationFailed:
     with pytest.raises(AuthorizationFailed) as failed:
-        await client.list_tools()
+        await client.list_tools_page()
     return failed.value
 
 
@@ -106,8 +106,8 @@ async def test_a_flow_may_be_cut_off_at_each_step(step: str, revision: str, auto
             error.__cause__, ReplyBroken if step in ("/register", "/token") else Unauthorized | ReplyBroken
         )
         all_is_well(at)
-        await client.list_tools()
-        await client.list_tools()
+        await client.list_tools_page()
+        await client.list_tools_page()
 
 
 def deny(at: Town) -> Deed:
@@ -130,7 +130,7 @@ async def test_a_flow_may_hang_at_each_step(step: str, revision: str, autojump_c
         assert 30 <= trio.current_time() - start <= (600 if step == "the user" else 90)
         assert error.blame is (Blame.USER if step == "the user" else Blame.NETWORK)
         all_is_well(at)
-        await client.list_tools()
+        await client.list_tools_page()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -142,10 +142,10 @@ async def test_whoever_waits_may_go_at_each_step_and_the_flow_goes_on(
         restart(at, client)
         done = at_step(at, step, partial(trio.sleep, 10))
         with trio.move_on_after(5) as scope:
-            await client.list_tools()
+            await client.list_tools_page()
         assert done
         assert scope.cancelled_caught
-        await client.list_tools()
+        await client.list_tools_page()
         assert len(at.pages) == 2  # of the first flow and of this one
         assert len(at.exchanges) == len(STEPS) - 1
 
@@ -164,7 +164,7 @@ async def test_a_client_may_be_closed_at_each_step_and_the_next_one_begins_anew(
         assert done
         all_is_well(at)
         async with at.client(auth, revision=revision) as client:
-            await client.list_tools()
+            await client.list_tools_page()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -185,7 +185,7 @@ async def test_of_many_who_wait_all_get_the_same_failure_and_the_next_call_works
         assert len({str(each) for each in errors}) == 1
         assert len({id(each) for each in errors}) == 5  # each with its own traceback
         all_is_well(at)
-        await client.list_tools()
+        await client.list_tools_page()
 
 
 def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
@@ -193,8 +193,8 @@ def test_a_call_may_be_cancelled_at_any_step_of_a_flow() -> None:
         async with town(front=plain(E)) as at, at.client(revision=E) as client:
             restart(at, client)
             with attempt.window():
-                await client.list_tools()
-            await client.list_tools()
+                await client.list_tools_page()
+            await client.list_tools_page()
             assert len(at.pages) <= 2  # the user is asked once for both
 
     assert cancel_everywhere(scenario, watch="the scenario") > 3
@@ -208,10 +208,10 @@ def test_a_client_may_be_cancelled_at_any_step_of_a_flow(revision: str, watch: s
             auth = at.auth()
             with attempt.window():
                 async with at.client(auth, revision=revision) as client:
-                    await client.list_tools()
+                    await client.list_tools_page()
             assert not auth.at(at.url)._runs
             async with at.client(auth, revision=revision) as client:
-                await client.list_tools()
+                await client.list_tools_page()
 
     assert cancel_everywhere(scenario, watch=watch) > 5
 
@@ -223,9 +223,9 @@ def test_anything_may_be_cancelled_at_any_time() -> None:
             auth = at.auth()
             with attempt.window():
                 async with at.client(auth, revision=D) as client:
-                    await client.list_tools()
+                    await client.list_tools_page()
             async with at.client(auth, revision=D) as client:
-                await client.list_tools()
+                await client.list_tools_page()
 
     assert cancel_everywhere(scenario, watch=anything) > 50
 
@@ -380,16 +380,16 @@ async def test_a_key_that_cannot_sign_fails_the_flow_and_the_request(autojump_cl
 
     async with quiet(), town(front=lambda at: modern(play), dpop=True) as at:
         async with at.client(at.auth(application), revision=E) as client:
-            await client.list_tools()
+            await client.list_tools_page()
             with pytest.raises(UsageError, match="could not sign") as failed:
-                await client.list_tools()
+                await client.list_tools_page()
             assert isinstance(failed.value.__cause__, Gone)
         async with at.client(at.auth(application), revision=E) as client:
             error = await refused(client)
             assert "could not sign" in str(error)
             assert isinstance(error.__cause__, Gone)
             works += [True] * 2
-            await client.list_tools()
+            await client.list_tools_page()
 
 
 async def test_a_websocket_that_is_not_allowed_has_the_servers_refusal_for_a_cause(autojump_clock: MockClock) -> None:

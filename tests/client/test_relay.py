@@ -73,15 +73,15 @@ async def its_identity(client: Client, oldest: str) -> None:
 
 
 async def its_lists_page_by_page(client: Client, oldest: str) -> None:
-    tools = [tool.name async for tool in client.tools()]
+    tools = [tool.name for tool in await client.list_tools()]
     assert tools == [name for name in TOOLS if name in tools]
     assert len(tools) == len(TOOLS)
-    page = await client.list_tools()
+    page = await client.list_tools_page()
     assert len(page.tools) == 3
     assert page.next_cursor is not None
-    assert [each.name async for each in client.resources()] == ["one", "two", "three", "four"]
-    assert "rooms://{name}" in [each.uri_template async for each in client.templates()]
-    assert [each.name async for each in client.prompts()] == ["review", "short", "long", "wide"]
+    assert [each.name for each in await client.list_resources()] == ["one", "two", "three", "four"]
+    assert "rooms://{name}" in [each.uri_template for each in await client.list_resource_templates()]
+    assert [each.name for each in await client.list_prompts()] == ["review", "short", "long", "wide"]
 
 
 async def results(client: Client, oldest: str) -> None:
@@ -108,22 +108,22 @@ async def errors_with_their_codes(client: Client, oldest: str) -> None:
         await client.call_tool("nothing")
     assert raised.value.code == -32602
     with pytest.raises(RequestError) as raised:
-        await client.prompt("nothing")
+        await client.get_prompt("nothing")
     assert raised.value.code == -32602
     with pytest.raises(RequestError):
-        await client.list_tools(cursor="nonsense")
+        await client.list_tools_page(cursor="nonsense")
 
 
 async def resources(client: Client, oldest: str) -> None:
-    assert (await client.read("house://one")).contents[0].text == "inside house://one"  # type: ignore[union-attr]
-    assert (await client.read("rooms://red")).contents[0].text == "the room red"  # type: ignore[union-attr]
+    assert (await client.read_resource("house://one")).contents[0].text == "inside house://one"  # type: ignore[union-attr]
+    assert (await client.read_resource("rooms://red")).contents[0].text == "the room red"  # type: ignore[union-attr]
     with pytest.raises(RequestError) as raised:
-        await client.read("house://nowhere")
+        await client.read_resource("house://nowhere")
     assert raised.value.code in (-32002, -32602)
 
 
 async def prompts_and_completions(client: Client, oldest: str) -> None:
-    filled = await client.prompt("review", {"code": "x = 1"})
+    filled = await client.get_prompt("review", {"code": "x = 1"})
     assert filled.messages[0].content.text == "Review this python: x = 1"  # type: ignore[union-attr]
     completed = await client.complete(PromptReference("review"), "language", "pa")
     assert list(completed.values) == ["pascal"]
@@ -682,7 +682,7 @@ async def test_nothing_is_kept_on_the_way_for_longer_than_its_server_said() -> N
                 listed: list[Any] = []
 
                 async def look(client: Client = client, listed: list[Any] = listed) -> None:
-                    listed.append(await client.list_tools())
+                    listed.append(await client.list_tools_page())
 
                 nursery.start_soon(look)
                 asked = await peer.take("tools/list")
@@ -985,7 +985,7 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
         open_client(url) as ignorant,
     ):
         await client.call_tool("ask", {"region": "north"})  # behind it there is a client that has to look it up
-        async for _ in client.tools():
+        for _ in await client.list_tools():
             pass
         await client.call_tool("ask", {"region": "south"})
         with pytest.raises(RequestError, match="Mcp-Param-Region header is missing"):
@@ -995,7 +995,7 @@ async def test_arguments_in_headers_are_those_of_the_tool_behind() -> None:
             server.remove_tool("ask")
             server.add_tool(Tool("ask", {"type": "object"}), lambda ctx, arguments: None)
             async for _ in changes:
-                if [tool.input_schema async for tool in client.tools()] == [{"type": "object"}]:
+                if [tool.input_schema for tool in await client.list_tools()] == [{"type": "object"}]:
                     break
         await ignorant.request("tools/call", {"name": "ask"})
     assert [(arguments["region"], headers["Mcp-Param-Region"]) for arguments, headers in called] == [

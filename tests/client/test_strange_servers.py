@@ -131,8 +131,8 @@ async def attempt(client: Client, call: int) -> None:
     calls = [
         lambda: client.call_tool("t", {"a": "b"}),
         lambda: client.call_tool("t", {"a": "b"}, returns=dict),
-        lambda: client.read("r://1"),
-        lambda: client.list_tools(),
+        lambda: client.read_resource("r://1"),
+        lambda: client.list_tools_page(),
         lambda: client.complete(PromptReference("p"), "a", "b"),
     ]
     with contextlib.suppress(McpError):

@@ -73,7 +73,7 @@ async def test_two_runs_say_the_same(revision: str) -> None:
     said = []
     for _ in range(2):
         async with open_memory_pair(adder(), revision=revision) as pair:
-            async for _ in pair.client.tools():
+            for _ in await pair.client.list_tools():
                 pass
             await pair.client.call_tool("add", {"a": 1, "b": 2})
         said.append(str(pair.transcript))

@@ -859,7 +859,7 @@ STAGES = {
 MOVES = {
     "receive": lambda call: call.receive({}),
     "retry": lambda call: call.retry({"who": ACCEPTED}),
-    "abandon": lambda call: call.abandon("who"),
+    "abandon_on_cancel": lambda call: call.abandon("who"),
 }
 ALLOWED = {"sent": {"receive"}, "asked": {"retry", "abandon"}, "sent again": {"receive"}}
 

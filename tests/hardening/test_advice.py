@@ -79,7 +79,7 @@ async def test_a_structured_result_that_breaks_the_promise_of_its_tool_is_no_res
     schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
     server.add_tool(Tool("measured", {"type": "object"}, output_schema=schema), lambda ctx, arguments: {"degrees": 3})
     async with open_client(server, revision=revision) as client:
-        await client.list_tools()
+        await client.list_tools_page()
         with pytest.raises(RemoteProtocolError, match=why):
             await client.call_tool("measured")
 
@@ -139,7 +139,7 @@ async def test_equal_names_of_several_servers_are_told_apart_by_a_prefix_and_not
     shown.mount(counting(1), prefix="one_")
     shown.mount(counting(2), prefix="two_")
     async with open_client(shown, revision=revision) as client:
-        assert [tool.name async for tool in client.tools()] == ["one_add", "two_add"]
+        assert [tool.name for tool in await client.list_tools()] == ["one_add", "two_add"]
         assert await client.call_tool("one_add", {"number": 5}, returns=int) == 6
         assert await client.call_tool("two_add", {"number": 5}, returns=int) == 7
     with pytest.raises(UsageError, match=r"the tool 'one_add' is there already"):
@@ -282,17 +282,17 @@ async def test_no_extension_is_shipped_whose_fallback_would_have_to_be_described
     revision: str, autojump_clock: MockClock
 ) -> None:
     """An extension is declared in the capabilities, and the docs say what happens without it."""
-    server = Server("plain", offers=["tools", "prompts", "resources", "completions"])
+    server = Server("plain", capabilities=["tools", "prompts", "resources", "completions"])
     heard: list[Any] = []
 
     async def look(ctx: Context, request: Request, call_next: Any) -> Any:
         heard.append(ctx.terms.capabilities)
         return await call_next()
 
-    server = Server("plain", middleware=[look], offers=["tools", "prompts", "resources"])
+    server = Server("plain", middleware=[look], capabilities=["tools", "prompts", "resources"])
     options: Any = {"sampling": lambda asked: ("x", "m"), "elicitation": lambda form: None, "roots": []}
     async with open_client(server, revision=revision, **options) as client:
-        await client.list_tools()
+        await client.list_tools_page()
         declared = {**client.capabilities.get("extensions", {}), **heard[0].get("extensions", {})}
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     for name in declared:

@@ -41,7 +41,7 @@ async def test_a_call_that_nobody_can_hear_of_any_more_holds_nothing_up(
 ) -> None:
     """ASGI: lifespan.shutdown comes when the server "has stopped accepting connections and closed all active ones"."""
     working = Working()
-    app = AsgiApp(working.server, grace=7)
+    app = AsgiApp(working.server, shutdown_timeout=7)
     async with lifespan_of(app):
         async with hosted(app, lifespan=False) as web:
             await working.begin(web, revision)
@@ -53,7 +53,7 @@ async def test_a_call_that_nobody_can_hear_of_any_more_holds_nothing_up(
 @legacy
 async def test_a_call_whose_client_is_there_has_its_grace(revision: str, autojump_clock: MockClock) -> None:
     working = Working()
-    app = AsgiApp(working.server, grace=7)
+    app = AsgiApp(working.server, shutdown_timeout=7)
     async with hosted(app, lifespan=False) as web:
         async with lifespan_of(app):
             session = await web.initialize(revision)
@@ -69,6 +69,6 @@ async def test_a_call_whose_client_is_there_has_its_grace(revision: str, autojum
 @legacy
 async def test_hypercorn_ends_when_its_own_time_is_over(revision: str) -> None:
     working = Working()
-    async with hypercorn_of(AsgiApp(working.server, grace=3600), graceful_timeout=0.1) as web:
+    async with hypercorn_of(AsgiApp(working.server, shutdown_timeout=3600), graceful_timeout=0.1) as web:
         await working.begin(web, revision)
     assert len(working.ended) == 1

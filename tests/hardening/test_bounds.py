@@ -146,7 +146,7 @@ async def judged(schema: Any, value: Any) -> None:
             await out.json(asked.answer(result))
 
     async with hostile(play) as client:
-        async for _ in client.tools():
+        for _ in await client.list_tools():
             pass
         await client.call_tool("t")
 
@@ -386,7 +386,7 @@ async def test_a_client_reads_chunk_extensions_as_strictly(extension: bytes, aut
 
     async with hostile(play) as client:
         if EXTENSIONS[extension] == 200:
-            assert (await client.list_tools()).tools == []
+            assert (await client.list_tools_page()).tools == []
         else:
             with pytest.raises(McpError, match="chunk"):
-                await client.list_tools()
+                await client.list_tools_page()

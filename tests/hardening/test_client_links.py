@@ -177,9 +177,9 @@ async def test_a_request_that_could_not_be_sent_again_may_have_run(autojump_cloc
     async with script(modern(play)) as server:
         with reachable(server.connect):
             async with open_client(URL) as client:
-                await client.list_tools()
+                await client.list_tools_page()
                 with pytest.raises(NoResponse) as lost:
-                    await client.list_tools("more")
+                    await client.list_tools_page("more")
     assert server.heard.count("tools/list") == 2
     assert lost.value.request_may_have_run
 
@@ -276,7 +276,7 @@ class Cities:
     """A server that completes cities, slowly; `asked` are the values that it was asked to complete."""
 
     def __init__(self) -> None:
-        self.server = Server("cities", offers=["prompts", "tools"], burst=0)
+        self.server = Server("cities", capabilities=["prompts", "tools"], change_debounce=0)
         self.asked: list[str] = []
         self.left = 0
 
@@ -333,7 +333,7 @@ async def test_a_completion_is_remembered_for_ten_seconds(where: Where, autojump
         assert len(cities.asked) == 3
         if where.transport != "http json":  # which tells of nothing
             async with client.listen(prompts=True) as changes:
-                cities.server.changed("prompts")
+                cities.server.notify_list_changed("prompts")
                 await anext(changes)
             await client.complete(VISIT, "city", "Os")
             assert len(cities.asked) == 4
@@ -631,7 +631,7 @@ def cut(lines: list[Line]) -> None:
 
 def slow() -> tuple[Server, trio.Event]:
     """A server whose tool says that it has begun, and waits."""
-    server, go = Server("slow", burst=0), trio.Event()
+    server, go = Server("slow", change_debounce=0), trio.Event()
 
     @server.tool
     async def wait(ctx: Context) -> str:

@@ -75,7 +75,7 @@ async def test_a_mistake_costs_its_own_call_only(
                 assert any(record.name == "trio_mcp" and name in record.getMessage() for record in caplog.records), name
                 assert KEPT_IN_THE_LOG.get(name, "") in caplog.text, name
                 with pytest.raises(RequestError, match="failed; the server's log says why"):
-                    await client.read(f"mistake://{name}")
+                    await client.read_resource(f"mistake://{name}")
             assert not waited
             gate.set()
         assert waited == ["waited"]
@@ -155,7 +155,7 @@ def test_a_generator_with_a_nursery_may_be_dropped_while_its_handler_waits(dropp
             else:
                 kept.clear()
             await trio.sleep(1)
-            assert len((await client.list_tools()).tools) == 3
+            assert len((await client.list_tools_page()).tools) == 3
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
@@ -555,12 +555,12 @@ async def test_a_mistake_of_a_filter_costs_its_own_request_only(
         for error in (GeneratorExit(), SystemExit(3), await a_stale_cancellation()):
             mistakes[:] = [error]
             with pytest.raises(McpError):
-                await client.list_tools()
+                await client.list_tools_page()
             with pytest.raises(McpError):
                 async with client.listen(resources="it://it"):
                     pass
         mistakes.clear()
-        assert len((await client.list_tools()).tools) == 1
+        assert len((await client.list_tools_page()).tools) == 1
         gate.set()
     assert waited == ["waited"]
 

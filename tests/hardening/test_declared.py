@@ -61,7 +61,7 @@ def test_what_cannot_be_declared_is_refused(given: Any, message: str) -> None:
 
 
 def serving(**options: Any) -> Server:
-    server = Server("mine", burst=0, **options)
+    server = Server("mine", change_debounce=0, **options)
     server.add_resource(Resource("one", "notes://one"), lambda ctx, uri: "")
 
     @server.tool
@@ -109,9 +109,9 @@ async def test_a_legacy_subscription_is_refused_by_a_server_without() -> None:
 def test_a_change_that_is_not_declared_cannot_be_told() -> None:
     server = serving(list_changed=False, subscribe=False)
     with pytest.raises(UsageError, match="made with list_changed=False, so no client waits for it"):
-        server.changed("tools")
+        server.notify_list_changed("tools")
     with pytest.raises(UsageError, match="made with subscribe=False, so no client waits for it"):
-        server.updated("notes://one")
+        server.notify_resource_updated("notes://one")
 
 
 @pytest.mark.parametrize("option", ["subscribe", "list_changed"])
@@ -145,10 +145,10 @@ async def test_a_client_sends_no_meta_that_it_may_not(where: Where) -> None:
             with pytest.raises(UsageError):
                 await client.call_tool("look", meta=wrong)
             with pytest.raises(UsageError):
-                await client.list_tools(meta=wrong)
+                await client.list_tools_page(meta=wrong)
             of_all.update(wrong)
             with pytest.raises(UsageError):
-                await client.read("x://x")
+                await client.read_resource("x://x")
             of_all.clear()
         of_all["com.example/key"] = 1
         await client.call_tool("look")

@@ -87,7 +87,7 @@ async def test_a_call_that_takes_longer_than_the_grace_is_cancelled_and_the_clie
     revision: str, autojump_clock: MockClock
 ) -> None:
     working = Working(limits=Limits(calls=2))
-    async with connected(working.server, revision, serve=partial(serve_stream, grace=7)) as wire:
+    async with connected(working.server, revision, serve=partial(serve_stream, shutdown_timeout=7)) as wire:
         ids = [await wire.start("tools/call", slow(seconds)) for seconds in (7.5, 6.5, 1000)]
         await wire.close()
         told = [text_of(await wire.response(id)) for id in ids]
@@ -98,18 +98,18 @@ async def test_a_call_that_takes_longer_than_the_grace_is_cancelled_and_the_clie
     assert working.ends == [("finished", 6.5), ("cancelled", 7), ("cancelled", 7)]
 
 
-@pytest.mark.parametrize(("grace", "seconds"), [(None, 4.9), (math.inf, 3600), (0, None)])
+@pytest.mark.parametrize(("shutdown_timeout", "seconds"), [(None, 4.9), (math.inf, 3600), (0, None)])
 async def test_the_grace_is_five_seconds_unless_it_is_said(
-    grace: float | None, seconds: float | None, autojump_clock: MockClock
+    shutdown_timeout: float | None, seconds: float | None, autojump_clock: MockClock
 ) -> None:
-    serve = serve_stream if grace is None else partial(serve_stream, grace=grace)
+    serve = serve_stream if shutdown_timeout is None else partial(serve_stream, shutdown_timeout=shutdown_timeout)
     working = Working()
     async with connected(working.server, LATEST, serve=serve) as wire:
         fast = await wire.start("tools/call", slow(seconds or 0.1))
         late = await wire.start("tools/call", slow(5.1))
         await wire.close()
         assert text_of(await wire.response(fast)).startswith("error" if seconds is None else "after")
-        assert text_of(await wire.response(late)).startswith("after" if grace == math.inf else "error")
+        assert text_of(await wire.response(late)).startswith("after" if shutdown_timeout == math.inf else "error")
 
 
 async def test_a_server_that_nobody_waits_for_ends_at_once(autojump_clock: MockClock) -> None:
@@ -126,7 +126,7 @@ async def test_a_server_that_nobody_waits_for_ends_at_once(autojump_clock: MockC
 async def test_a_write_that_fails_is_the_end_of_the_link_and_cancels_what_runs(
     streams: Callable[[], Pair], autojump_clock: MockClock
 ) -> None:
-    working, serve = Working(), partial(serve_stream, grace=math.inf)
+    working, serve = Working(), partial(serve_stream, shutdown_timeout=math.inf)
     async with connected(working.server, LATEST, streams=streams, serve=serve, log_level="info") as wire:
         await wire.start("tools/call", slow(1e6))
         await wire.start("tools/call", {"name": "tell"})

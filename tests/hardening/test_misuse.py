@@ -227,8 +227,6 @@ def test_a_client_that_is_made_by_its_class_says_how_it_is_made(options: dict[st
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("read_resource", "a Client has no 'read_resource'; write await client.read(uri)"),
-        ("get_prompt", "a Client has no 'get_prompt'; write await client.prompt(name, arguments)"),
         ("subscribe_resource",
          "a Client has no 'subscribe_resource'; write async with client.listen(resources=[uri]) as changes"),
         ("no_such", "'Client' object has no attribute 'no_such'"),

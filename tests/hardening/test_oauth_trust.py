@@ -279,7 +279,7 @@ class Net:
     async def call(self, auth: OAuth | None = None, host: str = MCP, **options: Any) -> None:
         target = f"https://{host}/mcp"
         async with open_client(target, auth=auth or self.auth(**options), ssl_context=contexts()[0]) as client:
-            await client.list_tools()
+            await client.list_tools_page()
 
     async def refusal(self, **options: Any) -> str:
         with pytest.raises(AuthorizationFailed) as failed:

@@ -101,16 +101,16 @@ def block() -> None:
     while True:
         time.sleep(3600)
 
-@server.tool(abandon=False)
+@server.tool(abandon_on_cancel=False)
 def hold() -> None:
     began()
     while True:
         time.sleep(3600)
 
 if sys.argv[1] == "stdio":
-    server.run(grace=0.05)
+    server.run(shutdown_timeout=0.05)
 else:
-    server.run(http="127.0.0.1:0", grace=0.05)
+    server.run(http="127.0.0.1:0", shutdown_timeout=0.05)
 print("never said", file=sys.stderr)
 """
 WAYS: dict[str, tuple[int, list[signal.Signals]]] = {
@@ -234,7 +234,7 @@ async def lifespan(server):
         await trio.sleep(4 if sys.argv[1] == "slow" else math.inf)
     yield
 
-trio_mcp.Server("beginning", lifespan=lifespan).run(grace=0.05)
+trio_mcp.Server("beginning", lifespan=lifespan).run(shutdown_timeout=0.05)
 """
 
 
@@ -430,7 +430,7 @@ def resident() -> str:
     with open("/proc/self/statm") as file:
         return file.read().split()[1]
 
-server.run(grace=60)
+server.run(shutdown_timeout=60)
 """
 
 

@@ -584,7 +584,7 @@ async def test_a_client_that_has_just_come_is_told_of_no_change(autojump_clock: 
         heard = []
         with trio.move_on_after(10):
             async with client.listen(tools=True) as changes:
-                await client.list_tools()
+                await client.list_tools_page()
                 async for change in changes:
                     heard.append(change.kind.name)
         assert heard == []

@@ -160,7 +160,7 @@ async def test_a_change_is_heard_that_happens_before_the_server_behind_a_relay_k
         open_client(shown, revision=E) as client,
         client.listen(resources=["notes://a"]) as changes,
     ):
-        server.updated("notes://a")
+        server.notify_resource_updated("notes://a")
         with trio.fail_after(20):
             assert (await anext(changes)).item == "notes://a"
 
@@ -204,7 +204,7 @@ async def test_a_session_is_whole_though_its_opening_did_not_get_through_at_firs
             async with open_client(url, revision=where.revision, elicitation=lambda form: {"size": 3}) as client:
                 with trio.fail_after(100):
                     async with client.listen(resources=["notes://a"]) as changes:
-                        server.updated("notes://a")
+                        server.notify_resource_updated("notes://a")
                         assert (await anext(changes)).item == "notes://a"
                     assert "size=3" in await client.call_tool("order", returns=str)
     assert left == [0]

@@ -46,7 +46,7 @@ class Stage:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.server = Server("stage", version="1", offers=["tools", "resources"], **options)
+        self.server = Server("stage", version="1", capabilities=["tools", "resources"], **options)
         self.go: defaultdict[str, trio.Event] = defaultdict(trio.Event)
         self.began: list[str] = []
         self.ended: list[str] = []
@@ -85,9 +85,9 @@ class Stage:
             "many": lambda: self._many(ctx, int(detail)),
         }
         if what == "touch":
-            self.server.updated(detail)
+            self.server.notify_resource_updated(detail)
         elif what == "tools":
-            self.server.changed("tools")
+            self.server.notify_list_changed("tools")
         elif what == "fail":
             raise RuntimeError(detail)
         else:

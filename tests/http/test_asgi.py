@@ -369,7 +369,7 @@ async def test_the_calls_of_a_websocket_have_some_seconds_as_well(autojump_clock
         await trio.sleep(1)
         watched.go_on.set()
 
-    async with trio.open_nursery() as nursery, websocket(AsgiApp(watched.server, grace=7)) as events:
+    async with trio.open_nursery() as nursery, websocket(AsgiApp(watched.server, shutdown_timeout=7)) as events:
         events.tell(received(request("tools/call", {"name": "wait", "arguments": {}})))
         await watched.saw("begun")
         nursery.start_soon(a_second_later)
@@ -512,8 +512,8 @@ async def test_options_that_cannot_be_end_the_start(options: Any, caplog: pytest
 
 
 def test_grace_is_a_number_of_seconds() -> None:
-    with pytest.raises(UsageError, match="grace is a number of seconds"):
-        AsgiApp(Watched().server, grace=-1)
+    with pytest.raises(UsageError, match="shutdown_timeout is a number of seconds"):
+        AsgiApp(Watched().server, shutdown_timeout=-1)
 
 
 async def test_a_failure_in_the_middle_ends_the_lifespan(caplog: pytest.LogCaptureFixture) -> None:
@@ -547,7 +547,7 @@ async def test_a_failure_in_the_middle_ends_the_lifespan(caplog: pytest.LogCaptu
 async def test_calls_that_run_have_some_seconds_when_the_application_is_shut_down(autojump_clock: MockClock) -> None:
     watched = Watched()
     scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}, 1, progress="p"))
-    app = AsgiApp(watched.server, grace=7)
+    app = AsgiApp(watched.server, shutdown_timeout=7)
     async with trio.open_nursery() as nursery:
         async with lifespan_of(app):
             nursery.start_soon(app, scope, events.receive, events.send)
@@ -561,7 +561,7 @@ async def test_calls_that_run_have_some_seconds_when_the_application_is_shut_dow
 async def test_a_shutdown_waits_no_longer_than_for_the_last_call(autojump_clock: MockClock) -> None:
     watched = Watched()
     scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}, 1, progress="p"))
-    app = AsgiApp(watched.server, grace=7)
+    app = AsgiApp(watched.server, shutdown_timeout=7)
     began = trio.current_time()
 
     async def a_second_later() -> None:
@@ -682,7 +682,7 @@ async def test_what_the_block_of_a_run_raises_leaves_it_at_once_and_unchanged(au
 
 async def test_an_application_that_ends_in_a_run_that_goes_on_finishes_its_own_calls(autojump_clock: MockClock) -> None:
     watched = Watched()
-    app = AsgiApp(watched.server, grace=7)
+    app = AsgiApp(watched.server, shutdown_timeout=7)
     scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}))
 
     async def meanwhile() -> None:
@@ -1245,7 +1245,7 @@ async def test_another_kind_of_scope_is_refused() -> None:
 
 async def test_a_call_that_does_not_end_in_its_grace_is_told_so(autojump_clock: MockClock) -> None:
     watched = Watched()
-    app = AsgiApp(watched.server, grace=2)
+    app = AsgiApp(watched.server, shutdown_timeout=2)
     async with trio.open_nursery() as nursery:
         async with app.running():
             scope, events = posted(request("tools/call", {"name": "wait", "arguments": {}}))
@@ -1258,7 +1258,7 @@ async def test_a_call_that_does_not_end_in_its_grace_is_told_so(autojump_clock: 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_answers_still_come_in_while_calls_have_their_grace(shared: bool, autojump_clock: MockClock) -> None:
     stage, told = Stage(), []
-    app = AsgiApp(stage.server, grace=5)
+    app = AsgiApp(stage.server, shutdown_timeout=5)
     running = stage.server.running() if shared else contextlib.nullcontext()
     async with running, trio.open_nursery() as nursery, app.running():
         asks = plays("roots", revision=LATEST, capabilities={"roots": {}})

@@ -165,12 +165,12 @@ async def test_what_is_said_while_no_stream_is_open_waits_for_one(revision: str,
     stage = Stage()
     async with served(stage.server) as web:
         session = await web.initialize(revision)
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         await trio.sleep(100)
         async with web.stream(session=session) as changes:
             assert (await changes.message())["method"] == TOOLS
         await quiet()
-        stage.server.changed("resources")
+        stage.server.notify_list_changed("resources")
         await trio.sleep(100)
         async with web.stream(session=session) as changes:
             assert (await changes.message())["method"] == "notifications/resources/list_changed"
@@ -179,12 +179,12 @@ async def test_what_is_said_while_no_stream_is_open_waits_for_one(revision: str,
 @in_sessions
 async def test_what_waits_for_a_stream_is_bounded(revision: str, autojump_clock: MockClock) -> None:
     """A notice of a change that waits already is not repeated, so a client that never listens costs nothing more."""
-    stage = Stage(burst=0)
+    stage = Stage(change_debounce=0)
     async with served(stage.server) as web:
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
         for _ in range(1000):
-            stage.server.updated("r://1")
+            stage.server.notify_resource_updated("r://1")
             await trio.sleep(0.01)
         async with web.stream(session=session) as changes:
             with trio.move_on_after(1):
@@ -196,7 +196,7 @@ async def test_what_waits_for_a_stream_is_bounded(revision: str, autojump_clock:
 @req("http-39", "http-38")
 @in_sessions
 async def test_of_several_streams_exactly_one_gets_each_message(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(burst=0)
+    stage = Stage(change_debounce=0)
     async with served(stage.server) as web:
         session = await web.initialize(revision)
         await web.call("resources/subscribe", {"uri": "r://1"}, session=session)
@@ -210,7 +210,7 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
             for stream in streams:
                 nursery.start_soon(read, stream)
             for _ in range(5):
-                stage.server.updated("r://1")
+                stage.server.notify_resource_updated("r://1")
                 await trio.sleep(1)
             nursery.cancel_scope.cancel()
         await max(streams, key=lambda each: len(each.seen)).aclose()
@@ -219,7 +219,7 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
         rest = [each for each in streams if not each.seen]
         assert rest
         for _ in range(5):
-            stage.server.updated("r://1")
+            stage.server.notify_resource_updated("r://1")
             await trio.sleep(1)
         found = 0
         for stream in rest:
@@ -233,12 +233,12 @@ async def test_of_several_streams_exactly_one_gets_each_message(revision: str, a
 @req("http-39")
 @in_sessions
 async def test_of_several_streams_the_newest_is_talked_to(revision: str, autojump_clock: MockClock) -> None:
-    stage = Stage(burst=0)
+    stage = Stage(change_debounce=0)
     async with served(stage.server) as web:
         session = await web.initialize(revision)
         streams = [await web.open(session=session) for _ in range(3)]
         for stream in reversed(streams):
-            stage.server.changed("tools")
+            stage.server.notify_list_changed("tools")
             assert (await stream.message())["method"] == TOOLS
             await stream.aclose()
             await quiet()
@@ -248,17 +248,17 @@ async def test_of_several_streams_the_newest_is_talked_to(revision: str, autojum
 async def test_who_opens_a_stream_instead_of_coming_back_gets_what_comes_there(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    stage = Stage(burst=0)
+    stage = Stage(change_debounce=0)
     async with served(stage.server) as web:
         session = await web.initialize(revision)
         async with web.stream(session=session) as old:
-            stage.server.changed("tools")
+            stage.server.notify_list_changed("tools")
             await old.message()
         await quiet()
         async with web.stream(session=session) as new, web.stream(session=session, after=old.last_event_id) as rest:
             assert await rest.rest() == []  # it has ended: nothing more is to come on it
             assert rest.ended
-            stage.server.changed("resources")
+            stage.server.notify_list_changed("resources")
             assert (await new.message())["method"] == "notifications/resources/list_changed"
 
 
@@ -270,7 +270,7 @@ async def test_a_client_that_closes_its_stream_does_no_harm(revision: str, autoj
         session = await web.initialize(revision)
         for _ in range(50):
             async with web.stream(session=session) as changes:
-                stage.server.changed("tools")
+                stage.server.notify_list_changed("tools")
                 assert (await changes.message())["method"] == TOOLS
         assert (await web.call("ping", session=session)).result == {}
 

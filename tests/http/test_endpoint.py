@@ -957,7 +957,7 @@ async def test_a_thousand_streams_are_open_and_each_is_told(autojump_clock: Mock
         for n in range(1000):
             visits.append(await door.ask("POST", listen(n)))
         await wait_all_tasks_blocked()
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         await trio.sleep(16)
         assert all(len(visit.response.messages) == 2 and visit.response.comments == 1 for visit in visits)
         assert door.endpoint.clients == 1000
@@ -973,7 +973,7 @@ async def test_a_slow_reader_of_changes_has_them_merged(autojump_clock: MockCloc
         subscribed = await door.post(listen())
         subscribed.response.hold()
         for _ in range(100):
-            stage.server.changed("tools")
+            stage.server.notify_list_changed("tools")
             await trio.sleep(1)
         subscribed.response.go_on()
         await trio.sleep(1)

@@ -581,7 +581,7 @@ async def test_a_thousand_streams_are_open_at_once() -> None:
             assert (await streams[-1].message())["method"] == "notifications/subscriptions/acknowledged"
         assert text_of(await web.call("tools/call", ECHO)) == "hello"
         assert stage.server.statistics().listeners == 1000
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         for stream in streams:
             assert (await stream.message())["method"] == "notifications/tools/list_changed"
         for stream in streams:

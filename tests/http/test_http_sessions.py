@@ -76,7 +76,7 @@ async def close(door: Door, session: str) -> Visit:
 
 
 async def changed(stage: Stage) -> None:
-    stage.server.changed("tools")
+    stage.server.notify_list_changed("tools")
     await trio.sleep(1)
 
 
@@ -154,7 +154,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
             await cancelled(door, session, f"call {n}")
         for _ in range(5):
             for n in range(6):
-                stage.server.updated(f"r://{n}")
+                stage.server.notify_resource_updated(f"r://{n}")
             await changed(stage)
         stream = await door.get(session)
         assert methods(stream.response.messages) == [CANCELLED] * 2 + [UPDATED] * 6 + [TOOLS]
@@ -172,7 +172,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
         for n in range(100, 130):
             for method in ("resources/subscribe", "resources/unsubscribe"):
                 await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
-                stage.server.updated(f"r://{n}")
+                stage.server.notify_resource_updated(f"r://{n}")
                 await trio.sleep(1)
         assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(ChangeKind)
 
@@ -850,7 +850,7 @@ def test_every_message_comes_on_its_own_stream_once_and_in_order(
     revision: str, deeds: list[tuple[str, int]], limit: int
 ) -> None:
     async def main() -> None:
-        server = Server("talk", limits=Limits(outgoing=limit), offers=["tools"])
+        server = Server("talk", limits=Limits(outgoing=limit), capabilities=["tools"])
         play = Play(server, revision)
         async with at(server) as play.door:
             play.session = await play.door.initialize(revision)
@@ -933,7 +933,7 @@ class Play:
             self.orders.pop(which).close()
 
     async def change(self, which: int) -> None:
-        self.server.changed("tools")
+        self.server.notify_list_changed("tools")
         await trio.sleep(1)
 
     async def get(self, which: int) -> None:

@@ -75,7 +75,7 @@ async def test_the_old_transport_says_everything_on_its_stream(autojump_clock: M
         assert question["method"] == "sampling/createMessage"
         assert (await client.post(response(question["id"], QUESTIONS["sample"][1]))).status == 202
         assert text_of(await client.stream.message()) == "done"
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         assert (await client.stream.message())["method"] == TOOLS
 
 

@@ -110,7 +110,7 @@ def text(result: Any) -> str:
 async def test_who_has_a_token_is_served_on_every_transport(where: Where, autojump_clock: MockClock) -> None:
     async with visiting(where, protected(), headers=token("ada")) as client:
         assert text(await client.call_tool("who")) == "ada read"
-        assert {each.name async for each in client.tools()} == {"who", "draw", "write"}
+        assert {each.name for each in await client.list_tools()} == {"who", "draw", "write"}
     async with visiting(where, protected(), headers=token("boss")) as client:
         assert text(await client.call_tool("who")) == "boss admin draw read write"
         assert text(await client.call_tool("draw")) == "drawn by boss"

@@ -222,7 +222,7 @@ async def test_a_standalone_stream_is_primed_like_any_other(revision: str, autoj
     async with served(stage.server) as web:
         session = await web.initialize(revision)
         async with web.stream(session=session) as changes:
-            stage.server.changed("tools")
+            stage.server.notify_list_changed("tools")
             events = [await changes.event()]
             if revision == D:
                 assert events[0].data == b""
@@ -252,7 +252,7 @@ async def test_no_two_events_of_a_session_share_an_id(revision: str, autojump_cl
             nursery.start_soon(read, plays("progress", "wait go", "progress", "many 3", id=id))
         await quiet()
         stage.go["go"].set()
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
     primed = revision == D
     assert len(seen) == 5 * (1 + 1 + 3 + 1 + primed) + 1 + primed
     assert len(set(seen)) == len(seen)
@@ -353,13 +353,13 @@ async def test_a_resumed_stream_never_has_anothers_messages(revision: str, autoj
         one = await web.open(plays("progress", "wait a", "progress", "say one", id="one"), session=session)
         two = await web.open(plays("progress", "wait b", "progress", "say two", id="two"), session=session)
         changes = await web.open(session=session)
-        stage.server.changed("tools")
+        stage.server.notify_list_changed("tools")
         for stream in (one, two, changes):
             await stream.message()
             await stream.aclose()
         stage.go["a"].set()
         stage.go["b"].set()
-        stage.server.changed("resources")
+        stage.server.notify_list_changed("resources")
         await quiet()
         await trio.sleep(1)
         for stream, tale in ((one, "one"), (two, "two")):

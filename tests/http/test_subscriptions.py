@@ -47,10 +47,10 @@ async def test_a_subscription_says_what_it_will_tell_and_tells_only_that(autojum
                 assert first["params"]["notifications"] == agreed
                 assert first["params"]["_meta"][META_SUBSCRIPTION_ID] == id
             for change in (
-                lambda: stage.server.changed("tools"),
-                lambda: stage.server.updated("r://1"),
-                lambda: stage.server.updated("r://2"),
-                lambda: stage.server.changed("resources"),
+                lambda: stage.server.notify_list_changed("tools"),
+                lambda: stage.server.notify_resource_updated("r://1"),
+                lambda: stage.server.notify_resource_updated("r://2"),
+                lambda: stage.server.notify_list_changed("resources"),
             ):
                 change()
                 await trio.sleep(1)
@@ -86,7 +86,7 @@ async def test_closing_a_subscription_ends_it(autojump_clock: MockClock) -> None
             async with web.stream(listens(toolsListChanged=True)) as changes:
                 await changes.message()
                 assert stage.server.statistics().listeners == 1
-                stage.server.changed("tools")
+                stage.server.notify_list_changed("tools")
                 assert (await changes.message())["method"] == TOOLS
             await quiet()
             assert stage.server.statistics().listeners == 0

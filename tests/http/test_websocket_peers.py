@@ -25,7 +25,7 @@ INFO = {"name": "other", "version": "1"}
 
 
 def serving(**options: Any) -> Server:
-    server = Server("served", burst=0, **options)
+    server = Server("served", change_debounce=0, **options)
 
     @server.tool
     async def echo(text: str, ctx: Context) -> str:

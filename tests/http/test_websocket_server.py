@@ -48,7 +48,7 @@ class Bench:
     """A server, and the gates at which its handlers wait."""
 
     def __init__(self, **options: Any) -> None:
-        self.server = server = Server("bench", burst=0, **options)
+        self.server = server = Server("bench", change_debounce=0, **options)
         self.gates: dict[str, trio.Event] = {}
         self.ended: list[str] = []
 

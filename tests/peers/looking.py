@@ -113,11 +113,11 @@ class Visitor:
             "progress": self.progress,
             "cancel": self.cancel,
             "read": self.read,
-            "unknown resource": lambda: self.refused(self.client.read("test://no-such-resource")),
+            "unknown resource": lambda: self.refused(self.client.read_resource("test://no-such-resource")),
             "subscribe": self.subscribe,
             "list changed": self.list_changed,
             "prompts": self.prompts,
-            "unknown prompt": lambda: self.refused(self.client.prompt("interop_nothing")),
+            "unknown prompt": lambda: self.refused(self.client.get_prompt("interop_nothing")),
             "completion": self.completion,
             "logging": self.logging,
             "sampling": lambda: self.text("test_sampling", prompt="a joke"),
@@ -208,9 +208,9 @@ class Visitor:
         return True
 
     async def read(self) -> Any:
-        [text] = (await self.client.read("test://static-text")).contents
-        [picture] = (await self.client.read("test://static-binary")).contents
-        [item] = (await self.client.read("test://template/7/data")).contents
+        [text] = (await self.client.read_resource("test://static-text")).contents
+        [picture] = (await self.client.read_resource("test://static-binary")).contents
+        [item] = (await self.client.read_resource("test://template/7/data")).contents
         assert isinstance(text, TextResourceContents)
         assert isinstance(picture, BlobResourceContents)
         assert isinstance(item, TextResourceContents)
@@ -235,7 +235,7 @@ class Visitor:
 
     async def prompts(self) -> Any:
         async def contents(name: str, **arguments: str) -> list[Any]:
-            messages: Any = (await self.client.prompt(name, arguments)).messages
+            messages: Any = (await self.client.get_prompt(name, arguments)).messages
             return [each.content for each in messages]
 
         simple = await contents("test_simple_prompt")

@@ -65,7 +65,7 @@ async def visiting(target: str | Sequence[str], place: Path, **options: Any) -> 
     errors: list[bytes] = []
     if not isinstance(target, str):
         target = ["sh", "-c", _SHELL, "sh", *target]
-        options |= {"stderr": errors.append, "cwd": place, "grace": PATIENCE}
+        options |= {"stderr": errors.append, "cwd": place, "shutdown_timeout": PATIENCE}
     with trio.fail_after(PATIENCE):
         async with open_client(
             target, log_level="info", on_log=lambda each: report.send_nowait(each.data), **options

@@ -102,7 +102,7 @@ async def image(visit: Visit) -> bytes:
 async def linked(visit: Visit) -> list[Any]:
     result = await visit.client.call_tool("get-resource-links", {"count": 2})
     links = [each for each in result.content if isinstance(each, ResourceLink)]
-    return [type((await visit.client.read(link.uri)).contents[0]) for link in links]
+    return [type((await visit.client.read_resource(link.uri)).contents[0]) for link in links]
 
 
 async def embedded(visit: Visit) -> str:
@@ -119,13 +119,13 @@ async def zipped(visit: Visit) -> list[Any]:
         [link] = (await visit.client.call_tool("gzip-file-as-resource", {"name": "poem.gz", "data": data})).content
         heard = await anext(changes)
     assert isinstance(link, ResourceLink)
-    [found] = (await visit.client.read(link.uri)).contents
+    [found] = (await visit.client.read_resource(link.uri)).contents
     assert isinstance(found, BlobResourceContents)
     return [heard, link.mime_type, gzip.decompress(found.blob) == poem]
 
 
 async def document(visit: Visit) -> str:
-    [found] = (await visit.client.read("demo://resource/static/document/features.md")).contents
+    [found] = (await visit.client.read_resource("demo://resource/static/document/features.md")).contents
     assert isinstance(found, TextResourceContents)
     return found.text
 
@@ -145,7 +145,7 @@ async def prompted(visit: Visit) -> list[str]:
         ("args-prompt", {"city": "Oslo"}),
         ("completable-prompt", {"department": "Sales", "name": "Eve"}),
     ]
-    results = [await visit.client.prompt(name, arguments) for name, arguments in asked]
+    results = [await visit.client.get_prompt(name, arguments) for name, arguments in asked]
     return [each.messages[0].content.text for each in results]  # type: ignore[union-attr]
 
 
@@ -225,8 +225,8 @@ TABLE: Table = {
     "logged": (logged, ["text/100", "text/102"]),
     "bad arguments": (calls("get-sum", a="two", b=3), Says("failed:", "Input validation error")),
     "unknown tool": (calls("no-such-tool"), -32602),
-    "unknown prompt": (code_of(lambda client: client.prompt("no-such-prompt")), -32602),
-    "unknown resource": (code_of(lambda client: client.read("demo://no-such")), -32002),
+    "unknown prompt": (code_of(lambda client: client.get_prompt("no-such-prompt")), -32602),
+    "unknown resource": (code_of(lambda client: client.read_resource("demo://no-such")), -32002),
 }
 GAPS: Gaps = {
     "unknown tool": (Says("failed:", "no-such-tool not found"), "its kit makes a result of it, with isError"),

@@ -66,12 +66,12 @@ TABLE: Table = {
     "bad arguments": (calls("add", a="two", b=3), Says("failed:", "valid integer")),
     "crash": (calls("crash"), Says("failed:")),
     "unknown tool": (calls("no-such-tool"), -32602),
-    "unknown prompt": (code_of(lambda client: client.prompt("no-such-prompt")), -32602),
-    "missing argument": (code_of(lambda client: client.prompt("greet")), -32602),
-    "unknown resource": (code_of(lambda client: client.read("small://no-such")), -32002),
+    "unknown prompt": (code_of(lambda client: client.get_prompt("no-such-prompt")), -32602),
+    "missing argument": (code_of(lambda client: client.get_prompt("greet")), -32602),
+    "unknown resource": (code_of(lambda client: client.read_resource("small://no-such")), -32002),
     "listens": (listens, False),
 }
-IN_E: Table = {"unknown resource": (code_of(lambda client: client.read("small://no-such")), -32602)}
+IN_E: Table = {"unknown resource": (code_of(lambda client: client.read_resource("small://no-such")), -32602)}
 
 AS_RESULT: Gaps = {"unknown tool": (Says("failed:", "no-such-tool"), "it makes a result of it, with isError")}
 NO_CODE = "it answers whatever is raised with the code 0"
@@ -120,10 +120,10 @@ async def test_what_is_too_large_for_a_server_costs_its_call_alone(
     async with served(builder, way) as target, visiting(target, tmp_path, **options) as visit:
         client = visit.client
         if builder == PATIENT:
-            assert name in (await client.prompt("greet", {"name": name})).messages[0].content.text  # type: ignore[union-attr]
+            assert name in (await client.get_prompt("greet", {"name": name})).messages[0].content.text  # type: ignore[union-attr]
         else:
             with pytest.raises(NoResponse, match=r"HTTP 413.*too large"):
-                await client.prompt("greet", {"name": name})
+                await client.get_prompt("greet", {"name": name})
         assert await client.call_tool("add", {"a": 2, "b": 3}, returns=int) == 5
 
 

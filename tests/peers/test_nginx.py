@@ -32,7 +32,7 @@ class Paced:
     """A server whose calls wait for their client."""
 
     def __init__(self) -> None:
-        self.server = Server("paced", offers=["tools"])
+        self.server = Server("paced", capabilities=["tools"])
         self.heard: dict[int, trio.Event] = defaultdict(trio.Event)  # the client has this report
         self.cancelled = trio.Event()
         self.finished = trio.Event()
@@ -116,7 +116,7 @@ async def test_a_session_s_own_stream_gets_through() -> None:
         session = await web.initialize(LEGACY)
         async with web.stream(session=session) as stream:
             for _ in range(2):
-                paced.server.changed("tools")
+                paced.server.notify_list_changed("tools")
                 assert (await stream.message())["method"] == "notifications/tools/list_changed"
 
 
@@ -127,7 +127,7 @@ async def test_a_subscription_gets_through() -> None:
         async with web.stream(message) as stream:
             assert (await stream.message())["method"] == "notifications/subscriptions/acknowledged"
             for _ in range(2):
-                paced.server.changed("tools")
+                paced.server.notify_list_changed("tools")
                 assert (await stream.message())["method"] == "notifications/tools/list_changed"
 
 

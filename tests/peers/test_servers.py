@@ -129,7 +129,7 @@ async def seen_at(pair: Pair, folder: Path) -> dict[str, Any]:
         async with served(pair, ended) as target:
             a_child = not isinstance(target, str)
             if a_child:
-                options |= {"stderr": None, "env": {"MCP_REMOTE_CONFIG_DIR": str(folder)}, "grace": PATIENCE}
+                options |= {"stderr": None, "env": {"MCP_REMOTE_CONFIG_DIR": str(folder)}, "shutdown_timeout": PATIENCE}
             async with visiting(target, **options) as visitor:
                 seen = await visitor.look(expected(table_of(pair), gaps_of(pair)), hasty)
                 seen["deviations"] = list(visitor.client.deviations)

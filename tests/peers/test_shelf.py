@@ -31,7 +31,7 @@ PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8B
 
 
 async def text_of(visit: Visit, uri: str) -> str:
-    [contents] = (await visit.client.read(uri)).contents
+    [contents] = (await visit.client.read_resource(uri)).contents
     assert isinstance(contents, TextResourceContents)
     return contents.text
 
@@ -151,7 +151,7 @@ async def listens(visit: Visit) -> str:
 
 
 async def seeded(visit: Visit) -> str:
-    [message] = (await visit.client.prompt("mcp-demo", {"topic": "gardens"})).messages
+    [message] = (await visit.client.get_prompt("mcp-demo", {"topic": "gardens"})).messages
     return message.content.text  # type: ignore[union-attr]
 
 
@@ -169,10 +169,10 @@ SQLITE: Table = {
     "hears": (hears, [ChangeEvent(ChangeKind.RESOURCE, "memo://insights")]),
     "prompt": (seeded, Says("gardens")),
     "bad query": (calls("read_query", query="SELECT * FROM prose"), Says("failed:", "no such table")),
-    "unknown prompt": (code_of(lambda client: client.prompt("no-such-prompt")), -32602),
-    "missing argument": (code_of(lambda client: client.prompt("mcp-demo")), -32602),
-    "unknown resource": (code_of(lambda client: client.read("memo://no-such")), -32002),
-    "no templates": (code_of(lambda client: client.list_templates()), -32601),
+    "unknown prompt": (code_of(lambda client: client.get_prompt("no-such-prompt")), -32602),
+    "missing argument": (code_of(lambda client: client.get_prompt("mcp-demo")), -32602),
+    "unknown resource": (code_of(lambda client: client.read_resource("memo://no-such")), -32002),
+    "no templates": (code_of(lambda client: client.list_resource_templates_page()), -32601),
     **UNKNOWN_TOOL,
 }
 OWN_TEXT = "it catches what its tools raise, and returns it as a text like any other"
@@ -234,7 +234,7 @@ MEMORY: Table = {
         Says("failed:", "Bob not found"),
     ),
     "bad arguments": (calls("search_nodes", query=7), Says("failed:", "Input validation error")),
-    "unknown resource": (code_of(lambda client: client.read("memory://no-such")), -32002),
+    "unknown resource": (code_of(lambda client: client.read_resource("memory://no-such")), -32002),
     **UNKNOWN_TOOL,
 }
 AS_RESULT = "its kit makes a result of it, with isError"

@@ -887,7 +887,7 @@ async def test_a_handler_in_a_thread_asks_too(revision: str, abandon: bool) -> N
         return f"{len(got[1])} {said.content.text}"
 
     answers = {"roots/list": lambda params: HOME, "sampling/createMessage": lambda params: SAID}
-    async with connected(tool(it, abandon=abandon), revision, answers=answers) as wire:
+    async with connected(tool(it, abandon_on_cancel=abandon), revision, answers=answers) as wire:
         assert text_of(await wire.call("tools/call", IT)) == "1 six"
 
 

@@ -1037,7 +1037,7 @@ class Blocking:
         self.ended = threading.Event()
         self.server = Server("blocking", **options)
         self.started, self._begun = trio.open_memory_channel[None](math.inf)
-        self.server.tool(abandon=abandon)(self.work)
+        self.server.tool(abandon_on_cancel=abandon)(self.work)
 
     def work(self) -> str:
         trio.from_thread.run_sync(self.started.send_nowait, None)

@@ -415,15 +415,15 @@ async def test_a_subscription_ends_when_it_is_cancelled_and_is_told_nothing_more
 ) -> None:
     async def body(ctx: Context) -> None: ...
 
-    server = working(body, burst=0)
+    server = working(body, change_debounce=0)
     async with connected(server, revision) as wire:
         listening = await wire.subscribe(tools=True)
-        server.changed("tools")
+        server.notify_list_changed("tools")
         assert await wire.changed() == ("tools", None)
         await wire.cancel(listening.id)
         await wait_all_tasks_blocked()
         assert server.statistics().listeners == 0
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await trio.sleep(1)
         assert not wire.answered(listening.id)
         again = await wire.subscribe(tools=True)  # an id may come again
@@ -493,7 +493,7 @@ async def test_what_waits_for_another_of_its_kind_ends_with_its_connection(
             await trio.sleep(100)
         return await call_next(request)
 
-    server = Server("slow", middleware=[slowly], offers=["resources"])
+    server = Server("slow", middleware=[slowly], capabilities=["resources"])
     for shared in (False, True):
         scope = trio.CancelScope()
 

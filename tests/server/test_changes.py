@@ -53,7 +53,7 @@ TOLD = {
 
 def changing(**options: Any) -> Server:
     """A server of everything, with something in it."""
-    server = Server("changing", offers=LISTS, **options)
+    server = Server("changing", capabilities=LISTS, **options)
     server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "one")
     server.add_resource(Resource("two", "r://two"), lambda ctx, uri: "two")
     return server
@@ -100,15 +100,15 @@ CHANGES: dict[str, tuple[Callable[[Server], Any], tuple[str, str | None] | None]
     "a prompt less": (lambda server: server.remove_prompt("old"), ("prompts", None)),
     "a resource less": (lambda server: server.remove_resource("r://one"), ("resources", None)),
     "a template less": (lambda server: server.remove_template("o://{x}"), ("resources", None)),
-    "it is said of tools": (lambda server: server.changed("tools"), ("tools", None)),
-    "it is said of prompts": (lambda server: server.changed("prompts"), ("prompts", None)),
-    "it is said of resources": (lambda server: server.changed("resources"), ("resources", None)),
-    "an update": (lambda server: server.updated("r://one"), ("updated", "r://one")),
-    "an update of what was not asked for": (lambda server: server.updated("r://two"), None),
-    "an update below": (lambda server: server.updated("r://one/below"), None),
-    "an update of nothing": (lambda server: server.updated("nothing://"), None),
+    "it is said of tools": (lambda server: server.notify_list_changed("tools"), ("tools", None)),
+    "it is said of prompts": (lambda server: server.notify_list_changed("prompts"), ("prompts", None)),
+    "it is said of resources": (lambda server: server.notify_list_changed("resources"), ("resources", None)),
+    "an update": (lambda server: server.notify_resource_updated("r://one"), ("updated", "r://one")),
+    "an update of what was not asked for": (lambda server: server.notify_resource_updated("r://two"), None),
+    "an update below": (lambda server: server.notify_resource_updated("r://one/below"), None),
+    "an update of nothing": (lambda server: server.notify_resource_updated("nothing://"), None),
     "a completion more": (lambda server: server.completion("old")(lambda value: []), None),
-    "nothing": (lambda server: server.changed(), None),
+    "nothing": (lambda server: server.notify_list_changed(), None),
 }
 
 
@@ -138,8 +138,8 @@ async def test_who_listens_is_told_of_what_they_asked_for_alone(
     async with server.running(), connected(server, revision) as wire:
         subscription = await wire.subscribe(**dict.fromkeys(asked, True))
         assert subscription.agreed == set(asked)
-        server.changed(*LISTS)
-        server.updated("r://one")
+        server.notify_list_changed(*LISTS)
+        server.notify_resource_updated("r://one")
         await settle()
     assert notices(wire) == [(name, None) for name in asked]
 
@@ -150,8 +150,8 @@ async def test_who_listens_is_told_of_what_they_asked_for_alone(
 async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), connected(server, revision) as wire:
-        server.changed(*LISTS)
-        server.updated("r://one")
+        server.notify_list_changed(*LISTS)
+        server.notify_resource_updated("r://one")
         await settle()
     assert notices(wire) == ([] if wire.modern else [(name, None) for name in LISTS])
 
@@ -161,17 +161,17 @@ async def test_list_changes_come_unasked_in_the_legacy_era_only(revision: str, a
 async def test_nothing_is_told_before_the_handshake_has_ended(revision: str, autojump_clock: MockClock) -> None:
     server = changing()
     async with server.running(), connected(server, revision, opened=False) as wire:
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         info = {"name": "wire", "version": "1"}
         params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": info}
         await wire.call("initialize", params)
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         assert notices(wire) == []
         await wire.notify("notifications/initialized")
         await settle()
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
     assert notices(wire) == [("tools", None)]
 
@@ -189,23 +189,23 @@ async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: 
             with pytest.raises(WireError) as refused:
                 await wire.call("resources/subscribe", {"uri": "r://one"})
             assert refused.value.code == -32601
-        server.changed(*LISTS)
-        server.updated("r://one")
+        server.notify_list_changed(*LISTS)
+        server.notify_resource_updated("r://one")
         server.add_resource(Resource("one", "r://one"), lambda ctx, uri: "")
-        server.updated("r://one")
+        server.notify_resource_updated("r://one")
         await settle()
     assert notices(wire) == [("tools", None)]
 
 
 def test_what_is_no_list_has_not_changed() -> None:
     with pytest.raises(UsageError, match="'tool' is no list; there are tools, prompts, resources"):
-        changing().changed("tools", "tool")  # type: ignore[arg-type]
+        changing().notify_list_changed("tools", "tool")  # type: ignore[arg-type]
 
 
 def test_nobody_is_told_while_nothing_runs() -> None:
     server = changing()
-    server.changed(*LISTS)
-    server.updated("r://one")
+    server.notify_list_changed(*LISTS)
+    server.notify_resource_updated("r://one")
 
 
 # When it is told.
@@ -216,13 +216,13 @@ def test_nobody_is_told_while_nothing_runs() -> None:
 async def test_changes_of_one_window_are_told_once_at_its_end(
     burst: float, revision: str, autojump_clock: MockClock
 ) -> None:
-    server = changing(burst=burst)
+    server = changing(change_debounce=burst)
     async with server.running(), listening(server, revision, "r://one", "r://two") as wire:
         for _ in range(3):
             start = trio.current_time()
             for _ in range(5):
-                server.changed("resources", "tools")
-                server.updated("r://two")
+                server.notify_list_changed("resources", "tools")
+                server.notify_resource_updated("r://two")
             told = []
             while len(told) < 3:
                 told.append((await wire.changed(), trio.current_time() - start))
@@ -251,7 +251,7 @@ async def test_a_window_opens_with_the_first_change_and_is_not_put_off(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             for _ in range(100):
-                server.changed("tools")
+                server.notify_list_changed("tools")
                 await trio.sleep(0.01)
             await settle()
             nursery.cancel_scope.cancel()
@@ -265,9 +265,9 @@ async def test_a_change_after_its_notice_is_told_again(revision: str, autojump_c
     server = changing()
     async with server.running(), listening(server, revision) as wire:
         start = trio.current_time()
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await wire.changed()
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await wire.changed()
         assert trio.current_time() - start == pytest.approx(2 * BURST)
 
@@ -292,7 +292,7 @@ async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
         second = await one.subscribe(uris=["r://two"])
         await two.subscribe(uris=["r://two"])
         for uri in ("r://one", "r://two"):
-            server.updated(uri)
+            server.notify_resource_updated(uri)
         await settle()
         assert (notices(one), notices(two)) == (
             [("updated", "r://one"), ("updated", "r://two")],
@@ -301,12 +301,12 @@ async def test_each_client_hears_of_its_own_resources_until_it_has_heard_enough(
         await first.end()
         await settle()
         for uri in ("r://one", "r://two"):
-            server.updated(uri)
+            server.notify_resource_updated(uri)
         await settle()
         assert notices(one)[2:] == [("updated", "r://two")]
         await second.end()
         await settle()
-        server.updated("r://two")
+        server.notify_resource_updated("r://two")
         await settle()
         assert len(notices(one)) == 3
         assert len(notices(two)) == 3
@@ -323,12 +323,12 @@ async def test_subscribing_twice_is_subscribing_once_and_unsubscribing_from_noth
     async with server.running(), connected(server, revision) as wire:
         for _ in range(2):
             assert await wire.call("resources/subscribe", {"uri": "r://one"}) == {}
-        server.updated("r://one")
+        server.notify_resource_updated("r://one")
         await settle()
         assert notices(wire) == [("updated", "r://one")]
         for uri in ("r://one", "r://one", "r://two", "nothing://"):
             assert await wire.call("resources/unsubscribe", {"uri": uri}) == {}
-        server.updated("r://one")
+        server.notify_resource_updated("r://one")
         await settle()
         assert len(notices(wire)) == 1
 
@@ -355,8 +355,8 @@ async def test_subscriptions_of_one_connection_are_told_each_under_its_own_id(
         for id, filter in zip(ids, asked, strict=True):
             await wire.start("subscriptions/listen", {"notifications": filter}, id=id)
         await settle()
-        server.changed("tools")
-        server.updated("r://one")
+        server.notify_list_changed("tools")
+        server.notify_resource_updated("r://one")
         await settle()
         assert wire.noted(ACKNOWLEDGED) == [
             {"_meta": {META_SUBSCRIPTION_ID: ids[0]}, "notifications": asked[0]},
@@ -378,8 +378,8 @@ async def test_clients_of_both_eras_hear_of_the_same_change(revision: str, autoj
         listening(server, revision, "r://one") as one,
         listening(server, LATEST, "r://one") as two,
     ):
-        server.changed("prompts")
-        server.updated("r://one")
+        server.notify_list_changed("prompts")
+        server.notify_resource_updated("r://one")
         await settle()
     assert notices(one) == notices(two) == [("prompts", None), ("updated", "r://one")]
 
@@ -390,11 +390,11 @@ async def test_a_client_that_has_gone_is_forgotten(revision: str, autojump_clock
     async with server.running():
         async with listening(server, revision, "r://one"):
             assert server.statistics().listeners == 1
-            server.changed("tools")
+            server.notify_list_changed("tools")
         assert server.statistics().listeners == 0
         await settle()  # what was about to be told finds nobody
         async with connected(server, revision) as wire:
-            server.changed("tools")
+            server.notify_list_changed("tools")
             await settle()
         assert len(notices(wire)) == (0 if wire.modern else 1)
 
@@ -419,7 +419,7 @@ async def test_a_server_that_drains_ends_its_subscriptions_with_their_results(
             result = (await wire.response(id))["result"]
             assert result["resultType"] == "complete"
             assert result["_meta"][META_SUBSCRIPTION_ID] == id
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         assert notices(wire) == []
         assert server.statistics().listeners == 0
@@ -436,14 +436,14 @@ async def test_a_cancelled_subscription_is_over_at_once_and_has_no_answer(
     async with server.running(), connected(server, revision) as wire:
         id = await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
         await settle()
-        server.changed("tools")  # is about to be told
+        server.notify_list_changed("tools")  # is about to be told
         await wire.cancel(id)
         await settle()
         assert (notices(wire), server.statistics().listeners) == ([], 0)
         assert not wire.answered(id)
         await wire.start("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id=id)  # it is free
         await settle()
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         assert notices(wire) == [("tools", None)]
 
@@ -513,14 +513,14 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
     revision: str, autojump_clock: MockClock
 ) -> None:
     uris = [f"r://{number}" for number in range(20)]
-    server = Server("slow", offers=LISTS, limits=Limits(outgoing=4))
+    server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=4))
     server.resource("r://{x}", name="r")(lambda x: x)
     async with server.running(), listening(server, revision, *uris, streams=narrow) as wire:
         with wire.deaf():
             for _ in range(50):
-                server.changed(*LISTS)
+                server.notify_list_changed(*LISTS)
                 for uri in uris:
-                    server.updated(uri)
+                    server.notify_resource_updated(uri)
                 await settle()
         await settle()
         told = notices(wire)
@@ -529,7 +529,7 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
         every = {*((name, None) for name in LISTS), *(("updated", uri) for uri in uris)}
         assert set(told) == every
         assert len(told) <= 4 + 2 * len(every)
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         assert notices(wire)[len(told) :] == [("tools", None)]
 
@@ -538,12 +538,12 @@ async def test_notices_do_not_pile_up_before_a_client_that_does_not_read(
 async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = Server("slow", offers=LISTS, limits=Limits(outgoing=1))
+    server = Server("slow", capabilities=LISTS, limits=Limits(outgoing=1))
     async with server.running(), connected(server, revision, streams=narrow) as wire:
         subscriptions = [await wire.subscribe(tools=True, prompts=True) for _ in range(3)]
         with wire.deaf():
             for _ in range(5):
-                server.changed("tools", "prompts")
+                server.notify_list_changed("tools", "prompts")
                 await settle()
             for subscription in subscriptions[1:]:
                 await subscription.end()
@@ -552,7 +552,7 @@ async def test_what_was_held_back_for_a_subscription_that_ended_is_not_told(
         # `wire` itself fails where something is told on a subscription that is over; most were never told.
         assert len(notices(wire)) <= 6
         before = len(notices(wire))
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await settle()
         assert notices(wire)[before:] == [("tools", None)]
 
@@ -568,7 +568,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: s
         with slow.deaf():
             for number in range(1, 11):
                 start = trio.current_time()
-                server.changed("tools")
+                server.notify_list_changed("tools")
                 await quick.changed()
                 assert trio.current_time() - start == pytest.approx(BURST)
                 assert len(notices(quick)) == number
@@ -578,13 +578,13 @@ async def test_a_client_that_does_not_read_keeps_nobody_else_waiting(revision: s
 
 
 async def test_a_worker_thread_may_change_the_server_and_tell_of_it(autojump_clock: MockClock) -> None:
-    server = Server("threads", offers=["resources"])
+    server = Server("threads", capabilities=["resources"])
 
     @server.tool
     def learn(name: str) -> str:
         """Learn something new."""
         server.tool(name=name)(lambda: name)
-        server.updated("notes://all")
+        server.notify_resource_updated("notes://all")
         return f"learned {name}"
 
     async with connected(server, "2026-07-28") as wire:

@@ -32,7 +32,7 @@ Talk = Callable[[Wire, Server], Awaitable[None]]
 
 
 def made() -> Server:
-    server = Server("everything", burst=0)
+    server = Server("everything", change_debounce=0)
 
     @server.tool
     async def plain() -> str:
@@ -104,8 +104,8 @@ async def read(wire: Wire, server: Server) -> None:
 
 async def hear(wire: Wire, server: Server) -> None:
     listening = await wire.subscribe(tools=True, uris=["it://changes"])
-    server.changed("tools")
-    server.updated("it://changes")
+    server.notify_list_changed("tools")
+    server.notify_resource_updated("it://changes")
     for _ in range(2):
         await wire.changed()
     await listening.end()

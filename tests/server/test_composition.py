@@ -526,11 +526,11 @@ async def test_changes_of_a_mounted_server_reach_those_who_see_them(revision: st
         assert await wire.changed() == ("tools", None)
         with pytest.raises(WireError):
             await wire.call("tools/call", {"name": "m_l_more"})
-        leaf.server.updated("leaf://now")
+        leaf.server.notify_resource_updated("leaf://now")
         assert await wire.changed() == ("updated", "leaf://now")
-        leaf.server.updated("leafs://x")
+        leaf.server.notify_resource_updated("leafs://x")
         assert await wire.changed() == ("updated", "leafs://x")
-        leaf.server.changed("prompts", "resources")
+        leaf.server.notify_list_changed("prompts", "resources")
         assert {await wire.changed(), await wire.changed()} == {("prompts", None), ("resources", None)}
         await trio.sleep(1)
         told = [method for method, _ in wire.notes if method.endswith(("list_changed", "updated"))]
@@ -634,7 +634,7 @@ async def test_without_a_shared_run_each_connection_has_its_own(revision: str, a
         await one.subscribe(tools=True)
         await two.subscribe(tools=True)
         assert server.statistics().connections == 2
-        server.changed("tools")  # reaches all runs
+        server.notify_list_changed("tools")  # reaches all runs
         assert await one.changed() == await two.changed() == ("tools", None)
     assert log == ["begins", "begins", "ends", "ends"]
     assert server.statistics().connections == 0

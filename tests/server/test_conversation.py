@@ -162,7 +162,7 @@ async def test_what_is_said_in_the_course_of_a_request_goes_where_it_came_in(
 async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
     revision: str, standing: str, autojump_clock: MockClock
 ) -> None:
-    server = working(limits=Limits(calls=1), offers=["tools"])
+    server = working(limits=Limits(calls=1), capabilities=["tools"])
     async with server.joined() as run:
         own, wire, first = Nowhere(), Nowhere(), Nowhere()
         conversation = conversing(run, revision, own)
@@ -176,7 +176,7 @@ async def test_a_request_that_ends_without_an_answer_wakes_its_wire(
         await wait_all_tasks_blocked()
         assert wire.woken == before + 1
         assert conversation.session.label_of(2) is None
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await trio.sleep(1)
         assert not sent(conversation, wire)
 
@@ -285,20 +285,20 @@ async def test_a_modern_question_is_an_answer_and_may_be_json(autojump_clock: Mo
 async def test_changes_go_by_the_session_s_own_wire_and_wait_while_that_is_full(
     revision: str, autojump_clock: MockClock
 ) -> None:
-    server = Server("changes", offers=["tools"])
+    server = Server("changes", capabilities=["tools"])
     async with server.joined() as run:
         own, other = Nowhere(), Nowhere(full=True)
         conversation = session_of(run, revision, own)
         heard(conversation, Request(1, "ping", {}), wire=other)
         assert [type(message) for message in sent(conversation, other)] == [Response]
-        server.changed("tools")
+        server.notify_list_changed("tools")
         await trio.sleep(1)
         messages = conversation.session.outgoing()
         assert [label for _, label in messages] == [None]
         assert own.woken == 1
         own.full = True
         for _ in range(3):
-            server.changed("tools")
+            server.notify_list_changed("tools")
             await trio.sleep(1)
         assert not conversation.session.queued
         own.full = False

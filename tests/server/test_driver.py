@@ -45,7 +45,7 @@ class Bench:
     """A server with what the tests need, and the gates at which its handlers wait."""
 
     def __init__(self, **options: Any) -> None:
-        self.server = server = Server("bench", burst=0, **options)
+        self.server = server = Server("bench", change_debounce=0, **options)
         self.gates: dict[str, trio.Event] = {}
         self.began: list[str] = []
         self.ended: list[str] = []
@@ -318,8 +318,8 @@ async def test_a_modern_server_writes_no_requests(revision: str, autojump_clock:
     async with connected(bench.server, revision, answers={"sampling/createMessage": lambda _: sampled}) as wire:
         await wire.subscribe(tools=True, resources=True, uris=["it://changes"])
         assert texts([{"result": await wire.call("tools/call", call("ask"), progress="p")}]) == ["asked"]
-        bench.server.changed("tools")
-        bench.server.updated("it://changes")
+        bench.server.notify_list_changed("tools")
+        bench.server.notify_resource_updated("it://changes")
         assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
         assert not [message for message in wire.messages if "method" in message and "id" in message]
         assert wire.asked
@@ -687,8 +687,8 @@ async def test_after_the_end_of_what_is_read_only_answers_are_written(revision: 
         before = len(wire.messages)
         wire._outbox.close()
         await wait_all_tasks_blocked()
-        bench.server.changed("tools")
-        bench.server.updated("it://changes")
+        bench.server.notify_list_changed("tools")
+        bench.server.notify_resource_updated("it://changes")
         await trio.sleep(1)
         ends = wire.messages[before:]
         for name in "abc":
@@ -746,8 +746,8 @@ async def test_a_client_that_does_not_read_holds_nobody_up(revision: str, how: s
             {"the client": wire._outbox.close, "a cancellation": scope.cancel, "the run": over.set}[how]()
             await trio.sleep(10 * CLOSING)
         # Who has closed its side may still read: then it has the time that a call would have.
-        grace = 5 + CLOSING if how == "the client" else 0
-        assert end.closed_at == start + grace + CLOSING
+        shutdown_timeout = 5 + CLOSING if how == "the client" else 0
+        assert end.closed_at == start + shutdown_timeout + CLOSING
         assert bench.server.statistics().connections == 0
         over.set()
         nursery.cancel_scope.cancel()
@@ -872,8 +872,8 @@ async def test_what_was_told_is_written_before_a_drain_ends_the_connection(
         with wire.deaf():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
-            bench.server.changed("tools", "resources")
-            bench.server.updated("it://changes")
+            bench.server.notify_list_changed("tools", "resources")
+            bench.server.notify_resource_updated("it://changes")
             await trio.sleep(1)
             drain.set()
             await wait_all_tasks_blocked()
@@ -894,8 +894,8 @@ async def test_changes_that_find_no_room_are_told_once_when_there_is_some(
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
             for _ in range(10):
-                bench.server.changed("tools")
-                bench.server.updated("it://changes")
+                bench.server.notify_list_changed("tools")
+                bench.server.notify_resource_updated("it://changes")
                 await trio.sleep(1)
         assert texts([await wire.response(id) for id in ids]) == ["x"] * 5
         assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "it://changes")}
@@ -913,7 +913,7 @@ async def test_what_was_held_back_for_a_subscription_ends_with_it(revision: str,
         with wire.deaf():
             ids = [await wire.start("tools/call", call("echo", text="x")) for _ in range(5)]
             await wait_all_tasks_blocked()
-            bench.server.changed("tools")
+            bench.server.notify_list_changed("tools")
             await trio.sleep(1)
             await listening.end()
             await wire.start("subscriptions/listen", {"notifications": {"promptsListChanged": True}}, id=listening.id)

@@ -134,11 +134,11 @@ def test_how_a_callable_is_run_is_seen_through_what_is_around_it(function: Calla
     assert typed(function).how is how
     if how is RunMode.THREAD:
         assert typed(function, thread=False).how is RunMode.INLINE
-        assert typed(function).abandon
-        assert not typed(function, abandon=False).abandon
+        assert typed(function).abandon_on_cancel
+        assert not typed(function, abandon_on_cancel=False).abandon_on_cancel
 
 
-@pytest.mark.parametrize("option", ["thread", "abandon"])
+@pytest.mark.parametrize("option", ["thread", "abandon_on_cancel"])
 @pytest.mark.parametrize(
     "function", [function for function, how in KINDS.values() if how is RunMode.ASYNC][:8], ids=name_of
 )
@@ -156,8 +156,10 @@ def test_a_class_is_refused_with_what_to_register_instead() -> None:
 
 
 def test_what_runs_inline_abandons_nothing() -> None:
-    with pytest.raises(UsageError, match=r"^plain has thread=False, so no thread runs it; drop abandon=False$"):
-        typed(plain, thread=False, abandon=False)
+    with pytest.raises(
+        UsageError, match=r"^plain has thread=False, so no thread runs it; drop abandon_on_cancel=False$"
+    ):
+        typed(plain, thread=False, abandon_on_cancel=False)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +420,12 @@ def three(ctx: Any, uri: str, variables: Any) -> Any:
 )
 def test_a_raw_handler_takes_everything_by_position(function: Callable[..., Any]) -> None:
     handler = raw(function, ("ctx", "uri", "variables"))
-    assert (handler.how, handler.abandon, handler.context, handler.skip) == (RunMode.THREAD, True, None, set())
+    assert (handler.how, handler.abandon_on_cancel, handler.context, handler.skip) == (
+        RunMode.THREAD,
+        True,
+        None,
+        set(),
+    )
     assert handler.bind(CTX, {"ignored": 1}, "a:b", {"x": "y"})() == (CTX, "a:b", {"x": "y"})
 
 
@@ -440,7 +447,7 @@ def test_raw_handlers_are_run_like_others() -> None:
 
     assert raw(fetch, ("ctx",)).how is RunMode.ASYNC
     assert raw(lambda ctx: 0, ("ctx",), thread=False).how is RunMode.INLINE
-    assert not raw(lambda ctx: 0, ("ctx",), abandon=False).abandon
+    assert not raw(lambda ctx: 0, ("ctx",), abandon_on_cancel=False).abandon_on_cancel
 
 
 def test_an_object_without_a_name_is_named_by_its_class() -> None:

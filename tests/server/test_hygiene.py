@@ -183,8 +183,8 @@ async def test_what_is_said_to_the_server_is_no_checkpoint(autojump_clock: MockC
     server = Server("hygiene")
     async with server.running():
         with assert_no_checkpoints():
-            server.changed("tools")
-            server.updated("it://changes")
+            server.notify_list_changed("tools")
+            server.notify_resource_updated("it://changes")
             server.statistics()
 
 
@@ -541,7 +541,7 @@ async def main():
             for revision in ("2025-11-25", "2026-07-28"):
                 async with open_client(url, revision=revision) as client:
                     assert await client.call_tool("echo", {"text": "x"}, returns=str) == "x"
-                    assert [tool.name async for tool in client.tools()] == ["echo"]
+                    assert [tool.name for tool in await client.list_tools()] == ["echo"]
         nursery.cancel_scope.cancel()
 
 trio.run(main)

@@ -179,7 +179,7 @@ async def test_a_walk_goes_on_while_the_list_changes(each: List, revision: str, 
 @everywhere
 @four
 async def test_a_list_may_be_empty_and_be_filled(each: List, revision: str, autojump_clock: MockClock) -> None:
-    server = Server("empty", offers=["tools", "prompts", "resources"])
+    server = Server("empty", capabilities=["tools", "prompts", "resources"])
     async with connected(server, revision) as wire:
         assert await walk(wire, each) == [[]]
         each.add(server, 1)
@@ -332,7 +332,7 @@ async def test_where_nothing_is_filtered_a_resource_may_be_waited_for(revision: 
     async with server.running(), connected(server, revision) as wire:
         assert "r://7" in (await wire.subscribe(uris=["r://7"])).agreed
         LISTS[2].add(server, 7)
-        server.updated("r://7")
+        server.notify_resource_updated("r://7")
         assert await wire.changed() == ("updated", "r://7")
 
 
@@ -602,7 +602,7 @@ async def test_a_server_declares_what_it_has_and_serves_what_it_declares(
 @req("arch-01")
 @everywhere
 async def test_what_a_server_will_have_can_be_declared_from_the_start(revision: str, autojump_clock: MockClock) -> None:
-    server = Server("later", offers=["tools", "completions"])
+    server = Server("later", capabilities=["tools", "completions"])
     async with connected(server, revision) as wire:
         declared = (await wire.about())["capabilities"]
         assert declared.keys() - {"completions"} == {"logging", "tools"}

@@ -34,7 +34,7 @@ import trio_mcp
 
 server = trio_mcp.Server("processing")
 
-@server.tool(abandon=False)
+@server.tool(abandon_on_cancel=False)
 def wait_for(path: str) -> str:
     print("<waiting>", file=sys.stderr, flush=True)
     with open(path) as file:
@@ -44,7 +44,7 @@ def wait_for(path: str) -> str:
 def echo() -> str:
     return "echo"
 
-server.run(http="127.0.0.1:0", grace=float("inf"), path="/there", public_url="https://example.com/deep")
+server.run(http="127.0.0.1:0", shutdown_timeout=float("inf"), path="/there", public_url="https://example.com/deep")
 """
 
 
@@ -110,13 +110,13 @@ def test_an_address_for_everybody_wants_to_know_under_which_names() -> None:
         Server("open").run(http="0.0.0.0:0")
 
 
-@pytest.mark.parametrize("grace", [-1, math.nan, "5", None])
-def test_the_grace_is_a_number_of_seconds(grace: Any) -> None:
+@pytest.mark.parametrize("shutdown_timeout", [-1, math.nan, "5", None])
+def test_the_grace_is_a_number_of_seconds(shutdown_timeout: Any) -> None:
     async def serve(_: ProcessLife) -> None:
         pytest.fail("it began")
 
-    with pytest.raises(UsageError, match="grace is a number of seconds"):
-        live(Server("impatient"), serve, grace=grace)
+    with pytest.raises(UsageError, match="shutdown_timeout is a number of seconds"):
+        live(Server("impatient"), serve, shutdown_timeout=shutdown_timeout)
 
 
 # Real processes.
@@ -321,7 +321,7 @@ def test_full_collections_are_rarer_while_it_serves_unless_the_program_has_said_
     here = gc.get_threshold()
     gc.set_threshold(*before)
     try:
-        live(Server("collecting"), serve, grace=1)
+        live(Server("collecting"), serve, shutdown_timeout=1)
         assert gc.get_threshold() == before
     finally:
         gc.set_threshold(*here)
@@ -334,7 +334,7 @@ def test_what_a_program_says_to_the_collector_meanwhile_stays() -> None:
 
     here = gc.get_threshold()
     try:
-        live(Server("collecting"), serve, grace=1)
+        live(Server("collecting"), serve, shutdown_timeout=1)
         assert gc.get_threshold() == (1234, 5, 6)
     finally:
         gc.set_threshold(*here)
@@ -345,7 +345,7 @@ def test_nobody_ends_a_process_that_has_gone_on() -> None:
         life.ends("the end of standard input")
         assert deadlines()
 
-    live(Server("ended"), serve, grace=1)
+    live(Server("ended"), serve, shutdown_timeout=1)
     while deadlines():  # it ends when the run does, and not a second later
         pass
 
@@ -354,14 +354,16 @@ def deadlines() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "trio_mcp: the last deadline"]
 
 
-@pytest.mark.parametrize("grace", [5, math.inf])
-def test_outside_the_main_thread_the_process_is_not_ended(grace: float) -> None:
+@pytest.mark.parametrize("shutdown_timeout", [5, math.inf])
+def test_outside_the_main_thread_the_process_is_not_ended(shutdown_timeout: float) -> None:
     async def serve(life: ProcessLife) -> None:
         life.ends("the end of standard input")
         seen.append((life.patience, deadlines()))
 
     seen: list[object] = []
-    thread = threading.Thread(target=live, args=(Server("beside"), serve), kwargs={"grace": grace})
+    thread = threading.Thread(
+        target=live, args=(Server("beside"), serve), kwargs={"shutdown_timeout": shutdown_timeout}
+    )
     thread.start()
     thread.join()
     assert seen == [(math.inf, [])]

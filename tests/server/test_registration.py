@@ -120,7 +120,7 @@ def test_everything_about_a_tool_can_be_said_by_hand() -> None:
     assert tool.output is None
     assert tool.replay
     assert tool.handler.how is RunMode.INLINE
-    assert not entries.tool_of(today, abandon=False).handler.abandon
+    assert not entries.tool_of(today, abandon_on_cancel=False).handler.abandon_on_cancel
 
 
 async def test_a_tool_is_called_with_its_arguments_and_the_context() -> None:

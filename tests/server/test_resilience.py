@@ -117,7 +117,7 @@ async def test_of_a_subscription_and_its_end_the_last_counts(revision: str, auto
             ]
             for id in ids:
                 await wire.response(id)
-            server.updated("notes://one")
+            server.notify_resource_updated("notes://one")
             await trio.sleep(1)
         assert wire.noted("notifications/resources/updated") == []
 

@@ -249,10 +249,10 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"page_size": 0}, "page_size is a number of items, 1 or more, or None for one page; not 0"),
     ({"page_size": True}, "not True"),
     ({"page_size": "10"}, "not '10'"),
-    ({"burst": -0.1}, "burst is a number of seconds, 0 or more; not -0.1"),
-    ({"burst": float("inf")}, "not inf"),
-    ({"burst": float("nan")}, "not nan"),
-    ({"burst": None}, "not None"),
+    ({"change_debounce": -0.1}, "change_debounce is a number of seconds, 0 or more; not -0.1"),
+    ({"change_debounce": float("inf")}, "not inf"),
+    ({"change_debounce": float("nan")}, "not nan"),
+    ({"change_debounce": None}, "not None"),
     ({"threads": 0}, "threads is a number of threads, 1 or more; not 0"),
     ({"threads": 1.5}, "not 1.5"),
     ({"middleware": print}, "middleware is a list of functions"),
@@ -265,13 +265,16 @@ MISTAKES: list[tuple[Object, str]] = [
     ({"filter": lambda principal: True}, "filter is called with (principal, item), which <lambda> does not take"),
     ({"filter": "tools"}, "filter is a function, not str"),
     ({"lifespan": Wrong()}, "lifespan is a function, not Wrong"),
-    ({"offers": ["tool"]}, "offers: 'tool' is nothing to offer; there are tools, prompts, resources, completions"),
+    (
+        {"capabilities": ["tool"]},
+        "capabilities: 'tool' is nothing to offer; there are tools, prompts, resources, completions",
+    ),
     ({"cache": {"tools/call": CacheHints()}}, "cache: 'tools/call' is no list; there are tools/list, prompts/list"),
     ({"cache": {"tools/list": 60}}, "the hints for tools/list must be CacheHints, not int"),
     ({"revisions": []}, "names at least one revision"),
     ({"revisions": ["2024-11-05", "latest"]}, "there is no revision 'latest'; there are 2024-11-05, 2025-03-26"),
     ({"revisions": "2024-11-05"}, "revisions must be a list, also of one name: revisions=['2024-11-05']"),
-    ({"offers": "tools"}, "offers must be a list, also of one name: offers=['tools']"),
+    ({"capabilities": "tools"}, "capabilities must be a list, also of one name: capabilities=['tools']"),
 ]
 
 
@@ -350,10 +353,12 @@ def test_run_serves_standard_input_and_output(monkeypatch: pytest.MonkeyPatch) -
     import trio_mcp.server.stdio
 
     ran: list[tuple[Server, float, Any]] = []
-    monkeypatch.setattr(trio_mcp.server.stdio, "run", lambda server, grace, tap: ran.append((server, grace, tap)))
+    monkeypatch.setattr(
+        trio_mcp.server.stdio, "run", lambda server, shutdown_timeout, tap: ran.append((server, shutdown_timeout, tap))
+    )
     server = Server("run")
     server.run()
-    server.run(grace=1.5, tap=print)
+    server.run(shutdown_timeout=1.5, tap=print)
     assert ran == [(server, 5.0, None), (server, 1.5, print)]
 
 
@@ -369,7 +374,7 @@ def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
 
 def test_an_update_names_a_uri() -> None:
     with pytest.raises(UsageError, match="is told by its URI, text; not PosixPath"):
-        Server("updating").updated(Path("/tmp"))  # type: ignore[arg-type]
+        Server("updating").notify_resource_updated(Path("/tmp"))  # type: ignore[arg-type]
 
 
 # What type checkers make of it.
@@ -414,7 +419,7 @@ def visible(principal: Any, item: Described) -> bool:
 
 
 server = Server(
-    "typed", version="1", lifespan=lifespan, middleware=[log], filter=visible, offers=["prompts"],
+    "typed", version="1", lifespan=lifespan, middleware=[log], filter=visible, capabilities=["prompts"],
     cache={"tools/list": CacheHints(60_000)}, revisions=["2025-11-25", "2026-07-28"],
 )
 
@@ -472,8 +477,8 @@ server.add_template(ResourceTemplate("raw", "raw://{x}"), lambda ctx, uri, varia
 
 other = Server("other")
 other.mount(server, prefix="typed_")
-server.changed("tools")
-server.updated("r://one")
+server.notify_list_changed("tools")
+server.notify_resource_updated("r://one")
 
 # A decorated function keeps its type.
 reveal_type(bare)
@@ -508,7 +513,7 @@ MISTYPED = """
 from trio_mcp import Context, Server
 
 server = Server("typed", page_size="10")
-server.changed("tool")
+server.notify_list_changed("tool")
 server.tool(titel="x")
 server.resource(print)
 
@@ -618,7 +623,7 @@ MISTAKES: list[tuple[str, Object]] = [
 async def test_an_error_is_a_short_sentence(
     revision: str, method: str, params: Object, autojump_clock: MockClock
 ) -> None:
-    server = Server("terse", offers=("tools", "prompts", "resources", "completions"))
+    server = Server("terse", capabilities=("tools", "prompts", "resources", "completions"))
     async with connected(server, revision) as wire:
         with pytest.raises(WireError) as refused:
             await wire.call(method, params)

@@ -1009,7 +1009,7 @@ class StandIn:
         yield
 
 
-async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, grace: float, tap: Any = None) -> None:
+async def serve_stream(server: StandIn, stream: trio.abc.Stream, *, shutdown_timeout: float, tap: Any = None) -> None:
     """The tap hears that it is served."""
     if tap is not None:
         tap("in", b"")
@@ -1141,7 +1141,7 @@ def test_a_signal_ends_a_run_with_its_status(runs: Runs, number: int, status: in
             drained.append(drain.is_set())
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve, grace=0)
+        runs(serve, shutdown_timeout=0)
     assert ended.value.code == status
     assert drained == [number == signal.SIGTERM]
 
@@ -1189,7 +1189,7 @@ def test_sigterm_is_heard_once_and_ctrl_c_goes_before(runs: Runs, first: int) ->
         await trio.sleep_forever()
 
     with pytest.raises(SystemExit) as ended:
-        runs(serve, grace=0)
+        runs(serve, shutdown_timeout=0)
     assert ended.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[first]
 
 

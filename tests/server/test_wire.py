@@ -103,7 +103,7 @@ TEXT = {"content": [{"type": "text", "text": "hi"}]}
 
 
 def shop(**options: Any) -> Server:
-    server = Server("shop", version="1", instructions="Be kind.", offers=["prompts"], **options)
+    server = Server("shop", version="1", instructions="Be kind.", capabilities=["prompts"], **options)
 
     @server.tool
     async def order(ctx: Context, what: str) -> str:
@@ -163,14 +163,14 @@ async def test_changes_are_heard_the_same_way_in_every_revision(revision: str, a
     async with connected(server, revision) as wire:
         listening = await wire.subscribe(tools=True, uris=["stock://apples"])
         assert listening.agreed == {"tools", "stock://apples"}
-        server.changed("tools", "prompts")
-        server.updated("stock://apples")
+        server.notify_list_changed("tools", "prompts")
+        server.notify_resource_updated("stock://apples")
         assert {await wire.changed(), await wire.changed()} == {("tools", None), ("updated", "stock://apples")}
-        server.updated("stock://apples")
+        server.notify_resource_updated("stock://apples")
         assert await wire.changed() == ("updated", "stock://apples")
         await listening.end()
         await trio.testing.wait_all_tasks_blocked()
-        server.updated("stock://apples")
+        server.notify_resource_updated("stock://apples")
         before = len(wire.notes)
         await trio.sleep(1)
         assert len(wire.notes) == before
@@ -837,7 +837,7 @@ async def talk_until_it_ends(attempt: Attempt, server: Server, revision: str, **
 
 async def listen(server: Server, wire: Wire) -> None:
     await wire.subscribe(tools=True, uris=["stock://apples"])
-    server.updated("stock://apples")
+    server.notify_resource_updated("stock://apples")
     await wire.changed()
 
 

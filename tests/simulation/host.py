@@ -84,7 +84,10 @@ def build(book: Book, limits: Limits = LIMITS, *, anew: bool = True) -> Server:
             return server
     # With keys of its own, or what it seals would differ from one play of a world to the next.
     keys = None if anew else [bytes(32)]
-    server, at = Server("simulated", version="1", limits=limits, page_size=4, burst=0.05, state_keys=keys), _At(book)
+    server, at = (
+        Server("simulated", version="1", limits=limits, page_size=4, change_debounce=0.05, state_keys=keys),
+        _At(book),
+    )
     _add_quick_tools(server, at)
     _add_slow_tools(server, at)
     _add_the_rest(server, at)
@@ -172,7 +175,7 @@ def _add_the_rest(server: Server, at: _At) -> None:
         with at.book.handling(token, ctx.principal):
             at.book.notes[uri] = max(version, at.book.notes.get(uri, 0))
             at.book.publish(uri)
-            server.updated(uri)
+            server.notify_resource_updated(uri)
             await trio.lowlevel.checkpoint()
             return {"token": token}
 

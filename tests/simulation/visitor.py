@@ -196,12 +196,12 @@ class Visitor:
     async def _read(self, client: Client, call: Call, move: Move, along: Any) -> None:
         for uri in KEYS:
             written = self._book.written.get(uri, 0)
-            found = await client.read(uri, **along)
+            found = await client.read_resource(uri, **along)
             text = found.contents[0].text  # type: ignore[union-attr]  # all of it is text
             self._book.check(int(text) >= written, f"{call.token} read {text} of {uri}, where {written} was written")
 
     async def _tools(self, client: Client, call: Call, move: Move, along: Any) -> None:
-        names = tuple([tool.name async for tool in client.tools()])
+        names = tuple([tool.name for tool in await client.list_tools()])
         self._book.check(names == TOOLS, f"{call.token} found {names}")
 
     async def _follow(self, client: Client, call: Call, move: Move, along: Any) -> None:
@@ -211,7 +211,7 @@ class Visitor:
             self._take(call, await followed.result())
 
     async def _prompt(self, client: Client, call: Call, move: Move, along: Any) -> None:
-        filled = await client.prompt("say", {"token": call.token}, **along)
+        filled = await client.get_prompt("say", {"token": call.token}, **along)
         self._book.answered(call, filled.messages[0].content.text)  # type: ignore[union-attr]
 
     async def _complete(self, client: Client, call: Call, move: Move, along: Any) -> None:

@@ -1,7 +1,7 @@
 """Client: what a program asks of a server, in whatever revision and by whatever transport the two have found.
 
     async with open_client("http://127.0.0.1:3000/mcp") as client:
-        async for tool in client.tools():
+        for tool in await client.list_tools():
             ...
         with trio.move_on_after(5):
             result = await client.call_tool("forecast", {"city": "Oslo"})
@@ -389,12 +389,13 @@ class Client:
         check_along(along)
         return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, along))
 
-    async def _pages(self, method: str, shape: type[M]) -> AsyncIterator[M]:
+    async def _pages(self, method: str, shape: type[M], along: RequestOptions) -> AsyncIterator[M]:
+        check_along(along)
         pager = Pager(limits=self._limits)
         while not pager.done:
             params = pager.params
             try:
-                result = await self._cached(method, params, {})
+                result = await self._cached(method, params, along)
             except RequestError:
                 if self._keeper.cache is not None and "cursor" in params:
                     self._keeper.cache.forget(method)  # cache-22: no page of this walk is worth anything now
@@ -418,17 +419,15 @@ class Client:
 
     # Tools.
 
-    async def list_tools(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListToolsResult:
-        """One page of the tools; `tools` goes through all of them."""
+    async def list_tools_page(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListToolsResult:
+        """One page of the tools, from `cursor`.  `list_tools` gets all pages."""
         page = await self._page("tools/list", ListToolsResult, cursor, along)
         self._learn(page)
         return page
 
-    async def tools(self) -> AsyncIterator[Tool]:
-        """All tools, page after page; those that cannot be called are left out (`deviations`)."""
-        async for page in self._pages("tools/list", ListToolsResult):
-            for tool in self._learn(page):
-                yield tool
+    async def list_tools(self, **along: Unpack[RequestOptions]) -> list[Tool]:
+        """All tools of all pages.  A tool that cannot be called is left out and named in `deviations`."""
+        return [tool async for page in self._pages("tools/list", ListToolsResult, along) for tool in self._learn(page)]
 
     def _learn(self, page: ListToolsResult) -> list[Tool]:
         return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
@@ -545,34 +544,34 @@ class Client:
         return _ToolCallBlock(call, f"tools/call {name[:80]!r}, followed")
 
     async def _walk_tools(self) -> None:
-        async for _ in self.tools():
+        for _ in await self.list_tools():
             pass
 
     # Resources.
 
-    async def list_resources(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListResourcesResult:
-        """One page of the resources; `resources` goes through all of them."""
+    async def list_resources_page(
+        self, cursor: str | None = None, **along: Unpack[RequestOptions]
+    ) -> ListResourcesResult:
+        """One page of the resources, from `cursor`.  `list_resources` gets all pages."""
         return await self._page("resources/list", ListResourcesResult, cursor, along)
 
-    async def resources(self) -> AsyncIterator[Resource]:
-        """All resources, page after page."""
-        async for page in self._pages("resources/list", ListResourcesResult):
-            for resource in self._good(page.resources):
-                yield resource
+    async def list_resources(self, **along: Unpack[RequestOptions]) -> list[Resource]:
+        """All resources of all pages."""
+        pages = self._pages("resources/list", ListResourcesResult, along)
+        return [resource async for page in pages for resource in self._good(page.resources)]
 
-    async def list_templates(
+    async def list_resource_templates_page(
         self, cursor: str | None = None, **along: Unpack[RequestOptions]
     ) -> ListResourceTemplatesResult:
-        """One page of the resource templates; `templates` goes through all of them."""
+        """One page of the resource templates, from `cursor`.  `list_resource_templates` gets all pages."""
         return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, along)
 
-    async def templates(self) -> AsyncIterator[ResourceTemplate]:
-        """All resource templates, page after page."""
-        async for page in self._pages("resources/templates/list", ListResourceTemplatesResult):
-            for template in self._good(page.resource_templates):
-                yield template
+    async def list_resource_templates(self, **along: Unpack[RequestOptions]) -> list[ResourceTemplate]:
+        """All resource templates of all pages."""
+        pages = self._pages("resources/templates/list", ListResourceTemplatesResult, along)
+        return [template async for page in pages for template in self._good(page.resource_templates)]
 
-    async def read(self, uri: str, **along: Unpack[RequestOptions]) -> ReadResourceResult:
+    async def read_resource(self, uri: str, **along: Unpack[RequestOptions]) -> ReadResourceResult:
         """What is in a resource.  Raises `ResourceNotFound` where the server says that there is none."""
         check_along(along)
         try:
@@ -587,17 +586,16 @@ class Client:
 
     # Prompts and completion.
 
-    async def list_prompts(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListPromptsResult:
-        """One page of the prompts; `prompts` goes through all of them."""
+    async def list_prompts_page(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListPromptsResult:
+        """One page of the prompts, from `cursor`.  `list_prompts` gets all pages."""
         return await self._page("prompts/list", ListPromptsResult, cursor, along)
 
-    async def prompts(self) -> AsyncIterator[Prompt]:
-        """All prompts, page after page."""
-        async for page in self._pages("prompts/list", ListPromptsResult):
-            for prompt in self._good(page.prompts):
-                yield prompt
+    async def list_prompts(self, **along: Unpack[RequestOptions]) -> list[Prompt]:
+        """All prompts of all pages."""
+        pages = self._pages("prompts/list", ListPromptsResult, along)
+        return [prompt async for page in pages for prompt in self._good(page.prompts)]
 
-    async def prompt(
+    async def get_prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[RequestOptions]
     ) -> GetPromptResult:
         """A prompt, filled in."""

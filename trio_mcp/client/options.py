@@ -117,14 +117,14 @@ class ClientOptions(TypedDict, total=False):
     """Seconds for the first message of a child process, or on a stream: 120; `math.inf` for no bound."""
     garbage_timeout: float
     """Seconds for it after the first line there that is no message: 30; `math.inf` for no bound."""
-    grace: float
+    shutdown_timeout: float
     """Seconds for which a child process may take its leave, and again after SIGTERM."""
     stderr: Callable[[bytes], object] | None
     """Called with what a child process writes to standard error, as it comes; None: nobody is.  By default that is
     written to our own."""
 
 
-CHILD = ("env", "environment", "cwd", "grace", "stderr", "start_timeout", "garbage_timeout")
+CHILD = ("env", "environment", "cwd", "shutdown_timeout", "stderr", "start_timeout", "garbage_timeout")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
 # By capability and its member; "" is that it is there at all.
 _DECLARED_BY = {

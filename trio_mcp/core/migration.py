@@ -13,7 +13,7 @@ _RUN = 'server.run(http="127.0.0.1:8000")'
 _SERVE = 'await serve_stdio(server), or await serve_http(server, "127.0.0.1", 3000)'
 _RAW = "@server.tool, or server.add_tool(Tool(...), handler) for a schema of your own"
 _PROTECT = "server.protect(verify=..., authorization_servers=[...])"
-_CHANGED = "server.changed({})".format
+_CHANGED = "server.notify_list_changed({})".format
 
 OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("host", "port"), _RUN),
@@ -60,17 +60,14 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "fastmcp": "the Server itself, which handlers see in their module",
         "mcp_server": "the Server itself, which handlers see in their module",
         **dict.fromkeys(("get_state", "set_state"), "a contextvars.ContextVar"),
-        "send_tool_list_changed": 'server.changed("tools")',
-        "send_resource_updated": "server.updated(uri)",
+        "send_tool_list_changed": 'server.notify_list_changed("tools")',
+        "send_resource_updated": "server.notify_resource_updated(uri)",
     },
     "Client": {
         "initialize": "nothing: open_client has done that",
         "close": "await client.aclose()",
         "send_ping": "await client.ping()",
         "send_request": "await client.request(method, params)",
-        "read_resource": "await client.read(uri)",
-        "get_prompt": "await client.prompt(name, arguments)",
-        "list_resource_templates": "async for template in client.templates()",
         "set_logging_level": 'await client.set_log_level("info")',
         "call_tool_mcp": "await client.call_tool(name, arguments)",
         **dict.fromkeys(

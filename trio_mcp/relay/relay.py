@@ -114,10 +114,10 @@ _PAGES = 100  # pages that were visited and are not known to be done, as in `ans
 _PER_HOP = ("_meta", "inputResponses", "requestState")  # of params
 _QUESTIONS = frozenset({"tools/call", "prompts/get", "resources/read"})  # requests with questions
 _LISTS: Mapping[str, Callable[[Client, str | None], Awaitable[Model]]] = {
-    "tools/list": Client.list_tools,
-    "prompts/list": Client.list_prompts,
-    "resources/list": Client.list_resources,
-    "resources/templates/list": Client.list_templates,
+    "tools/list": Client.list_tools_page,
+    "prompts/list": Client.list_prompts_page,
+    "resources/list": Client.list_resources_page,
+    "resources/templates/list": Client.list_resource_templates_page,
 }
 _FORWARDED = frozenset({*_LISTS, *_QUESTIONS, "completion/complete"})
 

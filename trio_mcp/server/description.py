@@ -83,10 +83,10 @@ def revisions_of(names: Collection[str]) -> list[Revision]:
 
 
 def offers_of(names: Collection[str]) -> frozenset[str]:
-    check_list("offers", names)
+    check_list("capabilities", names)
     for name in names:
         if name not in CAPABILITIES:
-            raise UsageError(f"offers: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
+            raise UsageError(f"capabilities: {name!r} is nothing to offer; there are {', '.join(CAPABILITIES)}")
     return frozenset(names)
 
 
@@ -105,11 +105,11 @@ def check_switches(**switches: bool) -> None:
             raise UsageError(f"{name} is True or False, not {on!r}")
 
 
-def check_numbers(page_size: int | None, burst: float, threads: int) -> None:
+def check_numbers(page_size: int | None, change_debounce: float, threads: int) -> None:
     if page_size is not None and (type(page_size) is not int or page_size < 1):
         raise UsageError(f"page_size is a number of items, 1 or more, or None for one page; not {page_size!r}")
-    if type(burst) not in (int, float) or not 0 <= burst < math.inf:
-        raise UsageError(f"burst is a number of seconds, 0 or more; not {burst!r}")
+    if type(change_debounce) not in (int, float) or not 0 <= change_debounce < math.inf:
+        raise UsageError(f"change_debounce is a number of seconds, 0 or more; not {change_debounce!r}")
     if type(threads) is not int or threads < 1:
         raise UsageError(f"threads is a number of threads, 1 or more; not {threads!r}")
 

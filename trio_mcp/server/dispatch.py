@@ -353,7 +353,7 @@ class Dispatcher:
         if handler.how is RunMode.ASYNC:
             return await call()
         if handler.how is RunMode.THREAD:
-            return await self._threads.run(call, ctx.holder, abandon=handler.abandon)
+            return await self._threads.run(call, ctx.holder, abandon_on_cancel=handler.abandon_on_cancel)
         return call()
 
     # Completion.

@@ -44,27 +44,37 @@ def address_of(stream: trio.abc.Stream) -> str | None:
     return None
 
 
-async def serve_stream(server: Server, stream: trio.abc.Stream, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+async def serve_stream(
+    server: Server, stream: trio.abc.Stream, *, shutdown_timeout: float = 5.0, tap: Tap | None = None
+) -> None:
     """Serve one client over a byte stream, one message a line, until it ends; the stream is closed then.
 
     Any stream will do: a socket, a pipe, `trio.testing.memory_stream_pair`.  Inside `async with server.running()` all
     connections share that run; otherwise this one has a run of its own, with its own lifespan.
 
     A client that closes its side of the stream may still read, as in ``printf ... | python server.py``.  Calls that run
-    then have `grace` seconds to finish (`math.inf`: as long as they take), and are answered; questions to the client
-    fail at once.  A stream with no sides of its own, as one by TLS, ends as a whole.
+    then have `shutdown_timeout` seconds to finish (`math.inf`: as long as they take), and are answered; questions to
+    the client fail at once.  A stream with no sides of its own, as one by TLS, ends as a whole.
 
     Returns when the client, or the run that it shares, has gone and all its handlers have ended; never raises because
     of it.  What the lifespan, `tap` or `stream` raise otherwise leaves it unchanged.  May be cancelled at any time:
     handlers are cancelled, and a line that was begun is finished.
     """
-    check_seconds("grace", grace)
+    check_seconds("shutdown_timeout", shutdown_timeout)
     keep_alive(stream)
     try:
         async with server.joined() as run:
             account = run.bytes.account(holder_of(None, address_of(stream)))
             network = socket_of(stream) is not None
-            await converse(run, stream, Lines(run.limits), tap=tap, network=network, account=account, grace=grace)
+            await converse(
+                run,
+                stream,
+                Lines(run.limits),
+                tap=tap,
+                network=network,
+                account=account,
+                shutdown_timeout=shutdown_timeout,
+            )
     finally:
         await close(stream, trio.current_time() + CLOSING)  # a server that could not begin has not closed it
 
@@ -80,17 +90,19 @@ async def converse(
     heartbeat: float | None = None,
     network: bool = False,
     account: Account | None = None,
-    grace: float | None = None,
+    shutdown_timeout: float | None = None,
 ) -> None:
     """As `serve_stream`, in a run that there is, with any framing; the stream is closed at the end.
 
     `headers` and `principal` are those of every message.  After `heartbeat` seconds without a byte the client is asked
     for a sign of life, and after as many more it is given up; on a `network` it has to read, and to finish the messages
-    that it has begun.  What it makes the server hold is in its `account`.  Without `grace` the end of
+    that it has begun.  What it makes the server hold is in its `account`.  Without `shutdown_timeout` the end of
     input is the end of the link, as where the framing has an end of its own.
     """
     account = run.bytes.account(None) if account is None else account
-    await _StreamClient(run, stream, framing, tap, headers, principal, account, grace).serve(heartbeat, network)
+    await _StreamClient(run, stream, framing, tap, headers, principal, account, shutdown_timeout).serve(
+        heartbeat, network
+    )
 
 
 class _StreamClient:
@@ -107,14 +119,14 @@ class _StreamClient:
         headers: Mapping[str, str],
         principal: Any,
         account: Account,
-        grace: float | None,
+        shutdown_timeout: float | None,
     ) -> None:
         self._run = run
-        self._grace = grace
+        self._shutdown_timeout = shutdown_timeout
         self._headers = headers
         self._principal = principal
         self._framing = framing
-        finish = None if grace is None else self._finish
+        finish = None if shutdown_timeout is None else self._finish
         self._duplex = Duplex(
             self, stream, framing, run.limits, nursery=run.nursery, tap=tap, account=account, input_ended=finish
         )
@@ -153,11 +165,11 @@ class _StreamClient:
     async def _finish(self) -> None:
         """The client sends nothing more: its calls may finish in their time, and are answered."""
         self._conversation.input_ended()
-        assert self._grace is not None
-        with trio.move_on_after(self._grace):
+        assert self._shutdown_timeout is not None
+        with trio.move_on_after(self._shutdown_timeout):
             await self._all_said()
             return
-        why = f"this call had not finished {self._grace:g} seconds after the end of the client's input"
+        why = f"this call had not finished {self._shutdown_timeout:g} seconds after the end of the client's input"
         self._conversation.abort_pending(why)
         with trio.move_on_after(CLOSING):
             await self._all_said()

@@ -40,26 +40,27 @@ class RunMode(enum.Enum):
 class Handler:
     """A function of the user, ready to be bound to arguments.
 
-    `by_name`: whether it takes its arguments so; a raw handler takes all by position, the context first.  `abandon`:
-    whether a cancelled call leaves its worker thread behind, instead of waiting for it.  `context`: the name of the
-    parameter that takes the Context, if there is one.  `skip`: the parameters that are no arguments.
+    `by_name`: whether it takes its arguments so; a raw handler takes all by position, the context first.
+    `abandon_on_cancel`: whether a cancelled call leaves its worker thread behind, instead of waiting for it.
+    `context`: the name of the parameter that takes the Context, if there is one.  `skip`: the parameters that are no
+    arguments.
     """
 
-    __slots__ = ("abandon", "by_name", "context", "function", "how", "skip")
+    __slots__ = ("abandon_on_cancel", "by_name", "context", "function", "how", "skip")
 
     def __init__(
         self,
         function: Callable[..., Any],
         how: RunMode,
         *,
-        abandon: bool,
+        abandon_on_cancel: bool,
         by_name: bool,
         context: str | None = None,
         skip: frozenset[str] = frozenset(),
     ) -> None:
         self.function = function
         self.how = how
-        self.abandon = abandon
+        self.abandon_on_cancel = abandon_on_cancel
         self.by_name = by_name
         self.context = context
         self.skip = skip
@@ -73,7 +74,7 @@ class Handler:
         return functools.partial(self.function, **named, **{self.context: ctx})
 
 
-def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = True) -> Handler:
+def typed(function: Callable[..., Any], *, thread: bool = True, abandon_on_cancel: bool = True) -> Handler:
     """The handler that takes its arguments by name.  Raises UsageError for a signature that cannot be served.
 
     The hints of the arguments are left to those who make a schema of them.
@@ -111,8 +112,8 @@ def typed(function: Callable[..., Any], *, thread: bool = True, abandon: bool = 
             _check_no_context(function, parameter)
     context = found[0].name if found else None
     skip = settled if context is None else settled | {context}
-    how = _how(function, thread, abandon)
-    return Handler(function, how, abandon=abandon, by_name=True, context=context, skip=skip)
+    how = _how(function, thread, abandon_on_cancel)
+    return Handler(function, how, abandon_on_cancel=abandon_on_cancel, by_name=True, context=context, skip=skip)
 
 
 def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter) -> None:
@@ -132,7 +133,9 @@ def _check_no_context(function: Callable[..., Any], parameter: inspect.Parameter
         raise UsageError(f"{where} is a Context of {module}; write from trio_mcp import Context")
 
 
-def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = True, abandon: bool = True) -> Handler:
+def raw(
+    function: Callable[..., Any], takes: Sequence[str], *, thread: bool = True, abandon_on_cancel: bool = True
+) -> Handler:
     """The handler that is called with as many arguments by position; `takes` names them, for messages."""
     signature = _signature(function)
     try:
@@ -141,7 +144,9 @@ def raw(function: Callable[..., Any], takes: Sequence[str], *, thread: bool = Tr
         raise UsageError(
             f"{name_of(function)} is called by position, with ({', '.join(takes)}), but takes {signature}: {error}"
         ) from None
-    return Handler(function, _how(function, thread, abandon), abandon=abandon, by_name=False)
+    return Handler(
+        function, _how(function, thread, abandon_on_cancel), abandon_on_cancel=abandon_on_cancel, by_name=False
+    )
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -158,7 +163,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 # How it is run.
 
 
-def _how(function: Callable[..., Any], thread: bool, abandon: bool) -> RunMode:
+def _how(function: Callable[..., Any], thread: bool, abandon_on_cancel: bool) -> RunMode:
     name = name_of(function)
     callables = list(_callables(function))
     if inspect.isgeneratorfunction(callables[0]) or inspect.isasyncgenfunction(callables[0]):
@@ -166,14 +171,14 @@ def _how(function: Callable[..., Any], thread: bool, abandon: bool) -> RunMode:
             f"{name} is a generator, which would give nothing but itself; return all of it at once, as a list"
         )
     if any(inspect.iscoroutinefunction(each) for each in callables):
-        for option, given in (("thread", thread), ("abandon", abandon)):
+        for option, given in (("thread", thread), ("abandon_on_cancel", abandon_on_cancel)):
             if not given:
                 raise UsageError(f"{name} is async, so no thread runs it; drop {option}=False, or the async")
         return RunMode.ASYNC
     if thread:
         return RunMode.THREAD
-    if not abandon:
-        raise UsageError(f"{name} has thread=False, so no thread runs it; drop abandon=False")
+    if not abandon_on_cancel:
+        raise UsageError(f"{name} has thread=False, so no thread runs it; drop abandon_on_cancel=False")
     return RunMode.INLINE
 
 

@@ -4,8 +4,8 @@ How it ends:
 
 | what happens | running calls | exit status |
 |---|---|---|
-| the end of standard input | finish within `grace` seconds; then an error | 0 |
-| SIGTERM | finish within `grace` seconds, new ones are refused; then an error | 143 |
+| the end of standard input | finish within `shutdown_timeout` seconds; then an error | 0 |
+| SIGTERM | finish within `shutdown_timeout` seconds, new ones are refused; then an error | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
 | Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
 | Ctrl-C once more | the system ends the process | killed by SIGINT |
@@ -16,8 +16,8 @@ reader of standard output has gone.
 
 `_LAST` seconds after the grace the process ends, with one line on stderr and the status above, also while a handler
 shields itself or blocks the loop, or a worker thread runs that may not be abandoned.  The time runs from the first of
-these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  With `grace=math.inf` there is no
-such end, and none outside the main thread, where the process has other purposes.
+these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  With `shutdown_timeout=math.inf`
+there is no such end, and none outside the main thread, where the process has other purposes.
 
 Two things are beyond this.  C code that keeps the lock of the interpreter, such as a regular expression that backtracks
 without end, lets no thread run, and in a worker thread no signal handler either.  Threads of the program's own that are
@@ -68,15 +68,15 @@ def _in_asyncio() -> bool:
     return True
 
 
-def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, grace: float) -> None:
+def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, shutdown_timeout: float) -> None:
     """Serve as the purpose of this process, for as long as `serve` does.
 
     Returns then; raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for
-    stderr if it cannot begin.  Calls that run at the end have `grace` seconds (`math.inf`: as long as they take).
-    Signals that the program has ignored or handles already are left to it, and so are all of them outside the main
-    thread.
+    stderr if it cannot begin.  Calls that run at the end have `shutdown_timeout` seconds (`math.inf`: as long as they
+    take).  Signals that the program has ignored or handles already are left to it, and so are all of them outside the
+    main thread.
     """
-    check_seconds("grace", grace)
+    check_seconds("shutdown_timeout", shutdown_timeout)
     if trio.lowlevel.in_trio_run():
         raise UsageError(
             "run() begins a Trio program of its own, and this is one already; in here, await serve_stdio(server), or "
@@ -88,7 +88,7 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, g
             "the last line of a script"
         )
     try:
-        with unhindered_stderr() as stderr, ProcessLife(server, grace, stderr) as life:
+        with unhindered_stderr() as stderr, ProcessLife(server, shutdown_timeout, stderr) as life:
             try:
                 with _fewer_full_collections():
                     trio.run(life.live, serve)
@@ -154,14 +154,14 @@ def place(text: str) -> tuple[str, int]:
 class ProcessLife:
     """One process that serves: its signals, its last deadline and its exit status."""
 
-    def __init__(self, server: Server, grace: float, stderr: Stderr | None) -> None:
+    def __init__(self, server: Server, shutdown_timeout: float, stderr: Stderr | None) -> None:
         self.server = server
         self.stderr = stderr
         """Writes to stderr without waiting; None where stderr cannot make a writer wait."""
         self.status = 0
-        self.patience = grace + _LAST
+        self.patience = shutdown_timeout + _LAST
         """Seconds from the first reason to end until the process is gone; may be infinite."""
-        self._grace = grace
+        self._shutdown_timeout = shutdown_timeout
         self._everything = trio.CancelScope()
         self._terminated = trio.Event()
         self._ending = False
@@ -220,12 +220,14 @@ class ProcessLife:
 
     def _cancel_in_time(self) -> None:
         """Everything ends then, also what no run has to do with yet, such as a lifespan that is beginning."""
-        self._everything.deadline = min(self._everything.deadline, trio.current_time() + self._grace + CLOSING)
+        self._everything.deadline = min(
+            self._everything.deadline, trio.current_time() + self._shutdown_timeout + CLOSING
+        )
 
     async def _drain(self) -> None:
         await self._terminated.wait()
         self._cancel_in_time()
-        async with self.server.draining(self._grace):
+        async with self.server.draining(self._shutdown_timeout):
             pass
 
     @contextmanager

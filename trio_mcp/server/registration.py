@@ -65,7 +65,7 @@ def tool_of(
     scopes: Collection[str] = (),
     structured: bool = True,
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ToolEntry:
     """A tool whose schemas are those of the function's parameters and of what it returns.
@@ -78,7 +78,7 @@ def tool_of(
     from trio_mcp.server.results import OutputSchema
 
     name = _named(function, name, "tool")
-    handler = typed(function, thread=thread, abandon=abandon)
+    handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     details: dict[str, Any] = {"title": title, "description": _described(function, description)}
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
     _check_details(f"the tool {name!r}", details, "ToolAnnotations")
@@ -112,7 +112,7 @@ def raw_tool(
     *,
     scopes: Collection[str] = (),
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ToolEntry:
     """A tool that is described by hand; `function(ctx, arguments)` is called with arguments that fit its schema."""
@@ -121,7 +121,7 @@ def raw_tool(
     from trio_mcp.server.results import OutputSchema
 
     _check_model(tool, Tool, "ToolAnnotations")
-    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
+    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon_on_cancel=abandon_on_cancel)
     try:
         which = "input"
         check_input_schema(tool.input_schema)
@@ -197,14 +197,14 @@ def resource_of(
     meta: Meta | None = None,
     cache: CacheHints | None = None,
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ResourceEntry | TemplateEntry:
     """A resource that the function reads; with an RFC 6570 template for a URI, all that have one of its URIs.
 
     The template's variables are the function's parameters.
     """
-    handler = typed(function, thread=thread, abandon=abandon)
+    handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     name = _named(function, name, "resource")
     details: dict[str, Any] = {"title": title, "description": _described(function, description), "mime_type": mime_type}
     details |= {"annotations": annotations, "icons": icons, "meta": meta}
@@ -262,7 +262,7 @@ def raw_resource(
     *,
     cache: CacheHints | None = None,
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> ResourceEntry:
     """A resource that is described by hand, and read by `function(ctx, uri)`."""
@@ -271,7 +271,7 @@ def raw_resource(
     _check_model(resource, Resource)
     _check_cache(f"the Resource {resource.name!r}", cache)
     _check_uri(resource.uri)
-    handler = raw(function, ("ctx", "uri"), thread=thread, abandon=abandon)
+    handler = raw(function, ("ctx", "uri"), thread=thread, abandon_on_cancel=abandon_on_cancel)
     return ResourceEntry(
         resource.uri, handler, lambda: resource, replay=replay, mime_type=resource.mime_type, cache=cache
     )
@@ -283,7 +283,7 @@ def raw_template(
     *,
     cache: CacheHints | None = None,
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> TemplateEntry:
     """Resources that are described by hand, and read by `function(ctx, uri, variables)`."""
@@ -293,7 +293,7 @@ def raw_template(
     _check_cache(f"the ResourceTemplate {template.name!r}", cache)
     if "{" not in template.uri_template:
         raise UsageError(f"{template.uri_template!r} has no variables; register it as a resource")
-    handler = raw(function, ("ctx", "uri", "variables"), thread=thread, abandon=abandon)
+    handler = raw(function, ("ctx", "uri", "variables"), thread=thread, abandon_on_cancel=abandon_on_cancel)
     matcher = _matcher(template.uri_template)
     return TemplateEntry(
         matcher, handler, lambda: template,
@@ -313,11 +313,11 @@ def prompt_of(
     icons: Sequence[Icon] | None = None,
     meta: Meta | None = None,
     thread: bool = True,
-    abandon: bool = True,
+    abandon_on_cancel: bool = True,
     replay: bool = False,
 ) -> PromptEntry:
     """A prompt whose arguments are the function's parameters."""
-    handler = typed(function, thread=thread, abandon=abandon)
+    handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     name = _named(function, name, "prompt")
     description = _described(function, description)
     details: dict[str, Any] = {"title": title, "description": description, "icons": icons, "meta": meta}
@@ -338,7 +338,7 @@ def prompt_of(
 
 
 def raw_prompt(
-    prompt: Prompt, function: _Function, *, thread: bool = True, abandon: bool = True, replay: bool = False
+    prompt: Prompt, function: _Function, *, thread: bool = True, abandon_on_cancel: bool = True, replay: bool = False
 ) -> PromptEntry:
     """A prompt that is described by hand; `function(ctx, arguments)` is called with texts, all required ones there."""
     from trio_mcp.core.models import Prompt, PromptArgument
@@ -354,7 +354,7 @@ def raw_prompt(
         members[each.name] = {"type": "string"}
     required = [each.name for each in prompt.arguments or () if isinstance(each, PromptArgument) and each.required]
     schema = {"type": "object", "properties": members, "required": required, "additionalProperties": False}
-    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon=abandon)
+    handler = raw(function, ("ctx", "arguments"), thread=thread, abandon_on_cancel=abandon_on_cancel)
     return PromptEntry(
         prompt.name, handler, lambda: prompt,
         replay=replay, arguments=Arguments(schema), description=prompt.description,
@@ -366,10 +366,10 @@ def raw_prompt(
 _COMPLETION = ("value", "arguments", "argument", "ref")
 
 
-def completer_of(function: _Function, *, thread: bool = True, abandon: bool = True) -> Completer:
+def completer_of(function: _Function, *, thread: bool = True, abandon_on_cancel: bool = True) -> Completer:
     """A completer whose function takes by name what it needs: `value`, `arguments` (those that have a value already),
     `argument` (the name of the one at hand), `ref`, and a Context.  It returns the values, best first."""
-    handler = typed(function, thread=thread, abandon=abandon)
+    handler = typed(function, thread=thread, abandon_on_cancel=abandon_on_cancel)
     wants = [name for name in inspect.signature(function).parameters if name not in handler.skip]
     for name in wants:
         if name not in _COMPLETION:

@@ -73,16 +73,16 @@ class Server:
     `middleware` wraps every request for a list, a completion, a legacy subscription or a handler: `async def (ctx,
     request, call_next)`, the first one outermost.  It sees a call once, however many rounds of questions that takes.
     `filter(principal, item)` says what exists for whom, with True or False, and is where access is decided: it is asked
-    for every tool, prompt, resource and template that is listed, called, read, completed or listened to.  `offers`
-    names what the server will have later though it has none at the start ("tools", "prompts", "resources",
-    "completions"): clients are told once.  Without `list_changed` clients are not told when lists change, and without
-    `subscribe` not when a resource does; both are promised otherwise.  `experimental` is declared as it is: objects by
-    name, such as ``{"com.example/voice": {}}``; what clients declare there is found by `ctx.supports`.
+    for every tool, prompt, resource and template that is listed, called, read, completed or listened to.
+    `capabilities` names what the server will have later though it has none at the start ("tools", "prompts",
+    "resources", "completions"): clients are told once.  Without `list_changed` clients are not told when lists change,
+    and without `subscribe` not when a resource does; both are promised otherwise.  `experimental` is declared as it is:
+    objects by name, such as ``{"com.example/voice": {}}``; what clients declare there is found by `ctx.supports`.
 
     `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
-    `burst` the seconds for which changes are gathered before clients are told; `threads` how many plain functions run
-    at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds of a call:
-    give the same to every replica; by default they are made at random.
+    `change_debounce` the seconds for which changes are gathered before clients are told; `threads` how many plain
+    functions run at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds
+    of a call: give the same to every replica; by default they are made at random.
 
     Raises `UsageError` for what cannot be declared.
     """
@@ -100,13 +100,13 @@ class Server:
         lifespan: Lifespan | None = None,
         middleware: Sequence[Middleware] = (),
         filter: Filter | None = None,
-        offers: Collection[str] = (),
+        capabilities: Collection[str] = (),
         subscribe: bool = True,
         list_changed: bool = True,
         experimental: Mapping[str, Mapping[str, Any]] | None = None,
         page_size: int | None = 100,
         cache: Mapping[str, CacheHints] | None = None,
-        burst: float = 0.05,
+        change_debounce: float = 0.05,
         threads: int = 40,
         limits: Limits | None = None,
         state_keys: Sequence[bytes] | None = None,
@@ -121,7 +121,7 @@ class Server:
             from trio_mcp.core.migration import option_error
 
             raise option_error("Server", min(other), (Server.__init__.__kwdefaults__ or {}))
-        check_numbers(page_size, burst, threads)
+        check_numbers(page_size, change_debounce, threads)
         check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
             raise UsageError(f"limits are given as Limits(...), not as {type(limits).__name__}")
@@ -136,11 +136,11 @@ class Server:
         self._info = info_of(name, version, title, description, website_url, icons)
         self._instructions = text_of("instructions", instructions)
         self._revisions = revisions_of(revisions)
-        self._burst = burst
+        self._change_debounce = change_debounce
         self._threads = threads
         self._limits = limits if limits is not None else Limits()
         self._sealer = StateSealer(state_keys if state_keys is not None else [os.urandom(32)])
-        self._offers = offers_of(offers)
+        self._offers = offers_of(capabilities)
         check_switches(subscribe=subscribe, list_changed=list_changed)
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
         self._experimental = experimental_of(experimental)
@@ -178,7 +178,7 @@ class Server:
         scopes: Collection[str] = (),
         structured: bool = True,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def tool(self, function: Any = None, **options: Any) -> Any:
@@ -187,10 +187,10 @@ class Server:
         Its parameters become the input schema, its docstring the description, its return hint the output schema
         (`structured=False`: results are text only).  An `async def` runs as a task; a `def` runs in a worker thread
         (`thread=False`: right in the event loop, which stands still meanwhile).  When a call is cancelled, its thread
-        is left behind to finish by itself, unless `abandon=False`: then the call ends when the thread does; either may
-        ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.  With
-        `replay=True` a call whose handler is lost with its process is run again from the start with the answers that
-        the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
+        is left behind to finish by itself, unless `abandon_on_cancel=False`: then the call ends when the thread does;
+        either may ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.
+        With `replay=True` a call whose handler is lost with its process is run again from the start with the answers
+        that the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
         `protect`.  Raises `UsageError` for a signature, a name or a hint that cannot be used.
         """
         return self._decorate("tool", registration.tool_of, function, options)
@@ -202,13 +202,18 @@ class Server:
         *,
         scopes: Collection[str] = (),
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
         **other: Never,
     ) -> None:
         """Add a tool with a schema of its own; `handler(ctx, arguments)` gets arguments that satisfy it."""
         handler = _handler_of("tool", tool, handler, other)
-        options: dict[str, Any] = {"scopes": scopes, "thread": thread, "abandon": abandon, "replay": replay}
+        options: dict[str, Any] = {
+            "scopes": scopes,
+            "thread": thread,
+            "abandon_on_cancel": abandon_on_cancel,
+            "replay": replay,
+        }
         self.catalog.add(registration.raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
@@ -231,7 +236,7 @@ class Server:
         meta: Mapping[str, Any] | None = None,
         cache: CacheHints | None = None,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def resource(self, uri: Any = None, **options: Any) -> Any:
@@ -254,13 +259,18 @@ class Server:
         *,
         cache: CacheHints | None = None,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
         **other: Never,
     ) -> None:
         """Add a resource that `handler(ctx, uri)` reads."""
         handler = _handler_of("resource", resource, handler, other)
-        options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
+        options: dict[str, Any] = {
+            "cache": cache,
+            "thread": thread,
+            "abandon_on_cancel": abandon_on_cancel,
+            "replay": replay,
+        }
         self.catalog.add(registration.raw_resource(resource, handler, **options))
 
     def add_template(
@@ -270,13 +280,18 @@ class Server:
         *,
         cache: CacheHints | None = None,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
         **other: Never,
     ) -> None:
         """Add the resources that a template stands for, which `handler(ctx, uri, variables)` reads."""
         handler = _handler_of("template", template, handler, other)
-        options: dict[str, Any] = {"cache": cache, "thread": thread, "abandon": abandon, "replay": replay}
+        options: dict[str, Any] = {
+            "cache": cache,
+            "thread": thread,
+            "abandon_on_cancel": abandon_on_cancel,
+            "replay": replay,
+        }
         self.catalog.add(registration.raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
@@ -297,7 +312,7 @@ class Server:
         icons: Sequence[Icon] | None = None,
         meta: Mapping[str, Any] | None = None,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def prompt(self, function: Any = None, **options: Any) -> Any:
@@ -310,13 +325,15 @@ class Server:
         handler: Callable[..., Any] | None = None,
         *,
         thread: bool = True,
-        abandon: bool = True,
+        abandon_on_cancel: bool = True,
         replay: bool = False,
         **other: Never,
     ) -> None:
         """Add a prompt; `handler(ctx, arguments)` gets all that are required."""
         handler = _handler_of("prompt", prompt, handler, other)
-        self.catalog.add(registration.raw_prompt(prompt, handler, thread=thread, abandon=abandon, replay=replay))
+        self.catalog.add(
+            registration.raw_prompt(prompt, handler, thread=thread, abandon_on_cancel=abandon_on_cancel, replay=replay)
+        )
 
     def remove_prompt(self, name: str) -> None:
         self.catalog.remove_prompt(name)
@@ -325,7 +342,12 @@ class Server:
     def completion(self, function: F, /) -> F: ...
     @overload
     def completion(
-        self, ref: str | None = None, argument: str | None = None, *, thread: bool = True, abandon: bool = True
+        self,
+        ref: str | None = None,
+        argument: str | None = None,
+        *,
+        thread: bool = True,
+        abandon_on_cancel: bool = True,
     ) -> Callable[[F], F]: ...
     def completion(self, ref: Any = None, argument: str | None = None, **options: Any) -> Any:
         """Make a function complete arguments: those of one prompt or URI template, or one of them, or (bare) all that
@@ -395,7 +417,7 @@ class Server:
 
     # Changes.
 
-    def changed(self, *lists: ListName) -> None:
+    def notify_list_changed(self, *lists: ListName) -> None:
         """Tell clients that these lists are to be read again.  Adding and removing says so by itself."""
         for name in lists:
             if name not in CHANGES:
@@ -403,7 +425,7 @@ class Server:
             self._check_told("listChanged", f"the change of {name}")
             self._publish(CHANGES[name])
 
-    def updated(self, uri: str) -> None:
+    def notify_resource_updated(self, uri: str) -> None:
         """Tell clients that subscribed to it that a resource is to be read again.
 
         Both, and all that adds and removes, may be called from any thread.
@@ -428,7 +450,7 @@ class Server:
         """Serve the client of `open_client(server)`, which calls this because it cannot import `serve_stream`."""
         from trio_mcp.server.driver import serve_stream
 
-        await serve_stream(self, stream, grace=0)  # a client that closes its end reads nothing more
+        await serve_stream(self, stream, shutdown_timeout=0)  # a client that closes its end reads nothing more
 
     # What it is.
 
@@ -496,7 +518,7 @@ class Server:
         http: str | None = None,
         unix: str | os.PathLike[str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
-        grace: float = 5.0,
+        shutdown_timeout: float = 5.0,
         tap: Tap | None = None,
         **options: Unpack[HttpOptions],
     ) -> None:
@@ -506,9 +528,9 @@ class Server:
         That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
         come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), or, with `unix`,
         to a socket file, with the options of `serve_http`.  Raises SystemExit: 130 after Ctrl-C, 143 after SIGTERM, 1
-        with one line where it cannot begin.  Calls that run at the end of input, or when SIGTERM comes, have `grace`
-        seconds; three seconds later the process ends in any case.  It never waits for the reader of its standard
-        error.  `tap` sees all that is said: with `print` it is on standard error of a server on stdio.
+        with one line where it cannot begin.  Calls that run at the end of input, or when SIGTERM comes, have
+        `shutdown_timeout` seconds; three seconds later the process ends in any case.  It never waits for the reader of
+        its standard error.  `tap` sees all that is said: with `print` it is on standard error of a server on stdio.
         """
         if "transport" in options or (address and address[0] in _TRANSPORTS):
             raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
@@ -517,21 +539,21 @@ class Server:
         if options:
             _check_http_options(options)
         if http is not None or unix is not None:
-            self._run_http(http, unix, ssl_context, grace, tap, options)
+            self._run_http(http, unix, ssl_context, shutdown_timeout, tap, options)
             return
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
             raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
         from trio_mcp.server.stdio import run
 
-        run(self, grace=grace, tap=tap)
+        run(self, shutdown_timeout=shutdown_timeout, tap=tap)
 
     def _run_http(
         self,
         http: str | None,
         unix: str | os.PathLike[str] | None,
         ssl_context: ssl.SSLContext | None,
-        grace: float,
+        shutdown_timeout: float,
         tap: Tap | None,
         options: HttpOptions,
     ) -> None:
@@ -544,7 +566,7 @@ class Server:
         live(
             self,
             lambda _: serve_http(self, *at, unix=unix, ssl_context=ssl_context, tap=tap, task_status=told, **options),
-            grace=grace,
+            shutdown_timeout=shutdown_timeout,
         )
 
 
@@ -655,7 +677,7 @@ class _RunningServer:
             nursery = await stack.enter_async_context(open_nursery())
             run = Run(
                 server, parts, lifespans, nursery,
-                offer=server.offer, limits=server._limits, window=server._burst, sealer=server._sealer,
+                offer=server.offer, limits=server._limits, window=server._change_debounce, sealer=server._sealer,
                 threads=server._threads, held=self._shared,
             )  # fmt: skip
             server._own.add(run)

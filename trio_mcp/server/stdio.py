@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 __all__ = ["run", "serve_stdio"]
 
 
-async def serve_stdio(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output.
 
-    Returns at the end of input, when the calls that run then are answered; they have `grace` seconds for it
+    Returns at the end of input, when the calls that run then are answered; they have `shutdown_timeout` seconds for it
     (`math.inf`: as long as they take).  To be cancelled like anything else.  No signal handler is installed, and what
     is printed afterwards is on standard output again: a process that does nothing but serve calls `run`.
     """
     check_trio()
     async with own_stdio() as stream:
-        await serve_stream(server, stream, grace=grace, tap=tap)
+        await serve_stream(server, stream, shutdown_timeout=shutdown_timeout, tap=tap)
 
 
-def run(server: Server, *, grace: float = 5.0, tap: Tap | None = None) -> None:
+def run(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output as the purpose of this process.
 
     Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
-    run at the end of input, or when SIGTERM comes, have `grace` seconds (`math.inf`: as long as they take); what has
-    not ended three seconds later is left.  Signals that the program has ignored or handles already are left to it, and
-    so are all of them outside the main thread.
+    run at the end of input, or when SIGTERM comes, have `shutdown_timeout` seconds (`math.inf`: as long as they take);
+    what has not ended three seconds later is left.  Signals that the program has ignored or handles already are left to
+    it, and so are all of them outside the main thread.
     """
 
     async def serve(life: ProcessLife) -> None:
         with owned_stdio(life) as stream:
-            await serve_stream(server, stream, grace=grace, tap=tap)
+            await serve_stream(server, stream, shutdown_timeout=shutdown_timeout, tap=tap)
 
     _greet(server)
-    live(server, serve, grace=grace)
+    live(server, serve, shutdown_timeout=shutdown_timeout)
 
 
 def _greet(server: Server) -> None:

@@ -45,8 +45,8 @@ class Threads:
         self._places = Shares(total)
         self._turns: FairQueue[trio.Event] = FairQueue(self._places)
 
-    async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon: bool) -> T:
-        """What `call` returns, in a thread; `abandon` leaves the thread behind where this is cancelled."""
+    async def run(self, call: Callable[[], T], holder: Hashable | None, *, abandon_on_cancel: bool) -> T:
+        """What `call` returns, in a thread; `abandon_on_cancel` leaves the thread behind where this is cancelled."""
         if _inline:
             await self.acquire(holder)
             try:
@@ -55,7 +55,7 @@ class Threads:
                 self.release(holder)
         # Of a limiter no more than the two methods that this one has is called.
         limiter = cast("trio.CapacityLimiter", _Limiter(self, holder))
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=limiter)
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
 
     async def acquire(self, holder: Hashable | None) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()

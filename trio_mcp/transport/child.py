@@ -2,7 +2,7 @@
 
 | what happens | what the process sees |
 |---|---|
-| `aclose`, or its nursery is cancelled | stdin ends; `grace` seconds; SIGTERM; `grace` seconds; SIGKILL (stdio-08) |
+| `aclose`, or its nursery is cancelled | stdin ends; the timeout; SIGTERM; the timeout; SIGKILL (stdio-08) |
 | it ends by itself, for whatever reason | the rest of its group gets the same from SIGTERM on |
 | our own process is killed | stdin ends |
 
@@ -116,14 +116,14 @@ async def start_child(
     env: Mapping[str, str | None] | None = None,
     environment: Environment = "minimal",
     cwd: str | os.PathLike[str] | None = None,
-    grace: float = 2.0,
+    shutdown_timeout: float = 2.0,
     stderr: Callable[[bytes], object] | Absent | None = ABSENT,
 ) -> Child:
     """Start a server process, which lives until it is closed or `nursery` is cancelled.
 
     `command` is a program and its arguments, or a program alone; there is no shell.  It is looked for in the PATH that
     it gets, and if it has a slash, from `cwd` on.  `environment` is "minimal" (`MINIMAL`), "inherit" (all of ours) or
-    just these variables; `env` adds some, and None removes one.  `grace` is how long it may take to end by
+    just these variables; `env` adds some, and None removes one.  `shutdown_timeout` is how long it may take to end by
     itself, and then upon SIGTERM.  `stderr` is called with what the process writes there, as it comes; it must not
     block.  Without it that goes to our own `sys.stderr`, and with None to nobody.
 
@@ -132,11 +132,11 @@ async def start_child(
     does not end before the process does.
     """
     argv = arguments_of(command)
-    if type(grace) not in (int, float) or not grace >= 0:  # NaN is none either
-        raise UsageError(f"grace is a number of seconds, 0 or more; not {shown(grace)}")
+    if type(shutdown_timeout) not in (int, float) or not shutdown_timeout >= 0:  # NaN is none either
+        raise UsageError(f"shutdown_timeout is a number of seconds, 0 or more; not {shown(shutdown_timeout)}")
     variables = variables_of(environment, env)
     child: Child = await nursery.start(
-        _start_and_keep, argv, variables, cwd, grace, stderr, name=f"the server {name_of(argv)!r}"
+        _start_and_keep, argv, variables, cwd, shutdown_timeout, stderr, name=f"the server {name_of(argv)!r}"
     )
     return child
 
@@ -147,7 +147,7 @@ async def _start_and_keep(
     argv: list[str],
     variables: dict[str, str],
     cwd: str | os.PathLike[str] | None,
-    grace: float,
+    shutdown_timeout: float,
     stderr: Callable[[bytes], object] | Absent | None,
     *,
     task_status: trio.TaskStatus[Child],
@@ -168,7 +168,7 @@ async def _start_and_keep(
         raise ConnectionFailed(why_not(error, argv[0], variables, cwd)) from error
     except ValueError as error:
         raise UsageError(why_not(error, argv[0], variables, cwd)) from error
-    child = Child(process, name_of(argv), grace, stderr)
+    child = Child(process, name_of(argv), shutdown_timeout, stderr)
     await child._keep(task_status)
 
 
@@ -354,7 +354,11 @@ class Child(trio.abc.AsyncResource):
     """A server process: start one with `start_child`.  Any task may use it and close it."""
 
     def __init__(
-        self, process: trio.Process, name: str, grace: float, listener: Callable[[bytes], object] | Absent | None
+        self,
+        process: trio.Process,
+        name: str,
+        shutdown_timeout: float,
+        listener: Callable[[bytes], object] | Absent | None,
     ) -> None:
         stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
         # As pipes are where there are no handles, but Trio does not say so.
@@ -363,7 +367,7 @@ class Child(trio.abc.AsyncResource):
         assert isinstance(stderr, trio.lowlevel.FdStream)
         self._process = process
         self.name = name
-        self._grace = grace
+        self._shutdown_timeout = shutdown_timeout
         self._listener = listener
         self._pipes = (stdin, stdout, stderr)
         self._stdout = _OutputPipe(stdout)
@@ -413,7 +417,7 @@ class Child(trio.abc.AsyncResource):
         return ServerExited(self.name, self._returncode, self.stderr_tail)
 
     async def aclose(self) -> None:
-        """End the process and its group; returns when that is done, within twice `grace` and two seconds.
+        """End the process and its group; returns when that is done, within twice `shutdown_timeout` and two seconds.
 
         Never raises, and is not cut short by cancellation.
         """
@@ -457,7 +461,7 @@ class Child(trio.abc.AsyncResource):
         async with open_nursery() as nursery:
             nursery.start_soon(self._be_patient, nursery.cancel_scope)
             await self._ended.wait()
-        for number, patience in ((signal.SIGTERM, self._grace), (signal.SIGKILL, _REAPED)):
+        for number, patience in ((signal.SIGTERM, self._shutdown_timeout), (signal.SIGKILL, _REAPED)):
             if self._signal(number) or self._returncode is None:
                 with trio.move_on_after(patience):
                     await self._gone()
@@ -470,7 +474,7 @@ class Child(trio.abc.AsyncResource):
     async def _be_patient(self, waiting: trio.CancelScope) -> None:
         """Once it is to end by itself, not for longer than it was granted."""
         await self._leaving.wait()
-        waiting.deadline = trio.current_time() + self._grace
+        waiting.deadline = trio.current_time() + self._shutdown_timeout
 
     def _signal(self, number: int) -> bool:
         """Send the group a signal (0: none); False if there is nobody in it, or nobody whom we may send one."""

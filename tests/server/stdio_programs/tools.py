@@ -81,7 +81,7 @@ def block() -> None:
     wait_for_signals()
 
 
-@server.tool(abandon=False)
+@server.tool(abandon_on_cancel=False)
 def hold() -> None:
     wait_for_signals()
 
@@ -123,4 +123,4 @@ if len(sys.argv) == 1:
 else:
     if len(sys.argv) > 2:
         process._LAST = float(sys.argv[2])
-    serving_stdio.run(server, grace=float(sys.argv[1]))
+    serving_stdio.run(server, shutdown_timeout=float(sys.argv[1]))

@@ -92,7 +92,7 @@ async def a_change(client: Client, print: Print, bar: OnProgress) -> None:
         await client.call_tool("report", {"sighting": "a comet"})
         change = await anext(changes)
         print(change)
-        for content in (await client.read(change.item)).contents:
+        for content in (await client.read_resource(change.item)).contents:
             assert isinstance(content, TextResourceContents)
             print(content.text)
 

@@ -89,7 +89,7 @@ def tonight() -> str:
 async def report(sighting: str) -> str:
     """Report what else can be seen."""
     sightings.append(sighting)
-    server.updated("sky://tonight")  # whoever listens is told
+    server.notify_resource_updated("sky://tonight")
     return "Thank you!"
 
 

@@ -77,7 +77,7 @@ async def tour(screen: Screen) -> None:
     await _visit(screen, f"A client of {OLD}, which does the same with the same code", {"revision": OLD})
     await _every_revision(screen)
     screen.title("That was all")
-    screen.note("A host of yours starts the same server by: python -m trio_mcp.cli.demo.server")
+    screen.note("A host starts the same server by: python -m trio_mcp.cli.demo.server")
     screen.note("The README begins with a server and a client to paste.")
 
 
@@ -88,7 +88,7 @@ async def _visit(screen: Screen, title: str, options: ClientOptions, *, with_cod
         for attempt in client.negotiation.attempts:
             screen.say("tried", f"{attempt.tried}: {attempt.answered}")
         screen.say("chosen", f"{client.revision}, with {client.server['name']} {client.server['version']}")
-        screen.say("found", ", ".join([tool.name async for tool in client.tools()]))
+        screen.say("found", ", ".join([tool.name for tool in await client.list_tools()]))
         screen.say("wire", said(wire, screen.glyphs))
         for heading, scene, shown in SCENES:
             before = len(wire)

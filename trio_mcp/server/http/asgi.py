@@ -65,14 +65,14 @@ class AsgiApp:
     """An ASGI 3 application that serves `server`; see the head of this file.
 
     `options` are those of `serve_http` that are about requests.  When the application is shut down, running calls have
-    `grace` seconds, unless the server has closed all connections before, as ASGI has it.  Options that cannot be end
-    the start of the application.
+    `shutdown_timeout` seconds, unless the server has closed all connections before, as ASGI has it.  Options that
+    cannot be end the start of the application.
     """
 
-    def __init__(self, server: Server, *, grace: float = 5.0, **options: Unpack[HttpOptions]) -> None:
-        check_seconds("grace", grace)
+    def __init__(self, server: Server, *, shutdown_timeout: float = 5.0, **options: Unpack[HttpOptions]) -> None:
+        check_seconds("shutdown_timeout", shutdown_timeout)
         self._server = server
-        self._grace = grace
+        self._shutdown_timeout = shutdown_timeout
         self._options = options
         self._begun = False  # by a lifespan, or by `running`: then no request begins it
         self._taken = False  # by one that runs, or is about to
@@ -83,8 +83,8 @@ class AsgiApp:
     def running(self) -> AbstractAsyncContextManager[None]:
         """The application serves as long as the block: for the lifespan of one that it is mounted in.
 
-        At the end of the block calls have `grace` seconds to finish; afterwards requests are refused.  What the block
-        raises leaves it unchanged.
+        At the end of the block calls have `shutdown_timeout` seconds to finish; afterwards requests are refused.  What
+        the block raises leaves it unchanged.
         """
         return self._running(closed=False)
 
@@ -270,8 +270,8 @@ class _RunningApp:
             ending: Endpoint | Run = served.endpoint if self._shared else served.run
             # ASGI: the lifespan ends when the server "has stopped accepting connections and closed all active" ones.
             # It has given them time of its own; calls of older revisions go on without one, and nobody can come back.
-            grace = 0 if self._closed and not self._app._open else self._app._grace
-            with trio.move_on_after(grace):
+            shutdown_timeout = 0 if self._closed and not self._app._open else self._app._shutdown_timeout
+            with trio.move_on_after(shutdown_timeout):
                 await ending.drain()
                 return
             ending.abort_pending()
