@@ -128,7 +128,7 @@ class Link:
 
     def flush(self) -> None:
         for message, _ in self.session.outgoing():
-            self.writer.write(encode(message, null_id=self.session.unreadable_id_is_null) + b"\n")
+            self.writer.write(encode(message) + b"\n")
 
 
 def _schema(properties: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def answer(verdict: Serve) -> Reply:
     (message,) = owed
     revision = verdict.revision or LATEST_LEGACY
     status = status_for(revision, message.code) if isinstance(message, Error) else 200
-    body = encode(message, null_id=session.unreadable_id_is_null)
+    body = encode(message)
     return Reply(status, (*reply_headers(verdict.cors, stream=False), ("Content-Length", str(len(body)))), body)
 
 

@@ -56,6 +56,7 @@ from trio_mcp.core.jsonrpc import (
     Response,
     decode,
     encode,
+    prepare,
 )
 from trio_mcp.core.revisions import LEGACY, META_CLIENT_CAPABILITIES, META_VERSION, REVISIONS, Revision
 
@@ -281,14 +282,14 @@ def test_an_exchange_knows_what_answers_it() -> None:
 
 
 def test_an_error_without_an_id_is_the_answer_to_the_one_request() -> None:
-    body = encode(fault(-32603, id=None), null_id=False)
+    body = encode(prepare(fault(-32603, id=None), null_id=False))
     assert reply(exchange(), 200, body, **JSON) == AnswerReceived(fault(-32603))
     assert read_answer(exchange(), fault(-32603, id=None)) == AnswerReceived(fault(-32603))
 
 
 def test_an_error_that_comes_with_a_refusal_is_about_the_request_whatever_its_id() -> None:
     for id in (None, 7, "server-error"):
-        body = encode(fault(-32600, id=id), null_id=False)
+        body = encode(prepare(fault(-32600, id=id), null_id=False))
         assert reply(exchange(), 400, body, **JSON) == AnswerReceived(fault(-32600))
 
 
@@ -360,7 +361,7 @@ def test_a_reply_that_is_no_answer_fails_and_says_why(
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", ""])
 def test_an_error_is_read_from_any_body_and_belongs_to_the_request(kind: str) -> None:
     for id in (1, None):
-        body = encode(fault(-32600, id=id), null_id=False)
+        body = encode(prepare(fault(-32600, id=id), null_id=False))
         assert reply(exchange(), 400, body, Content_Type=kind) == AnswerReceived(fault(-32600))
 
 

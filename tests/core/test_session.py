@@ -15,6 +15,7 @@ from tests.core.pairs import (
     CLIENT_INFO,
     EVERYTHING_OF_A_CLIENT,
     EVERYTHING_OF_A_SERVER,
+    LIMITS,
     SERVER_INFO,
     Pair,
     drain,
@@ -26,7 +27,7 @@ from tests.core.pairs import (
 from tests.requirements import req
 from trio_mcp.core import errors
 from trio_mcp.core.errors import NotDeclared, NotInThisRevision, RequestError, SessionClosed, UsageError
-from trio_mcp.core.jsonrpc import Batch, CachedResult, Error, Limits, Notification, Request, Response, encode
+from trio_mcp.core.jsonrpc import Batch, CachedResult, Error, Limits, Notification, Request, Response, decode, encode
 from trio_mcp.core.opening import ClientProtocol, OpeningFailed
 from trio_mcp.core.outcomes import Answered, PeerMistake, ProgressReported, Refused, RequestCancelled
 from trio_mcp.core.revisions import (
@@ -1224,6 +1225,18 @@ def test_an_error_about_an_unreadable_id_is_written_as_the_revision_has_it(
 ) -> None:
     session = server(*offered, terms=None if terms is None else Terms(terms))
     assert session.unreadable_id_is_null is null
+    session.receive(decode(b"junk", LIMITS), 0.0)
+    ((message, _),) = session.outgoing()
+    assert (b'"id":null' in encode(message)) is null
+
+
+def test_an_error_about_an_unreadable_id_is_written_before_the_next_message_is_read() -> None:
+    session = server()
+    session.receive(decode(b"junk", LIMITS), 0.0)
+    session.receive(initialize(1, D.name), 0.0)
+    session.receive(decode(b"junk", LIMITS), 0.0)
+    written = [encode(message) for message, _ in session.outgoing()]
+    assert [b'"id"' in each for each in written] == [True, True, False]
 
 
 def test_terms_know_what_the_other_side_declares() -> None:

@@ -34,8 +34,6 @@ EITHER, JSON, STREAM = Answer.EITHER, Answer.JSON, Answer.STREAM
 class Voice(StreamOwner):
     """Says what a test tells it to; also the session of its own conversation."""
 
-    unreadable_id_is_null = False
-
     def __init__(self) -> None:
         self.conversation = cast("Any", self)
         self.session = self

@@ -356,7 +356,8 @@ class PostTransport:
     async def _ask(self, exchange: Exchange, listen: Listen | None = None, *, after: str = "") -> ReplyVerdict:
         """Send it, wherever that leads, and say what came back; a stream has been read by `listen` then."""
         moves = 0
-        body = b"" if exchange.message is None else self._encoded(exchange.message)
+        assert not isinstance(exchange.message, InvalidMessage)  # what is sent is what we have made
+        body = b"" if exchange.message is None else encode(exchange.message)
         answers = isinstance(exchange.message, Response | Error)  # the server waits for it, and takes it but once
         # Without `initialized` a server asks nothing and tells of no change, for as long as the session lives.  But
         # some servers break off over it, or do not reply to it, and are fine otherwise.
@@ -457,11 +458,6 @@ class PostTransport:
         if isinstance(verdict, AnswerReceived | Streaming) and verdict.session is not None:
             self._id = verdict.session
         return verdict
-
-    def _encoded(self, message: Message) -> bytes:
-        assert not isinstance(message, InvalidMessage)  # what is sent is what we have made
-        null_id = isinstance(message, Request) or self._session.unreadable_id_is_null
-        return encode(message, null_id=null_id)
 
     def _fields(self, exchange: Exchange, after: str, credentials: Credentials | None) -> Fields:
         """The protocol's headers, and the caller's own beside them: a call that has some has all of its own."""

@@ -555,12 +555,14 @@ _WITH_NULL_ID = b'{"jsonrpc":"2.0","id":null,'
 _WITHOUT_ID = b'{"jsonrpc":"2.0",'
 
 
-def prepare(message: _Single) -> _Single:
+def prepare(message: _Single, *, null_id: bool = True) -> _Single:
     """`message`, written now: `encode` will give these bytes, whatever becomes of the dicts in it until then.
 
-    Raises UsageError for what no peer could read.
+    `null_id` is for an `Error` without an id: the member is written as null, or (from 2025-11-25 on) left out; see
+    `Revision.unreadable_id_is_null`.  Raises UsageError for what no peer could read.
     """
-    _keep(message, _write(message))
+    data = _write(message)
+    _keep(message, data if null_id else _without_null_id(data))
     return message
 
 
@@ -616,20 +618,16 @@ def is_prepared(message: _Sendable) -> bool:
     return getattr(message, "_bytes", None) is not None
 
 
-def encode(message: Request | Notification | Response | Error | Batch, *, null_id: bool = True) -> bytes:
+def encode(message: Request | Notification | Response | Error | Batch) -> bytes:
     """The bytes of one message, or of one batch.
 
-    `null_id` says how an error without an id is written: with null, or (from 2025-11-25 on) without the member; see
-    `Revision.unreadable_id_is_null`.  Raises UsageError for what no peer could read; never for a prepared
-    message.
+    Raises UsageError for what no peer could read; never for a prepared message.
     """
     if type(message) is not Batch:
-        data = _written(message)
-        return data if null_id or type(message) is not Error else _without_null_id(data)
+        return _written(message)
     if not message.items:
         raise UsageError("a batch needs at least one message")
-    items = [_written(item) for item in message.items]
-    return b"[" + b",".join(items if null_id else map(_without_null_id, items)) + b"]"
+    return b"[" + b",".join(map(_written, message.items)) + b"]"
 
 
 def _without_null_id(data: bytes) -> bytes:

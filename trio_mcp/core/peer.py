@@ -220,6 +220,11 @@ class Peer:
         # never longer than the queue, whatever a peer that does not read cancels.
         self._withdrawn: dict[Id | None, int] = {}
 
+    @property
+    def unreadable_id_is_null(self) -> bool:
+        """Whether an error for a message whose id could not be read has a null id.  Otherwise it has no id."""
+        return self.terms is None or self.terms.revision.unreadable_id_is_null
+
     # What we do.
 
     def request(
@@ -736,6 +741,9 @@ class Peer:
         if error.id is not None and self.serves(error.id):
             # Under this id it would be taken for the answer to the request that is still running.
             error = attrs.evolve(error, id=None)
+        if error.id is None:
+            # Written here: a later message may agree another revision before the queue is sent.
+            prepare(error, null_id=self.unreadable_id_is_null)
         label = error.id if arrival.label is None else arrival.label
         if (batch := arrival.batch) is not None:
             batch.label = label if batch.label is None else batch.label

@@ -272,7 +272,7 @@ class SessionProtocol(Peer):
 
     @property
     def unreadable_id_is_null(self) -> bool:
-        """How to encode an error for something whose id could not be read: with a null id, or without one."""
+        """As `Peer.unreadable_id_is_null`; before anything is agreed, the offer decides."""
         return (self.offer if self.terms is None else self.terms.revision).unreadable_id_is_null
 
     # What we send.

@@ -385,14 +385,13 @@ class Duplex:
 
     def _take(self) -> Sequence[bytes] | None:
         session = self._talk.session
-        null_id = session.unreadable_id_is_null
         messages = session.outgoing()
         self._sending += session.take_charge()
         self._talk.release()
         if not messages:  # all that there was has been cancelled
             messages = session.outgoing()
             self._sending += session.take_charge()
-        texts = [encode(message, null_id=null_id) for message, _ in messages]
+        texts = [encode(message) for message, _ in messages]
         pieces = self._framing.frame(texts) if texts and not self._framing.ended else ()
         if self._control:
             pieces, self._control = (*pieces, self._control), b""

@@ -16,7 +16,7 @@ import attrs
 
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.http.fields import AllowList, Fields, Headers, RawFields, reply_headers
-from trio_mcp.core.jsonrpc import Error, Limits, Message, encode
+from trio_mcp.core.jsonrpc import Error, Limits, Message, encode, prepare
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import REVISIONS, Revision
 
@@ -249,7 +249,7 @@ def status_for(revision: Revision, code: int) -> int:
 
 def refusal(status: int, error: Error, cors: Fields = (), extra: Fields = ()) -> Reply:
     """A refusal with its JSON-RPC body; also for what a driver refuses itself (429, 503, events no longer kept)."""
-    body = encode(error, null_id=False)
+    body = encode(prepare(error, null_id=False))
     length = ("Content-Length", str(len(body)))
     return Reply(status, (*reply_headers(cors, stream=False), length, *extra), body, error)
 

@@ -53,7 +53,6 @@ _log = logging.getLogger("trio_mcp")
 
 Spoken: TypeAlias = Request | Notification | Response | Error | Batch
 _ANSWERS = (Response, Error, Batch)
-_WITH_ERRORS = (Error, Batch)  # which may be about something whose id could not be read
 
 
 class HttpResponse(Protocol):
@@ -268,7 +267,7 @@ class ResponseStream:
         """Nothing carries it: it is logged for a client that can come back."""
         try:
             if self.name is not None and not self._spoilt:
-                self._logged([self._encoded(message)])
+                self._logged([encode(message)])
                 return
         except Exception:  # noqa: BLE001  # an author's log may raise anything, and whoever speaks is not to blame
             _log.exception("the event log of a session has failed, and one of its streams with it")
@@ -441,7 +440,7 @@ class ResponseStream:
     def _events(self, done: bool) -> bytes:
         """What there is to be sent on a stream."""
         parts = [self._missed]
-        texts = [encode(each) if type(each) is Notification else self._encoded(each) for each in self._queue]
+        texts = [encode(each) for each in self._queue]
         if not self._begun and self.name is None:  # else it is carried on
             parts.append(self._way.opening)
             if self._way.primes:
@@ -468,15 +467,10 @@ class ResponseStream:
         if rest or (self._streams and status == 200):
             return None
         self._queue.clear()
-        return _ResponsePart((status, self._fields(stream=False)), self._encoded(message), more=False, over=True)
+        return _ResponsePart((status, self._fields(stream=False)), encode(message), more=False, over=True)
 
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
-
-    def _encoded(self, message: Spoken) -> bytes:
-        if isinstance(message, _WITH_ERRORS):
-            return encode(message, null_id=self._owner.conversation.session.unreadable_id_is_null)
-        return encode(message)
 
     def _logged(self, texts: Sequence[bytes], retry: float | None = None) -> bytes:
         """Events with these texts, of which a priming one is empty, which are in the log now, if there is one."""
