@@ -256,6 +256,15 @@ def test_a_get_names_the_stream_it_resumes() -> None:
     assert verdict_on(in_session("end", 204, method="DELETE")) == EndSession(SESSION, ())
 
 
+def test_a_server_without_an_event_log_refuses_to_resume_a_stream() -> None:
+    resume = in_session("resume", 200, method="GET", headers={"Last-Event-ID": "7-3"})
+    refused = verdict_on(attrs.evolve(resume, policy={"resumable": False}))
+    assert isinstance(refused, Reply)
+    assert (refused.status, refused.error and refused.error.code) == (400, -32600)
+    fresh = attrs.evolve(in_session("fresh", 200, method="GET"), policy={"resumable": False})
+    assert verdict_on(fresh) == OpenStream(SESSION, D, None, ())
+
+
 @req("http-117", "sse-04")
 def test_the_sessions_of_the_two_legacy_transports_do_not_mix() -> None:
     facts = {"old": SessionFacts(A, legacy_stream=True), "new": SessionFacts(D)}

@@ -362,7 +362,10 @@ def _standing(case: _RequestFacts) -> Verdict:
     session, facts = _session(case)
     if case.request.method == "DELETE":
         return EndSession(session, case.head.cors)
-    return OpenStream(session, facts.revision, case.request.headers.get(LAST_EVENT_ID) or None, case.head.cors)
+    after = case.request.headers.get(LAST_EVENT_ID) or None
+    if after is not None and not case.policy.resumable:
+        raise _RuleBroken(400, f"no stream can be resumed here; open a new stream, without {LAST_EVENT_ID}")
+    return OpenStream(session, facts.revision, after, case.head.cors)
 
 
 def _post(case: _RequestFacts) -> Verdict:

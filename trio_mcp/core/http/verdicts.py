@@ -19,6 +19,9 @@ from trio_mcp.core.http.fields import AllowList, Fields, Headers, RawFields, rep
 from trio_mcp.core.jsonrpc import Error, Limits, Message, encode, prepare
 from trio_mcp.core.records import record
 from trio_mcp.core.revisions import REVISIONS, Revision
+from trio_mcp.core.session import Offer, ServerProtocol
+from trio_mcp.core.state import LinkKind
+from trio_mcp.core.terms import Terms
 
 __all__ = [
     "LOOPBACK_HOSTS", "LOOPBACK_ORIGINS", "SESSION_PARAMETER", "Answer", "Deliver", "EndSession", "HttpPolicy",
@@ -60,7 +63,8 @@ class HttpPolicy:
     Paths are served with and without a trailing slash.  `sse_path` and `message_path` are those of the old HTTP+SSE
     transport, which is off unless they are given (sse-13); `websocket_path` is where WebSockets are, if the driver has
     any.  Without `sessions` legacy clients are served too, each POST for itself; with `json_only` nothing is ever
-    answered by a stream.
+    answered by a stream.  A driver without an event log sets `resumable` to False: a client that wants to resume a
+    stream is refused then.
     """
 
     path: str = attrs.field(default="/mcp", converter=_path)
@@ -72,6 +76,7 @@ class HttpPolicy:
     revisions: Sequence[Revision] = tuple(REVISIONS.values())
     sessions: bool = True
     json_only: bool = False
+    resumable: bool = True
     limits: Limits = attrs.field(factory=Limits)
     # Worked out once.
     hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
@@ -171,18 +176,12 @@ class Deliver:
 class Serve:
     """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
 
-    What to feed it to:
+    With `session` the message goes to that session, otherwise to a `new_session`.  With `opens_session` the driver
+    keeps the new one under a `session_id` as soon as it reports `SessionAgreed`.  `revision` is None for `initialize`,
+    which agrees the revision itself.  A `ResponseEncoder` carries the answer.
 
-    - a modern message, to a `ServerSession(offer, link=Link.EXCHANGE)` of its own, born without terms, for the message
-      brings them.  If the response is closed before the answer, that is `lost()`;
-    - with `session`, to that session, with `about` for the response.  A lost response loses nothing there;
-    - with `opens_session`, to a new `ServerSession(offer, link=Link.SESSION)`, kept under a `session_id` that goes onto
-      the response (`reply_headers`);
-    - a legacy message without either, to a `ServerSession` of its own, with ``terms=Terms(revision)`` unless it is
-      `initialize`, which agrees the revision itself: then `revision` is None.
-
-    The status of a JSON answer that is an error comes from `status_for`, the headers of either kind from
-    `reply_headers`; Content-Length, or chunks, the driver adds itself, as it alone knows the body.
+    A client may close the response before the answer.  In the modern era that cancels the request: call
+    `connection_lost()` of its session.  In the legacy era it loses nothing.
     """
 
     message: Message
@@ -191,6 +190,13 @@ class Serve:
     opens_session: bool
     answer: Answer
     cors: Fields
+
+    def new_session(self, offer: Offer, limits: Limits | None = None) -> ServerProtocol:
+        """A session for this message, if it is not for one that the driver has."""
+        if self.revision is not None and not self.revision.handshake:
+            return ServerProtocol(offer, link=LinkKind.EXCHANGE, limits=limits)  # the message brings its terms
+        terms = None if self.revision is None else Terms(self.revision)
+        return ServerProtocol(offer, link=LinkKind.SESSION, limits=limits, terms=terms)
 
 
 @record
