@@ -2,8 +2,8 @@
 
     python examples/blocking_client.py python examples/echo.py
 
-What the protocol decides (which revision both speak, ids, deadlines, late answers, progress, the end) happens in the
-session; left are bytes in, bytes out and a clock.  One thread at a time: a lock round each call lets several share it.
+The `Connection` does the protocol: the revision that both speak, ids, deadlines, late answers, progress, the end.  This
+file moves bytes and has the clock.  One thread uses it at a time; with a lock around each call, several can share it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from trio_mcp.core.connection import Connection
 from trio_mcp.core.errors import METHOD_NOT_FOUND, RemoteProtocolError, RequestError, SessionClosed
-from trio_mcp.core.framing import LineFramer
-from trio_mcp.core.jsonrpc import ABSENT, Event, Limits, decode, encode
+from trio_mcp.core.jsonrpc import ABSENT, Event
 from trio_mcp.core.opening import ClientProtocol, OpeningFailed
 from trio_mcp.core.outcomes import Answered, InvalidAnswer, Outcome, ProgressReported, Refused, TimedOut
 from trio_mcp.core.session import Call, Offer, Opened
 
-LIMITS = Limits()
 OFFER = Offer({"name": "blocking-client", "version": "1.0"})  # declares nothing, so it is asked nothing
 PROBE = 5.0  # seconds after which a server that stays silent is taken for an old one
 GRACE = 2.0  # seconds for a child to end when its input does
@@ -43,10 +42,9 @@ class BlockingClient:
         self.writes, self.reads = self.child.stdin.fileno(), self.child.stdout.fileno()
         os.set_blocking(self.writes, False)
         self.unsent = bytearray()
-        self.session = ClientProtocol(OFFER, limits=LIMITS)
-        self.framer = LineFramer(LIMITS.message_bytes)
+        self.connection = Connection(ClientProtocol(OFFER))
         now = time.monotonic()
-        self.session.open(probe_until=now + min(PROBE, timeout), deadline=now + timeout)
+        self.connection.session.open(probe_until=now + min(PROBE, timeout), deadline=now + timeout)
         try:
             opened = self._until(lambda event: event if isinstance(event, Opened | OpeningFailed) else None)
             if isinstance(opened, OpeningFailed):
@@ -77,7 +75,7 @@ class BlockingClient:
     ) -> dict[str, Any]:
         """The result.  Raises `RequestError` for an error, TimeoutError, and `SessionClosed` if the server has gone."""
         deadline = time.monotonic() + timeout
-        id = self.session.request(method, params, deadline=deadline, progress=on_progress is not None)
+        id = self.connection.request(method, params, deadline=deadline, progress=on_progress is not None)
 
         def ours(event: Event) -> Outcome | None:
             if isinstance(event, ProgressReported) and event.id == id and on_progress is not None:
@@ -87,7 +85,7 @@ class BlockingClient:
         try:
             return self._result(self._until(ours), timeout)
         except BaseException:  # Ctrl-C, or what `on_progress` has raised
-            self.session.cancel(id)
+            self.connection.cancel(id)
             self._send()
             raise
 
@@ -111,31 +109,25 @@ class BlockingClient:
             self._send()
             for event in self._events():
                 if isinstance(event, Call):  # nothing was declared that could be asked for; pings are answered already
-                    self.session.refuse(event.request.id, RequestError(METHOD_NOT_FOUND, "nothing is served here"))
+                    self.connection.refuse(event.request.id, RequestError(METHOD_NOT_FOUND, "nothing is served here"))
                 what = what or found(event)
         return what
 
     def _events(self) -> list[Event]:
         """What happens next: something comes, there is room to send, the server goes, or a deadline passes."""
-        until = self.session.next_deadline()
+        until = self.connection.next_deadline()
         wait = None if until is None else max(0.0, until - time.monotonic())
         readable, writable, _ = select.select([self.reads], [self.writes] if self.unsent else [], [], wait)
         if writable:
             self._write()
-        if not readable:
-            return self.session.tick(time.monotonic())
-        data = os.read(self.reads, 65536)
-        if not data:
-            return self.session.connection_lost(why="the server has gone")
-        events: list[Event] = []
-        for line in self.framer.feed(data):
-            message = decode(line, LIMITS) if isinstance(line, bytes) else line
-            events += self.session.receive(message, time.monotonic())
-        return events
+        if readable:
+            self.connection.receive_data(os.read(self.reads, 65536), time.monotonic())  # no bytes: the server has gone
+        else:
+            self.connection.tick(time.monotonic())
+        return self.connection.events()
 
     def _send(self) -> None:
-        for message, _ in self.session.outgoing():
-            self.unsent += encode(message) + b"\n"
+        self.unsent += self.connection.data_to_send()
         self._write()
 
     def _write(self) -> None:
@@ -165,7 +157,7 @@ def main() -> None:
     if not sys.argv[1:]:
         sys.exit(__doc__)
     with BlockingClient(sys.argv[1:]) as client:
-        print(client.session.negotiation)
+        print(client.connection.session.negotiation)
         for tool in client.request("tools/list")["tools"]:
             print(tool["name"], "-", tool.get("description", ""))
 

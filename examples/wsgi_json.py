@@ -23,14 +23,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import attrs
 
 from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, RequestError
-from trio_mcp.core.http.fields import reply_headers
+from trio_mcp.core.http.response import ResponseEncoder
 from trio_mcp.core.http.server_rules import judge, screen
-from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal, status_for
-from trio_mcp.core.jsonrpc import Error, encode
-from trio_mcp.core.revisions import LATEST_LEGACY
-from trio_mcp.core.session import Call, Offer, ServerProtocol
-from trio_mcp.core.state import LinkKind
-from trio_mcp.core.terms import Terms
+from trio_mcp.core.http.verdicts import Deliver, HttpPolicy, HttpRequest, Reply, Serve, refusal
+from trio_mcp.core.jsonrpc import Error
+from trio_mcp.core.session import Call, Offer
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -86,29 +83,23 @@ def reply_to(environ: WSGIEnvironment) -> Reply:
 
 
 def answer(verdict: Serve) -> Reply:
-    # Step 3: a session that lives as long as this request, under the terms that the verdict names.
-    if verdict.revision is None or not verdict.revision.handshake:
-        session = ServerProtocol(OFFER, link=LinkKind.EXCHANGE, limits=POLICY.limits)  # the message brings its terms
-    else:
-        session = ServerProtocol(OFFER, limits=POLICY.limits, terms=Terms(verdict.revision))
-    for event in session.receive(verdict.message, now=0.0):  # Nothing here has a deadline.
+    session = verdict.new_session(OFFER, POLICY.limits)  # Step 3: a session that lives as long as this request.
+    response = ResponseEncoder(verdict, session)
+    for event in session.receive(verdict.message, now=0.0, about=response):  # Nothing here has a deadline.
         if isinstance(event, Call):
             try:
-                session.answer(event.request.id, result(event))  # Step 4: serve what it hands out.
+                session.answer(event.request.id, result(event))  # Step 4: serve the requests.
             except RequestError as error:
                 session.refuse(event.request.id, error)
             except Exception:  # noqa: BLE001  # Its text may hold secrets: it is for our log, not for the client.
                 traceback.print_exc()
                 session.refuse(event.request.id, RequestError(INTERNAL_ERROR, "the tool failed"))
-    # Step 5: send what is owed: one answer, or those of a batch; nothing, if it cancels all that it asks for.
-    owed = [message for message, _ in session.outgoing()]
-    if not owed:
-        return Reply(202, (("Content-Length", "0"), *verdict.cors))
-    (message,) = owed
-    revision = verdict.revision or LATEST_LEGACY
-    status = status_for(revision, message.code) if isinstance(message, Error) else 200
-    body = encode(message)
-    return Reply(status, (*reply_headers(verdict.cors, stream=False), ("Content-Length", str(len(body)))), body)
+    for message, _ in session.outgoing():
+        response.send(message)
+    part = response.data_to_send()  # Step 5: send the response, which is whole now.
+    assert part is not None
+    assert part.head is not None
+    return Reply(*part.head, part.data)
 
 
 def result(call: Call) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from examples import blocking_client
 from tests.requirements import req
-from trio_mcp import RequestError, SessionClosed
+from trio_mcp import RequestError, SessionClosed, open_client
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
@@ -159,6 +160,30 @@ def test_the_end_of_input_ends_the_server_even_with_a_call_in_flight(child: Chil
     assert (rest, errors, child.process.returncode) == (b"", b"", 0)
 
 
+def test_calls_that_run_at_the_end_of_input_are_answered(child: Child) -> None:
+    child.send(id=1, method="tools/call", params={"name": "count", "arguments": {"to": 5}, "_meta": MODERN})
+    last = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {"_meta": MODERN}}
+    child.send_raw(json.dumps(last).encode())  # without a newline
+    rest, errors = child.end()
+    assert sorted(json.loads(line)["id"] for line in rest.splitlines()) == [1, 2]
+    assert (errors, child.process.returncode) == (b"", 0)
+
+
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25", "2026-07-28"])
+async def test_our_own_client_calls_the_asyncio_server(revision: str) -> None:
+    seen: list[float] = []
+    async with open_client([sys.executable, str(EXAMPLES / "asyncio_stdio.py")], revision=revision) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["echo", "divide", "count"]
+        counted = await client.call_tool(
+            "count", {"to": 3}, returns=str, on_progress=lambda done, *_: seen.append(done)
+        )
+        assert (counted, seen) == ("counted to 3", [1, 2, 3])
+        with trio.move_on_after(0.1) as scope:
+            await client.call_tool("count", {"to": 10**6})
+        assert scope.cancelled_caught
+        assert await client.call_tool("echo", {"text": "on"}, returns=str) == "on"
+
+
 def test_the_core_driven_from_asyncio_loads_no_trio() -> None:
     code = f"""
 import runpy, sys
@@ -189,7 +214,10 @@ def test_both_eras_talk_without_any_io() -> None:
 
 def test_each_example_is_run_by_a_test() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
-    for stem in {path.stem for path in EXAMPLES.glob("*.py")} - {"kitchen"}:  # which client.py visits
+    for stem in {path.stem for path in EXAMPLES.glob("*.py")} - {
+        "kitchen",
+        "asyncio_tools",
+    }:  # client.py visits it; the two servers of asyncio import it
         assert re.search(rf"\b{stem}\.py|\"{stem}\"|import {stem}\b", tests), stem
 
 
@@ -241,8 +269,8 @@ def test_a_blocking_client_calls_and_hears_of_progress(revision: str) -> None:
     heard: list[float] = []
     large = {"text": "x" * 3_000_000}
     with blocking(revision, "answers") as client:
-        assert client.session.terms is not None
-        assert str(client.session.terms.revision) == revision
+        assert client.connection.session.terms is not None
+        assert str(client.connection.session.terms.revision) == revision
         result = client.call_tool("t", large, on_progress=lambda done, total, message: heard.append(done))
         assert result["structuredContent"] == large
         assert heard == [0, 1, 2]

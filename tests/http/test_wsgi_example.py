@@ -27,9 +27,9 @@ BATCHES = "2025-03-26"
 
 
 @asynccontextmanager
-async def process() -> AsyncIterator[tuple[Web, list[str]]]:
+async def process(example: Path = EXAMPLE) -> AsyncIterator[tuple[Web, list[str]]]:
     """A client of the running example, and what that has said on standard error, once it has ended, by Ctrl-C."""
-    command = [sys.executable, "-W", "error", str(EXAMPLE), "0"]
+    command = [sys.executable, "-W", "error", str(example), "0"]
     running = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert running.stdout is not None
