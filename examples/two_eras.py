@@ -5,35 +5,36 @@ python examples/two_eras.py
 
 from __future__ import annotations
 
-from trio_mcp.core.jsonrpc import Event, Limits, decode, encode
+from typing import Any
+
+from trio_mcp.core.connection import Connection
+from trio_mcp.core.jsonrpc import Event
 from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.outcomes import Answered
 from trio_mcp.core.revisions import LATEST, LATEST_LEGACY, Revision
-from trio_mcp.core.session import Call, Offer, ServerProtocol, SessionProtocol
-
-LIMITS = Limits()
+from trio_mcp.core.session import Call, Offer, ServerProtocol
 
 
-def carry(sender: SessionProtocol, receiver: SessionProtocol, arrow: str) -> list[Event]:
-    """Take everything the sender has to say to the receiver, as bytes, and return what happened there."""
-    events: list[Event] = []
-    for message, _ in sender.outgoing():
-        line = encode(message)
+def carry(sender: Connection[Any], receiver: Connection[Any], arrow: str) -> list[Event]:
+    """Carry the bytes of the sender to the receiver, and return the events there."""
+    data = sender.data_to_send()
+    for line in data.splitlines():
         print(arrow, line.decode())
-        events += receiver.receive(decode(line, LIMITS), now=0.0)
-    return events
+    if data:
+        receiver.receive_data(data)
+    return receiver.events()
 
 
 def talk(revision: Revision) -> None:
     print(f"\nA client of {revision}:")
-    server = ServerProtocol(Offer({"name": "greeter", "version": "1.0"}, {"tools": {}}))
-    client = ClientProtocol(Offer({"name": "visitor", "version": "1.0"}, revisions=(revision,)))
-    client.open()
-    while not client.opened:
+    server = Connection(ServerProtocol(Offer({"name": "greeter", "version": "1.0"}, {"tools": {}})))
+    client = Connection(ClientProtocol(Offer({"name": "visitor", "version": "1.0"}, revisions=(revision,))))
+    client.session.open()
+    while not client.session.opened:
         carry(client, server, "->")
         carry(server, client, "<-")
-    if client.negotiation is not None:
-        print(f"   agreed on {client.negotiation.chosen}: {client.negotiation.why}")
+    if (negotiation := client.session.negotiation) is not None:
+        print(f"   agreed on {negotiation.chosen}: {negotiation.why}")
 
     client.request("tools/call", {"name": "greet", "arguments": {"whom": "Trio"}})
     for event in carry(client, server, "->"):

@@ -44,7 +44,7 @@ SCREEN = 90  # lines of the README, with which somebody begins
 def said() -> dict[str, Any]:
     """What the code blocks define, run one after another, page after page."""
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join(TEXTS), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 16
+    assert len(blocks) == 17
     names: dict[str, Any] = {"__name__": "weather"}
     exec(compile("\n".join(blocks), "README.md", "exec", dont_inherit=True), names)
     return names
