@@ -339,15 +339,15 @@ async def test_nothing_keeps_a_request_alive_that_is_over(autojump_clock: MockCl
 async def _serve_and_forget() -> None:
     stage = Stage()
     kept: list[Callable[[], Any]] = []
-    carry = ResponseStream.carry
+    attach = ResponseStream.attach
 
     def watched(lane: ResponseStream, *args: Any) -> Any:
         owner = lane._owner
         kept.extend(map(weakref.ref, (lane, owner.conversation, args[0])))
-        return carry(lane, *args)
+        return attach(lane, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResponseStream, "carry", watched)
+        patch.setattr(ResponseStream, "attach", watched)
         async with at(stage.server) as door:
             gc.collect()
             gc.disable()
@@ -911,7 +911,7 @@ def test_whoever_serves_may_be_cancelled_anywhere(revision: str, seed: int) -> N
             if visit is not None:
                 visit.leave()
             await wait_all_tasks_blocked()
-            assert not len(door.endpoint._carried)
+            assert not len(door.endpoint._attached)
             if revision == E:
                 assert door.endpoint.clients == 0
                 assert stage.cancelled == stage.began

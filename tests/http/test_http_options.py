@@ -12,20 +12,21 @@ from trio.testing import MockClock
 
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD, E, Stage
-from trio_mcp import HttpRequest, Server, UsageError
+from trio_mcp import Server, UsageError
 from trio_mcp.server.http.endpoint import Endpoint
+from trio_mcp.types import HttpRequest
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sessions": "no"}, "sessions is True or False; not 'no'"),
-        ({"json_only": 1}, "json_only is True or False; not 1"),
-        ({"authenticate": "token"}, "authenticate is a function, not str"),
-        ({"event_log": object()}, "event_log is a function, not object"),
-        ({"public_url": 8}, "public_url is like"),
-        ({"public_url": "example.com"}, "public_url is like"),
-        ({"keep_alive": 0}, "keep_alive is a number of seconds"),
+        ({"sessions": "no"}, "sessions must be True or False, got 'no'"),
+        ({"json_only": 1}, "json_only must be True or False, got 1"),
+        ({"authenticate": "token"}, "authenticate must be a function, got str"),
+        ({"event_log": object()}, "event_log must be a function, got object"),
+        ({"public_url": 8}, "public_url must be like"),
+        ({"public_url": "example.com"}, "public_url must be like"),
+        ({"keep_alive": 0}, "keep_alive must be a number of seconds"),
         ({"allowed_hosts": "example.com"}, "allowed_hosts is a list"),
     ],
 )
@@ -39,7 +40,7 @@ async def test_an_option_that_cannot_be_is_told_at_the_start(options: dict[str, 
     ("options", "said"),
     [
         ({"transport": "http"}, r"run\(\) serves stdio, run\(http="),
-        ({"json_only": True}, r"json_only is an option for HTTP, which is served by run\(http="),
+        ({"json_only": True}, r"json_only is an option for HTTP; to serve HTTP, write run\(http="),
         ({"http": "127.0.0.1:0", "port": 3000}, "run has no option 'port'"),
         ({"http": "127.0.0.1:0", "listeners": []}, "run has no option 'listeners'; serve_http has it"),
         ({"ssl_context": ssl.create_default_context()}, "ssl_context is an option for HTTP"),
@@ -77,7 +78,7 @@ async def raises(request: HttpRequest) -> str | None:
 
 @pytest.mark.parametrize(
     ("authenticate", "said"),
-    [(raises, "no database"), (lambda request: "ada", "authenticate is an async def; this one returned str")],
+    [(raises, "no database"), (lambda request: "ada", "authenticate must be an async function, but it returned str")],
 )
 async def test_an_authenticate_that_fails_costs_its_request_only(
     authenticate: Any, said: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
@@ -105,8 +106,8 @@ async def test_what_is_refused_is_told_without_secrets(
         await web.send("POST", "/messages?session=secret", fields, b"{}")
         await trio.testing.wait_all_tasks_blocked()
     assert [record.message for record in caplog.records] == [
-        "'POST' '/mcp': 401, who asks is not known; send credentials in the Authorization header",
-        "'POST' '/mcp': 401, these credentials are not accepted; the Authorization header has to have others",
+        "'POST' '/mcp': 401, not authenticated; send credentials in the Authorization header",
+        "'POST' '/mcp': 401, the credentials in the Authorization header are not accepted; send others",
         "'POST' '/mcp': 421, the host 'evil.example' is not served here; add it to allowed_hosts to serve it",
         "'POST' '/messages': 404, this session is unknown or has ended; open a new one by initialize",
     ]

@@ -174,7 +174,7 @@ async def test_what_waits_for_a_stream_is_merged_and_bounded(revision: str, auto
                 await door.post(request(method, {"uri": f"r://{n}"}, f"{method} {n}", revision=revision), session)
                 stage.server.notify_resource_updated(f"r://{n}")
                 await trio.sleep(1)
-        assert len(door.endpoint._sessions.get(session)._kept) == 2 + 9 + len(ChangeKind)
+        assert len(door.endpoint._sessions.get(session)._pending) == 2 + 9 + len(ChangeKind)
 
 
 async def test_who_opens_another_stream_has_left_all_those_that_it_could_come_back_to(
@@ -204,7 +204,7 @@ async def test_streams_that_are_over_leave_nothing(revision: str, autojump_clock
             await door.post(plays("progress", id=f"again {n}", revision=revision), session)
         await trio.sleep(2)
         held = door.endpoint._sessions.get(session)
-        assert [len(held._lanes), len(held._standing), held.streams] == [1, 1, 0]
+        assert [len(held._response_streams), len(held._standalone), held.streams] == [1, 1, 0]
 
 
 async def test_the_wire_of_a_session_makes_nobody_wait(autojump_clock: MockClock) -> None:
@@ -381,7 +381,7 @@ async def test_an_id_is_nowhere_but_in_its_header(autojump_clock: MockClock, cap
         ]
         held = door.endpoint._sessions.get(session)
         assert session not in repr(held) + repr(door.endpoint) + repr(door.endpoint._sessions) + repr(
-            vars(held)["_lanes"]
+            vars(held)["_response_streams"]
         )
         await close(door, session)
         await door.post(note("notifications/x"), session)

@@ -23,7 +23,7 @@ from trio_mcp.core.http.sse import encode_message
 from trio_mcp.core.http.verdicts import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.server.http.lanes import ResponseMode, ResponseStream, Spoken, StreamCounts, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, Spoken, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
@@ -59,12 +59,12 @@ class Voice(StreamOwner):
     def opened(self, lane: ResponseStream) -> None:
         self.told.append("opened")
 
-    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
-        assert not lane.carried
+    def detached(self, lane: ResponseStream, retry: float | None = None) -> None:
+        assert not lane.attached
         self.told.append("left")
 
     def ended(self, lane: ResponseStream) -> None:
-        assert not lane.carried
+        assert not lane.attached
         self.told.append("ended")
 
     def undeliverable(self, id: Id) -> None:
@@ -119,9 +119,9 @@ class Scene:
 
     def __init__(self, nursery: trio.Nursery, way: ResponseMode, ids: tuple[Id, ...], limit: int) -> None:
         self.voice = Voice()
-        self.traffic = StreamCounts(nursery, limit, IdleOrder(15.0))
+        self.shared = EndpointStreams(nursery, limit, IdleOrder(15.0))
         self.way = way
-        self.lane = self.voice.lane = ResponseStream(self.voice, way, self.traffic, ids)
+        self.lane = self.voice.lane = ResponseStream(self.voice, way, self.shared, ids)
         self.voice.open.update(ids)
         self.response = Recorder()
         self.gone: Callable[[], None] = lambda: None
@@ -136,7 +136,7 @@ class Scene:
             assert replay.stream == self.lane.name
             missed = b"".join(encode_message(event.data, event.id) for event in replay.events)
         self.response = Recorder()
-        self.gone = self.lane.carry(self.response, CORS, missed)
+        self.gone = self.lane.attach(self.response, CORS, missed)
         await self.lane.flush()
         await wait_all_tasks_blocked()
         return self.response
@@ -197,7 +197,7 @@ async def test_an_answer_that_nothing_precedes_is_json(answer: Answer, autojump_
     async with scene(answer) as it:
         response = await it.carry()
         assert response.status is None
-        assert len(it.traffic.carried) == 1
+        assert len(it.shared.attached) == 1
         await it.answer()
         assert (response.status, response.json) == (200, {"jsonrpc": "2.0", "id": 1, "result": {"n": "answer"}})
         assert response.headers == {
@@ -206,7 +206,7 @@ async def test_an_answer_that_nothing_precedes_is_json(answer: Answer, autojump_
         }  # fmt: skip
         assert response.ended
         assert it.voice.told == ["ended"]
-        assert not len(it.traffic.carried)
+        assert not len(it.shared.attached)
         it.gone()
         assert it.voice.told == ["ended"]
 
@@ -251,10 +251,10 @@ async def test_nobody_is_woken_for_nothing(autojump_clock: MockClock) -> None:
     async with scene() as it:
         await it.carry()
         it.lane.wake()
-        assert not it.traffic.nursery.child_tasks
+        assert not it.shared.nursery.child_tasks
         await it.say(1)
         it.lane.wake()
-        assert not it.traffic.nursery.child_tasks
+        assert not it.shared.nursery.child_tasks
         await it.answer()
 
 
@@ -301,7 +301,7 @@ async def test_what_is_only_json_drops_all_but_the_answer(autojump_clock: MockCl
         assert it.lane.answers_only
         await it.say(1, question(7))
         await trio.sleep(100)
-        it.lane.show_life()
+        it.lane.send_keep_alive()
         assert not it.lane.hang_up(1)
         await wait_all_tasks_blocked()
         assert response.status is None
@@ -367,7 +367,7 @@ async def test_silence_makes_a_stream_and_comments_keep_it_alive(autojump_clock:
 
         async def watch() -> None:
             while True:
-                (await it.traffic.carried.next()).show_life()
+                (await it.shared.attached.next()).send_keep_alive()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
@@ -385,21 +385,21 @@ async def test_silence_makes_a_stream_and_comments_keep_it_alive(autojump_clock:
 async def test_a_sign_of_life_is_not_needed_beside_anything_else(autojump_clock: MockClock) -> None:
     async with scene() as it:
         response = await it.carry()
-        it.lane.show_life()
+        it.lane.send_keep_alive()
         await wait_all_tasks_blocked()
         assert [event.id for event in response.events] == ["1-0"]  # the priming event tells it too
         assert response.comments == 0
         response.hold()
-        it.lane.show_life()
+        it.lane.send_keep_alive()
         await wait_all_tasks_blocked()
         for _ in range(5):  # while it cannot be written
-            it.lane.show_life()
+            it.lane.send_keep_alive()
         response.go_on()
         await wait_all_tasks_blocked()
         assert response.comments == 2
         response.hold()
         await it.say(1)
-        it.lane.show_life()
+        it.lane.send_keep_alive()
         await it.answer()
         response.go_on()
         await wait_all_tasks_blocked()
@@ -430,7 +430,7 @@ async def test_who_leaves_before_there_was_an_id_cannot_come_back(revision: Any,
 async def test_a_comment_is_no_id(autojump_clock: MockClock) -> None:
     async with scene(revision=B) as it:
         response = await it.carry()
-        it.lane.show_life()
+        it.lane.send_keep_alive()
         await wait_all_tasks_blocked()
         assert response.comments == 1
         await it.leave()
@@ -513,8 +513,8 @@ async def test_who_comes_back_by_another_connection_takes_the_lane_along(held: b
         assert first.dropped
         assert numbers(second) == [2, 3]
         first_gone()
-        assert it.lane.carried
-        assert len(it.traffic.carried) == 1
+        assert it.lane.attached
+        assert len(it.shared.attached) == 1
         third = await it.carry("1-3")  # and once more
         assert second.dropped
         await it.answer()
@@ -573,7 +573,7 @@ async def test_who_comes_back_is_not_told_that_the_response_before_had_been_sile
         await it.say(1)
         response.hold()
         await it.say(2)
-        it.lane.show_life()  # cannot be written
+        it.lane.send_keep_alive()  # cannot be written
         await it.leave()
         again = await it.carry("1-2")
         assert (again.status, again.body) == (200, b"")
@@ -722,7 +722,7 @@ async def test_the_server_may_stop_at_any_time(state: str, autojump_clock: MockC
         it.lane.close()
         assert response.dropped is (state not in ("away", "over"))
         assert it.voice.told.count("ended") == 1
-        assert not len(it.traffic.carried)
+        assert not len(it.shared.attached)
         it.gone()
         it.lane.wake()
         await it.lane.flush()
@@ -997,7 +997,7 @@ async def test_a_write_that_ends_well_after_its_client_was_seen_to_leave_changes
             response.go_on()
             await wait_all_tasks_blocked()
             assert it.voice.told == ["opened", "left", "ended"][: 2 + last]
-            assert not len(it.traffic.carried)
+            assert not len(it.shared.attached)
             if not last:
                 await it.answer()
             assert replayed(it, "1-1") == 1 + (not last)
@@ -1092,7 +1092,7 @@ class Client:
             self.said.append(n)
             it.voice.say(n if deed == "say" else Request(n, "q", {"n": n}))
         elif deed == "life":
-            it.lane.show_life()
+            it.lane.send_keep_alive()
         elif deed == "leave":
             it.response.cut()
             it.gone()

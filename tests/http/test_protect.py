@@ -21,21 +21,12 @@ from tests.http.stage import OLD, A, B, C, D, E
 from tests.http.ws import Socket, opening, websocket
 from tests.requirements import req
 from tests.server.wire import WireError, speaking
-from trio_mcp import (
-    CannotVerify,
-    Context,
-    HttpRequest,
-    Limits,
-    McpError,
-    Principal,
-    RequestError,
-    Server,
-    UsageError,
-    open_client,
-)
+from trio_mcp import Context, Limits, McpError, Principal, RequestError, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.content import TextContent
 from trio_mcp.core.oauth.resource import WELL_KNOWN
+from trio_mcp.errors import CannotVerify
+from trio_mcp.types import HttpRequest
 
 AT = "http://127.0.0.1:3000/mcp"
 ISSUER = "https://auth.example.com"
@@ -605,7 +596,7 @@ async def test_a_call_may_take_longer_than_its_token_and_a_stream_goes_on_with_a
     ("how", "options", "words"),
     [
         ({"resource": None}, {}, "public_url"),
-        ({}, {"authenticate": whoever}, "authenticate has no say"),
+        ({}, {"authenticate": whoever}, "authenticate cannot be used"),
     ],
 )
 async def test_what_cannot_be_served_is_said_at_once(how: Any, options: Any, words: str) -> None:

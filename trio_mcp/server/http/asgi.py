@@ -38,7 +38,7 @@ from trio_mcp.core.jsonrpc import Error, InvalidMessage, Limits, Message, decode
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import Account, Charge, weight
 from trio_mcp.server.driver import converse
-from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint, HttpOptions, send_reply, tell_refusal, too_much
+from trio_mcp.server.http.endpoint import AdmittedRequest, Endpoint, HttpOptions, log_refusal, over_limit, send_reply
 from trio_mcp.server.http.gate import seconds_left
 from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import check_trio, open_nursery, sole
@@ -171,7 +171,7 @@ class AsgiApp:
             cors = admitted.head.cors
             body = await _body(receive, served.limits, cors, served.endpoint.account(admitted.holder))
             if isinstance(body, Reply):
-                tell_refusal(body, request, admitted.peer)
+                log_refusal(body, request, admitted.peer)
                 await _reply(response, body)
             elif body is not None:
                 request = attrs.evolve(request, body=body)
@@ -193,7 +193,7 @@ class AsgiApp:
             isinstance(verdict, AdmittedRequest)
             and (fault := _no_websocket(scope, verdict, served.endpoint)) is not None
         ):
-            tell_refusal(fault, request, verdict.peer)
+            log_refusal(fault, request, verdict.peer)
             verdict = fault
         if isinstance(verdict, Reply):
             await _refuse_websocket(scope, send, verdict)
@@ -220,7 +220,7 @@ class _AppState:
         return self.run.limits
 
     async def admit(self, scope: Event) -> tuple[HttpRequest, Reply | AdmittedRequest]:
-        target = _target(scope, self.endpoint.places)
+        target = _target(scope, self.endpoint.paths)
         request = HttpRequest(scope.get("method", "GET"), target, scope["headers"])
         if scope["type"] == "websocket" and "Upgrade" not in request.headers:  # HTTP/2 has another way to say it
             request = attrs.evolve(request, headers=[*scope["headers"], (b"upgrade", b"websocket")])
@@ -307,12 +307,12 @@ def _prefix(scope: Event) -> str:
     return quote(root.rstrip("/"))
 
 
-def _target(scope: Event, places: Container[str]) -> str:
+def _target(scope: Event, paths: Container[str]) -> str:
     """The path below the prefix, and the query, as in a request line."""
     path: str = scope["path"]
     below = path.removeprefix(scope.get("root_path", "").rstrip("/"))
     # `path` has the prefix in newer servers, and has not in older ones, or where a proxy has taken it away.
-    if below.rstrip("/") in places:
+    if below.rstrip("/") in paths:
         path = below or "/"
     query = scope.get("query_string", b"").decode("latin-1")
     return quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
@@ -338,7 +338,7 @@ async def _body(receive: Receive, limits: Limits, cors: Fields, account: Account
             body += piece
             pace.move(len(piece), trio.current_time())
             if (limit := charge.set(len(body))) is not None:
-                return too_much(limit, cors)
+                return over_limit(limit, cors)
     return bytes(body)
 
 

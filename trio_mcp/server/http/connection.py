@@ -62,7 +62,7 @@ from trio_mcp.core.jsonrpc import Error, Limits
 from trio_mcp.core.pace import Pace
 from trio_mcp.core.shares import LONG, Charge, holder_of
 from trio_mcp.server.driver import socket_of
-from trio_mcp.server.http.endpoint import tell_refusal, too_much
+from trio_mcp.server.http.endpoint import log_refusal, over_limit
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.transport.outbox import CLOSING, GONE
 
@@ -288,7 +288,7 @@ class HttpConnection:
                 if reader.waiting > LONG:
                     charge = charge or Charge(self._shared.endpoint.account(holder_of(None, self._peer)))
                     if (beyond := charge.set(reader.waiting)) is not None:
-                        raise UnreadableRequest(too_much(beyond))
+                        raise UnreadableRequest(over_limit(beyond))
         finally:
             if charge is not None:
                 charge.set(0)
@@ -357,7 +357,7 @@ class HttpConnection:
         with Charge(self._shared.endpoint.account(holder)) as charge:
             while body is None:
                 if (limit := charge.set(reader.held)) is not None:
-                    raise UnreadableRequest(too_much(limit))
+                    raise UnreadableRequest(over_limit(limit))
                 if reader.held > held:  # the heads of chunks are no progress
                     pace.move(reader.held - held, trio.current_time())
                     held = reader.held
@@ -451,7 +451,7 @@ class HttpConnection:
 
     async def _refuse(self, reply: Reply) -> None:
         """Say why this is the end."""
-        tell_refusal(reply, self._waiting, self._peer)
+        log_refusal(reply, self._waiting, self._peer)
         self._last = self._unread = True
         await _H1Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 

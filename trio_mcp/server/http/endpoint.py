@@ -55,7 +55,7 @@ from trio_mcp.core.state import LinkKind
 from trio_mcp.core.terms import Terms
 from trio_mcp.server.conversation import UNFINISHED, ServerSession
 from trio_mcp.server.http.gate import Authenticator, Caller, name_of, seconds_left
-from trio_mcp.server.http.lanes import HttpResponse, ResponseMode, ResponseStream, StreamCounts, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, HttpResponse, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.options import HttpOptions, keep_alive_of, policy_of, public_url_of
 from trio_mcp.server.http.sessions import HttpSession, LegacyStream, Sessions, pull_all
 from trio_mcp.server.http.silence import IdleOrder
@@ -64,13 +64,13 @@ from trio_mcp.server.run import Run
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.workers import called
 
-__all__ = ["AdmittedRequest", "Endpoint", "HttpOptions", "busy", "send_reply", "tell_refusal", "too_much"]
+__all__ = ["AdmittedRequest", "Endpoint", "HttpOptions", "busy", "log_refusal", "over_limit", "send_reply"]
 
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
-Gone = Callable[[], None]
-_Good: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
+OnDisconnect = Callable[[], None]
+_Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
 _BUSY = 30  # seconds after which it is worth asking a server again that is full, or is being replaced
 _RETRY = 1.0  # seconds after which the client of a stream that ends with the server looks whether there is another one
@@ -92,7 +92,7 @@ class AdmittedRequest:
 
 
 @attrs.define(eq=False, repr=False)
-class _EndpointRequest:
+class _Exchange:
     """One request, and what answers it."""
 
     request: HttpRequest
@@ -115,7 +115,7 @@ class _SingleRequest(StreamOwner):
     def __init__(
         self,
         run: Run,
-        traffic: StreamCounts,
+        shared: EndpointStreams,
         verdict: Serve,
         all: set[ServerSession],
         account: Account,
@@ -124,26 +124,28 @@ class _SingleRequest(StreamOwner):
         revision = verdict.revision
         self._modern = revision is not None and not revision.handshake
         self._all = all
-        self._absent = absent
-        self.lane = ResponseStream(self, ResponseMode(verdict.answer, revision), traffic, _ids(verdict.message))
+        self._detached = absent
+        self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
         link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
-        self.conversation = ServerSession(run, self.lane, account=account, link=link, terms=terms, changes=self._modern)
+        self.conversation = ServerSession(
+            run, self.stream, account=account, link=link, terms=terms, changes=self._modern
+        )
         all.add(self.conversation)
 
-    def pull(self, lane: ResponseStream) -> None:
-        pull_all(self.conversation, lane)
+    def pull(self, stream: ResponseStream) -> None:
+        pull_all(self.conversation, stream)
 
-    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
+    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         if self._modern:
             self.conversation.connection_lost("the client has closed the response stream")  # cancel-14
         else:
-            self._absent.touch(self.conversation)
+            self._detached.touch(self.conversation)
 
-    def ended(self, lane: ResponseStream) -> None:
+    def ended(self, stream: ResponseStream) -> None:
         self._all.discard(self.conversation)
         if not self._modern:
-            self._absent.forget(self.conversation)
+            self._detached.forget(self.conversation)
             self.conversation.connection_lost("the response has ended")
 
 
@@ -170,26 +172,26 @@ class Endpoint:
         """Without a slash at its end; None if none was given."""
         self.keep_alive = keep_alive_of(options)
         protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
-        self._gate = Authenticator(options, protection, self.policy.path, run.workers, seconds)
-        self.places = frozenset(self.policy.places) | self._gate.places
+        self._authenticator = Authenticator(options, protection, self.policy.path, run.workers, seconds)
+        self.paths = frozenset(self.policy.places) | self._authenticator.paths
         """The paths at which something is, without a slash at their ends."""
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
-        self._alone: set[ServerSession] = set()  # requests that belong to no session
-        self._absent: IdleOrder[ServerSession] = IdleOrder(
+        self._single_requests: set[ServerSession] = set()  # requests that belong to no session
+        self._detached: IdleOrder[ServerSession] = IdleOrder(
             run.limits.session_idle_seconds
-        )  # those whose clients have gone
+        )  # those whose clients have on_disconnect
         # Beside those of the run, which may be shared with others and go on without this endpoint.
         self._draining = False
-        self._dismissed = False
-        self._standing: WeakKeyDictionary[ResponseStream, float] = (
+        self._aborting = False
+        self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = (
             WeakKeyDictionary()
         )  # until when their tokens are good
-        self._carried: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
-        self._traffic = StreamCounts(run.nursery, run.limits.outgoing, self._carried)
+        self._attached: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
+        self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached)
 
     async def run(self) -> None:
         """Take part in the run, tell that streams live, and end sessions that nobody uses; until it is cancelled."""
@@ -201,14 +203,14 @@ class Endpoint:
                 if self._run.dispatcher.protection() is not None:
                     nursery.start_soon(self._end_with_tokens)
                 while True:
-                    (await self._carried.next()).show_life()
+                    (await self._attached.next()).send_keep_alive()
         finally:
             self._run.connections.pop(self, None)
             self.stop()
 
     async def _end_for_nobody(self) -> None:
         while True:
-            (await self._absent.next()).connection_lost(
+            (await self._detached.next()).connection_lost(
                 "the client was absent for too long (Limits.session_idle_seconds)"
             )
 
@@ -218,9 +220,9 @@ class Endpoint:
         while True:
             await trio.sleep(_LOOK)
             now = trio.current_time()
-            for lane in [lane for lane, until in self._standing.items() if until <= now]:
-                self._standing[lane] = math.inf  # unless another response carries it on
-                lane.cut()
+            for stream in [stream for stream, until in self._token_deadlines.items() if until <= now]:
+                self._token_deadlines[stream] = math.inf  # unless another response carries it on
+                stream.cut()
 
     # The head.
 
@@ -229,11 +231,11 @@ class Endpoint:
         the paths of the policy are mounted."""
         admitted = await self._admit(request, peer, prefix)
         if isinstance(admitted, Reply):
-            tell_refusal(admitted, request, peer)
+            log_refusal(admitted, request, peer)
         return admitted
 
     async def _admit(self, request: HttpRequest, peer: str | None, prefix: str) -> Reply | AdmittedRequest:
-        if (document := self._gate.document(request)) is not None:
+        if (document := self._authenticator.document(request)) is not None:
             return document
         head = screen(self.policy, request, prefix)
         if isinstance(head, Reply):
@@ -245,7 +247,7 @@ class Endpoint:
         holder = holder_of(None, peer)
         if self._rates.limited and (wait := self._rates.wait(holder)):
             return self._too_often(wait, head.cors)
-        caller = await self._gate.caller(request, head.cors)
+        caller = await self._authenticator.caller(request, head.cors)
         if isinstance(caller, Reply):
             return caller
         if (name := name_of(caller)) is not None:
@@ -259,9 +261,11 @@ class Endpoint:
         )
         if unknown is not None:
             return unknown
-        if head.websocket and (refused := self._gate.forbidden(caller, self._run.dispatcher.scopes, head.cors)):
+        if head.websocket and (
+            refused := self._authenticator.forbidden(caller, self._run.dispatcher.scopes, head.cors)
+        ):
             return refused
-        return AdmittedRequest(head, caller, holder, peer, self._gate.passed_on(request.headers))
+        return AdmittedRequest(head, caller, holder, peer, self._authenticator.visible_headers(request.headers))
 
     def _too_often(self, wait: float, cors: Fields) -> Reply:
         why = f"more than {self._limits.request_rate:g} requests a second (Limits.request_rate)"
@@ -275,60 +279,62 @@ class Endpoint:
 
     async def serve(
         self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse, prefix: str = ""
-    ) -> Gone:
+    ) -> OnDisconnect:
         """Do what the request asks for.  `prefix` is as for `admit`.
 
         Returns when there is nothing to be written at once; what comes later is written by whoever has it.  What is
-        returned is to be called when the client has gone before the response has ended.  Raises `BrokenResourceError`
-        if it has gone already.
+        returned is to be called when the client has on_disconnect before the response has ended.  Raises `BrokenResourceError`
+        if it has on_disconnect already.
         """
-        case = _EndpointRequest(request, admitted, response, prefix)
+        exchange = _Exchange(request, admitted, response, prefix)
         verdict = judge(
             self.policy, request,
-            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=case.principal,
+            find_session=self._sessions.facts, find_mirrors=self._run.dispatcher.mirrors, principal=exchange.principal,
             screened=admitted.head, prefix=prefix,
         )  # fmt: skip
         refused = (
-            verdict if isinstance(verdict, Reply) else self._forbidden(verdict, case) or self._refused(verdict, case)
+            verdict
+            if isinstance(verdict, Reply)
+            else self._forbidden(verdict, exchange) or self._refused(verdict, exchange)
         )
         if refused is not None:
-            return await _refuse(refused, case)
+            return await _refuse(refused, exchange)
         if isinstance(verdict, Serve):
-            return await self._serve(verdict, case)
+            return await self._serve(verdict, exchange)
         if isinstance(verdict, OpenStream):
-            return await self._open_stream(verdict, case)
+            return await self._open_stream(verdict, exchange)
         if isinstance(verdict, OpenLegacyStream):
-            return await self._open_legacy_stream(verdict, case)
+            return await self._open_legacy_stream(verdict, exchange)
         assert isinstance(verdict, Deliver | EndSession)
         if isinstance(verdict, Deliver):
-            self._deliver(verdict, case)
+            self._deliver(verdict, exchange)
         else:
             self._sessions.end(verdict.session, "the client has ended the session")
         await send_reply(response, verdict.reply)
-        return _nothing
+        return _ignore_disconnect
 
-    def _forbidden(self, verdict: _Good, case: _EndpointRequest) -> Reply | None:
+    def _forbidden(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
         """Why this principal may not have it.  A batch is refused as a whole, so that one step up is enough for it."""
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
         needed = list(dispatcher.scopes)
         for each in message.items if isinstance(message, Batch) else (message,):
             if isinstance(each, Request):
-                needed += dispatcher.scopes_for(each, case.principal)
+                needed += dispatcher.scopes_for(each, exchange.principal)
         if not needed:
             return None
         id = message.id if isinstance(message, Request) else None
-        return self._gate.forbidden(case.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
+        return self._authenticator.forbidden(exchange.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
-    def _refused(self, verdict: _Good, case: _EndpointRequest) -> Reply | None:
+    def _refused(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
         """What is said to a good request that cannot be taken on now."""
         draining = self._run.draining or self._draining
-        if (draining and _is_new_work(verdict)) or (self._dismissed and isinstance(verdict, Serve)):
+        if (draining and _is_new_work(verdict)) or (self._aborting and isinstance(verdict, Serve)):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, Serve) and verdict.session is None and not verdict.opens_session:
             return None  # it stands alone
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self._limits.sessions} sessions, all in use (Limits.sessions)"
-            return None if self._sessions.make_room(case.admitted.holder) else busy(503, why, verdict.cors)
+            return None if self._sessions.make_room(exchange.admitted.holder) else busy(503, why, verdict.cors)
         session = self._sessions.get(verdict.session or "")
         opens = isinstance(verdict, Serve) or (isinstance(verdict, OpenStream) and verdict.after is None)
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
@@ -340,26 +346,26 @@ class Endpoint:
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
-    async def _serve(self, verdict: Serve, case: _EndpointRequest) -> Gone:
+    async def _serve(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
         """Answer the requests in a message."""
         if verdict.opens_session:
-            return await self._open_session(verdict, case)
+            return await self._open_session(verdict, exchange)
         if verdict.session is not None:
             session = self._session(verdict.session)
-            conversation, lane = session.conversation, session.answer(verdict.answer, _ids(verdict.message))
+            conversation, stream = session.conversation, session.answer(verdict.answer, _ids(verdict.message))
         else:
-            account = self.account(case.admitted.holder)
-            alone = _SingleRequest(self._run, self._traffic, verdict, self._alone, account, self._absent)
-            conversation, lane = alone.conversation, alone.lane
+            account = self.account(exchange.admitted.holder)
+            single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account, self._detached)
+            conversation, stream = single.conversation, single.stream
         if getattr(verdict.message, "method", None) == "subscriptions/listen":  # which may go on for ever
-            self._stand(lane, case)
-        gone = lane.carry(case.response, verdict.cors)
-        self._hear(conversation, verdict.message, case, lane)
-        return await _begin(lane, gone)
+            self._close_with_token(stream, exchange)
+        on_disconnect = stream.attach(exchange.response, verdict.cors)
+        self._receive(conversation, verdict.message, exchange, stream)
+        return await _begin(stream, on_disconnect)
 
-    async def _open_session(self, verdict: Serve, case: _EndpointRequest) -> Gone:
+    async def _open_session(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
         id = self._sessions.new_id()
-        holder = case.admitted.holder
+        holder = exchange.admitted.holder
         log: EventLog
         if self._event_log is None:
             log = MemoryEventLog(self._limits, self.account(holder))
@@ -367,80 +373,82 @@ class Endpoint:
             log = cast("EventLog", _GuardedLog(called(self._event_log, id)))
         changes, account = not self.policy.json_only, self.account(holder)
         session = HttpSession(
-            self._run, self._traffic, self._sessions, id, case.principal, log, account=account, changes=changes
+            self._run, self._streams, self._sessions, id, exchange.principal, log, account=account, changes=changes
         )
-        lane = session.answer(verdict.answer, _ids(verdict.message))
-        gone = lane.carry(case.response, verdict.cors)
-        self._hear(session.conversation, verdict.message, case, lane)
+        stream = session.answer(verdict.answer, _ids(verdict.message))
+        on_disconnect = stream.attach(exchange.response, verdict.cors)
+        self._receive(session.conversation, verdict.message, exchange, stream)
         if session.conversation.session.terms is not None:  # else initialize was refused
             self._sessions.add(id, session)
-            lane.session_id = id
-        return await _begin(lane, gone)
+            stream.session_id = id
+        return await _begin(stream, on_disconnect)
 
-    def _deliver(self, verdict: Deliver, case: _EndpointRequest) -> None:
+    def _deliver(self, verdict: Deliver, exchange: _Exchange) -> None:
         session = self._sessions.get(verdict.session or "")
         if session is not None:  # else it stands alone, and is nothing to anybody
             self._sessions.touch(verdict.session or "")
-            self._hear(session.conversation, verdict.message, case, None)
+            self._receive(session.conversation, verdict.message, exchange, None)
             session.wake()
 
-    def _hear(
-        self, conversation: ServerSession, message: Message, case: _EndpointRequest, lane: ResponseStream | None
+    def _receive(
+        self, conversation: ServerSession, message: Message, exchange: _Exchange, stream: ResponseStream | None
     ) -> None:
         conversation.receive(
             message, trio.current_time(),
-            wire=lane, principal=case.admitted.caller, headers=case.admitted.headers,
-            size=weight(case.request.body, self._limits.values),
+            wire=stream, principal=exchange.admitted.caller, headers=exchange.admitted.headers,
+            size=weight(exchange.request.body, self._limits.values),
         )  # fmt: skip
 
-    async def _open_stream(self, verdict: OpenStream, case: _EndpointRequest) -> Gone:
+    async def _open_stream(self, verdict: OpenStream, exchange: _Exchange) -> OnDisconnect:
         session = self._session(verdict.session)
         if verdict.after is None:
-            lane = session.stand()
-            self._stand(lane, case)
-            return await _begin(lane, lane.carry(case.response, verdict.cors))
+            stream = session.open_standalone()
+            self._close_with_token(stream, exchange)
+            return await _begin(stream, stream.attach(exchange.response, verdict.cors))
         replay = session.log.replay(verdict.after)
         if not isinstance(replay, NotReplayable):
-            session.came_back(replay.stream)
+            session.stream_resumed(replay.stream)
         if isinstance(replay, NotReplayable):
-            return await self._cannot_resume(replay.why, verdict, case)
+            return await self._cannot_resume(replay.why, verdict, exchange)
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
-            return await self._cannot_resume("the stream has broken off", verdict, case)
-        if resumed is not None and not resumed.carried and session.streams >= self._limits.streams:
-            return await _refuse(self._too_many_streams(verdict.cors), case)
+            return await self._cannot_resume("the stream has broken off", verdict, exchange)
+        if resumed is not None and not resumed.attached and session.streams >= self._limits.streams:
+            return await _refuse(self._too_many_streams(verdict.cors), exchange)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0
         account = session.conversation.account
         if (limit := account.take(taken)) is not None:
             why = f"too much waits to be read by this client; try again later (Limits.{limit})"
-            return await _refuse(busy(503, why, verdict.cors), case)
+            return await _refuse(busy(503, why, verdict.cors), exchange)
         if resumed is None:  # nothing is added to the stream any more
             try:
-                await case.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
+                await exchange.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
                 account.give(taken)
-            return _nothing
-        if resumed in self._standing:
-            self._stand(resumed, case)
-        return await _begin(resumed, resumed.carry(case.response, verdict.cors, missed, taken))
+            return _ignore_disconnect
+        if resumed in self._token_deadlines:
+            self._close_with_token(resumed, exchange)
+        return await _begin(resumed, resumed.attach(exchange.response, verdict.cors, missed, taken))
 
-    def _stand(self, lane: ResponseStream, case: _EndpointRequest) -> None:
-        self._standing[lane] = trio.current_time() + seconds_left(case.admitted.caller)
+    def _close_with_token(self, stream: ResponseStream, exchange: _Exchange) -> None:
+        self._token_deadlines[stream] = trio.current_time() + seconds_left(exchange.admitted.caller)
 
-    async def _cannot_resume(self, why: str, verdict: OpenStream, case: _EndpointRequest) -> Gone:
+    async def _cannot_resume(self, why: str, verdict: OpenStream, exchange: _Exchange) -> OnDisconnect:
         error = Error(None, INVALID_REQUEST, f"{why}; open a new stream, without Last-Event-ID")
-        return await _refuse(refusal(400, error, verdict.cors), case)
+        return await _refuse(refusal(400, error, verdict.cors), exchange)
 
-    async def _open_legacy_stream(self, verdict: OpenLegacyStream, case: _EndpointRequest) -> Gone:
+    async def _open_legacy_stream(self, verdict: OpenLegacyStream, exchange: _Exchange) -> OnDisconnect:
         id = self._sessions.new_id()
-        uri = endpoint_uri(self.policy, id, case.prefix if self.public_url is None else self.public_url)
+        uri = endpoint_uri(self.policy, id, exchange.prefix if self.public_url is None else self.public_url)
         opening = encode_event(SseEvent(uri.encode(), event="endpoint"))  # sse-05
-        account = self.account(case.admitted.holder)
-        stream = LegacyStream(self._run, self._traffic, self._sessions, id, case.principal, opening, account=account)
-        self._sessions.add(id, stream)
-        self._stand(stream.lane, case)
-        return await _begin(stream.lane, stream.lane.carry(case.response, verdict.cors))
+        account = self.account(exchange.admitted.holder)
+        legacy = LegacyStream(
+            self._run, self._streams, self._sessions, id, exchange.principal, opening, account=account
+        )
+        self._sessions.add(id, legacy)
+        self._close_with_token(legacy.stream, exchange)
+        return await _begin(legacy.stream, legacy.stream.attach(exchange.response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
         """The session that a verdict of this moment names; it is heard of by that."""
@@ -453,7 +461,7 @@ class Endpoint:
 
     @property
     def clients(self) -> int:
-        return len(self._sessions) + len(self._alone)
+        return len(self._sessions) + len(self._single_requests)
 
     async def drain(self) -> None:
         """Wait for what runs, then end the sessions, and wait until every response has ended."""
@@ -464,14 +472,14 @@ class Endpoint:
                 for conversation in self._conversations:
                     nursery.start_soon(conversation.drain)
             await self._run.parking.come_back_all()
-            await self._sessions.come_back()
+            await self._sessions.wait_for_clients()
             if not any(conversation.busy for conversation in self._conversations) and not self._run.parking:
                 break
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
-        await self._carried.empty()
+        await self._attached.empty()
 
     def abort_pending(self) -> None:
-        self._dismissed = True
+        self._aborting = True
         for conversation in self._conversations:
             conversation.abort_pending(UNFINISHED)
         # One that does not end in this moment is not to cut off the streams of all others.
@@ -479,23 +487,23 @@ class Endpoint:
 
     @property
     def _conversations(self) -> tuple[ServerSession, ...]:
-        return (*self._alone, *self._sessions.conversations)
+        return (*self._single_requests, *self._sessions.conversations)
 
     def stop(self) -> None:
         """The run is over: nobody is served any more."""
-        for conversation in (*self._alone, *self._sessions.take_all()):
+        for conversation in (*self._single_requests, *self._sessions.take_all()):
             conversation.stop()
-        for lane in tuple(self._carried):  # of sessions that had ended already
-            lane.close()
+        for stream in tuple(self._attached):  # of sessions that had ended already
+            stream.close()
 
 
-async def _refuse(reply: Reply, case: _EndpointRequest) -> Gone:
-    tell_refusal(reply, case.request, case.admitted.peer)
-    await send_reply(case.response, reply)
-    return _nothing
+async def _refuse(reply: Reply, exchange: _Exchange) -> OnDisconnect:
+    log_refusal(reply, exchange.request, exchange.admitted.peer)
+    await send_reply(exchange.response, reply)
+    return _ignore_disconnect
 
 
-def tell_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:
+def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:
     """Tell whoever runs the server what it refuses, and to whom; `request` is None where none could be read.
 
     Without the query, where HTTP+SSE clients have their session.
@@ -508,17 +516,17 @@ def tell_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) ->
     _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", what, reply.status, reply.error.message)
 
 
-async def _begin(lane: ResponseStream, gone: Gone) -> Gone:
+async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisconnect:
     """Write what there is at once; what comes later is written by whoever has it."""
     try:
-        await lane.begin()
-    except BaseException:  # a cancelled caller cannot be told whom to tell that the client has gone
-        gone()
+        await stream.begin()
+    except BaseException:  # a cancelled caller cannot be told whom to tell that the client has on_disconnect
+        on_disconnect()
         raise
-    return gone
+    return on_disconnect
 
 
-def _is_new_work(verdict: _Good) -> bool:
+def _is_new_work(verdict: _Accepted) -> bool:
     """Whether nothing that runs waits for this."""
     if isinstance(verdict, Serve):
         return not (isinstance(verdict.message, Request) and "requestState" in verdict.message.params)
@@ -538,10 +546,10 @@ def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 
-def too_much(limit: str, cors: Fields = ()) -> Reply:
+def over_limit(limit: str, cors: Fields = ()) -> Reply:
     """What is said where a body is not read any further, because its client has sent too much that waits."""
     return busy(503, f"too much waits that this client has sent; try again later (Limits.{limit})", cors)
 
 
-def _nothing() -> None:
-    """What is to be done when the client has gone, where it had nothing to lose."""
+def _ignore_disconnect() -> None:
+    """What is to be done when the client has on_disconnect, where it had nothing to lose."""

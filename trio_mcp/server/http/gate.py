@@ -1,11 +1,13 @@
-"""Who asks by HTTP, and whether he may: the two ways in which a server can know.
+"""Authentication and authorization of HTTP requests.
 
-| | What it knows | Where it is said |
+There are two ways to authenticate a request, and a server uses one of them:
+
+| | Result | Configured |
 |---|---|---|
-| `authenticate` | a name, by whatever means | an option of HTTP |
-| `Server.protect` | a principal with scopes, by its access token | the server, since its tools have scopes too |
+| `authenticate` | a name, by any method that the author chooses | as an HTTP option |
+| `Server.protect` | a principal with scopes, from its access token | on the server, because its tools have scopes too |
 
-With neither, everybody is nobody in particular, who has no scopes.
+With neither, every request is anonymous and has no scopes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from trio_mcp.core.errors import INTERNAL_ERROR, INVALID_REQUEST, UsageError
 from trio_mcp.core.http.fields import Fields, Headers
 from trio_mcp.core.http.verdicts import HttpRequest, Reply, refusal
 from trio_mcp.core.jsonrpc import Error, Id
-from trio_mcp.core.oauth.principals import Principal, covers
+from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.oauth.resource import CannotVerify, Protection, ResourceServer
 from trio_mcp.core.terms import stable_name
 from trio_mcp.server.http.options import HttpOptions, public_url_of
@@ -34,13 +36,13 @@ __all__ = ["Authenticator", "Caller", "name_of", "seconds_left"]
 
 _log = logging.getLogger("trio_mcp")
 T = TypeVar("T")
-_LATER = (("Retry-After", "5"),)  # where tokens come from, things change in seconds
+_LATER = (("Retry-After", "5"),)  # an authorization server is often back within seconds
 
 Caller: TypeAlias = Principal | str | None
 
 
 def seconds_left(caller: Caller) -> float:
-    """For how long the token of whoever asks is good."""
+    """Seconds until the caller's access token expires."""
     expires = caller.expires if isinstance(caller, Principal) else None
     return math.inf if expires is None else expires - time.time()
 
@@ -50,13 +52,14 @@ def name_of(caller: Caller) -> str | None:
 
 
 class _AuthenticateTimeout(Exception):
-    """A function of the author has not ended in time."""
+    """A function of the author did not return in time."""
 
 
 class Authenticator:
-    """Raises `UsageError` for what cannot be.  `path` is that of the endpoint.
+    """Authenticates the requests of one endpoint and checks their scopes.
 
-    Functions of the author run in `workers`, and have so many `seconds`.
+    `path` is the path of the endpoint.  Functions of the author run in `workers`, for `seconds` at most.  Raises
+    `UsageError` if `authenticate` and `Server.protect` are both used.
     """
 
     def __init__(
@@ -68,20 +71,20 @@ class Authenticator:
         self._resource: ResourceServer | None = None
         if protection is not None:
             if self._authenticate is not None:
-                raise UsageError("authenticate has no say where the server is protected; take one of them away")
+                raise UsageError("authenticate cannot be used together with Server.protect; remove one of them")
             self._resource = ResourceServer(protection, path=path, public_url=public_url_of(options))
 
     @property
-    def places(self) -> frozenset[str]:
-        """Paths at which something is beside the endpoint."""
+    def paths(self) -> frozenset[str]:
+        """The paths of the metadata documents, which are served beside the endpoint."""
         return frozenset() if self._resource is None else self._resource.places
 
     def document(self, request: HttpRequest) -> Reply | None:
-        """What is for everybody."""
+        """The reply to a request for a public metadata document, or None for another request."""
         return None if self._resource is None else self._resource.document(request)
 
     async def caller(self, request: HttpRequest, cors: Fields) -> Reply | Caller:
-        """Who asks; or why that is not known, though it has to be."""
+        """Authenticate the request.  Returns the caller, or the reply that refuses the request."""
         if self._resource is not None:
             token = self._resource.token(request, cors)
             return token if isinstance(token, Reply) else await self._verified(self._resource, token, cors)
@@ -91,24 +94,24 @@ class Authenticator:
             name = await self._ask("authenticate", partial(_identified, self._authenticate, request))
         except (_AuthenticateTimeout, RunStopped):
             return _cannot_tell(cors)
-        except Exception:  # noqa: BLE001  # an author's function may raise anything, and that costs this request only
+        except Exception:  # noqa: BLE001  # an author's function may raise any exception; only this request fails
             _log.exception("authenticate has failed")
             return _failed(cors)
         if name is not None:
             return name
-        why = "who asks is not known; send credentials in the Authorization header"
+        why = "not authenticated; send credentials in the Authorization header"
         if "Authorization" in request.headers:
-            why = "these credentials are not accepted; the Authorization header has to have others"
+            why = "the credentials in the Authorization header are not accepted; send others"
         return refusal(401, Error(None, INVALID_REQUEST, why), cors, (("WWW-Authenticate", "Bearer"),))
 
     async def _verified(self, resource: ResourceServer, token: str, cors: Fields) -> Reply | Principal:
-        """auth-19, auth-47: before anything is done for the request."""
+        """Verify the access token, before any other work for the request (auth-19, auth-47)."""
         protection = resource.protection
         try:
             found = called(protection.verify, token)
             principal = await self._ask("verify", partial(_awaited, found)) if isinstance(found, Awaitable) else found
             if not isinstance(principal, Principal | None):
-                raise UsageError(f"verify gives a Principal or None, not {type(principal).__name__}")
+                raise UsageError(f"verify must return a Principal or None, got {type(principal).__name__}")
         except CannotVerify as error:
             _log.warning("access tokens cannot be verified: %s", _without(token, str(error)))
             why = "the access token cannot be verified now; try again later"
@@ -116,10 +119,10 @@ class Authenticator:
         except (_AuthenticateTimeout, RunStopped):
             return _cannot_tell(cors)
         except Exception as error:  # noqa: BLE001  # as in `caller`
-            # auth-22: whatever an author's function says of a token, the token itself is not for the log.
+            # auth-22: the author's exception may quote the token, and the token must not get into the log.
             _log.error("verify has failed\n%s", _without(token, "".join(traceback.format_exception(error))))
             return _failed(cors)
-        # auth-21; a function that remembers what it has found need not look at the time.
+        # auth-21.  The expiry is checked here, so that a `verify` that caches its results need not check it.
         if principal is None or seconds_left(principal) <= 0:
             return resource.unauthorized(cors)
         return protection.granted(principal)
@@ -131,23 +134,23 @@ class Authenticator:
         raise _AuthenticateTimeout
 
     def forbidden(self, caller: Caller, needed: Sequence[str], cors: Fields, id: Id | None = None) -> Reply | None:
-        """Why a request is not served that needs these scopes."""
-        if covers(caller, needed):
+        """The refusal of a request that needs these scopes, or None if the caller has them."""
+        if has_scopes(caller, needed):
             return None
         if self._resource is not None:
             return self._resource.insufficient(needed, cors, id)
-        why = f"this needs the scopes {' '.join(needed)}, and nobody has any, for the server is not protected (protect)"
+        why = f"this request needs the scopes {' '.join(needed)}, but without Server.protect no caller has scopes"
         return refusal(403, Error(id, INVALID_REQUEST, why), cors)
 
-    def passed_on(self, headers: Headers) -> Headers:
-        """What handlers get to see.  auth-50: a token that they do not have they cannot send elsewhere."""
+    def visible_headers(self, headers: Headers) -> Headers:
+        """The headers that handlers see: without the token, so that they cannot send it elsewhere (auth-50)."""
         return headers if self._resource is None else headers.without("Authorization")
 
 
 async def _identified(authenticate: Callable[[HttpRequest], Awaitable[str | None]], request: HttpRequest) -> str | None:
     answer = authenticate(request)
     if not isinstance(answer, Awaitable):
-        raise UsageError(f"authenticate is an async def; this one returned {type(answer).__name__}")
+        raise UsageError(f"authenticate must be an async function, but it returned {type(answer).__name__}")
     return stable_name(await answer)
 
 

@@ -1,4 +1,4 @@
-"""How a server is served by HTTP: the options that users give, and what follows from them."""
+"""The HTTP options that users give, and the policy that results from them."""
 
 from __future__ import annotations
 
@@ -15,51 +15,54 @@ __all__ = ["HttpOptions", "keep_alive_of", "policy_of", "public_url_of"]
 
 
 class HttpOptions(TypedDict, total=False):
-    """How a server is served by HTTP; the keyword options of `serve_http`, `Server.run` and the ASGI application."""
+    """The HTTP options: keyword options of `serve_http`, `Server.run` and the ASGI application."""
 
     path: str
-    """Where the endpoint is, "/mcp" by default; served with and without a slash at its end."""
+    """The path of the endpoint, "/mcp" by default.  It is served with and without a slash at its end."""
     sse_path: str
-    """Where clients of 2024-11-05 open their stream, which is off by default.  Goes with `message_path`."""
+    """The path at which clients of 2024-11-05 open their stream.  Off by default; requires `message_path`."""
     message_path: str
-    """Where those clients post their messages."""
+    """The path to which clients of 2024-11-05 post their messages."""
     websocket_path: str | None
-    """Where WebSockets are, "/ws" by default; None: nowhere."""
+    """The path for WebSockets, "/ws" by default.  None: no WebSockets."""
     allowed_hosts: Sequence[str]
-    """The names under which the server may be asked, as protection against DNS rebinding: those of loopback by default,
-    and those of `public_url` and of the resource of a protected server.  A name without a port stands for all ports;
-    "*" allows any."""
+    """The host names that a request may address, as protection against DNS rebinding.  By default the names of
+    loopback, of `public_url` and of the resource of a protected server.  A name without a port allows all ports; "*"
+    allows any host."""
     allowed_origins: Sequence[str]
-    """The origins of pages that may ask, such as "https://app.example.com": those of loopback by default.  The same
-    list drives CORS."""
+    """The origins of web pages that may send requests, such as "https://app.example.com".  By default those of
+    loopback.  The same list is used for CORS."""
     public_url: str
-    """The URL under which clients reach what is "/" here, where that is another than the one it listens at."""
+    """The URL under which clients reach "/" of this server, if it differs from the address that the server listens
+    at."""
     sessions: bool
-    """False: clients of the legacy revisions get no session, and each of their requests stands alone."""
+    """False: clients of the legacy revisions get no session, and each of their requests is independent."""
     json_only: bool
-    """True: every answer is JSON, and there are no streams: no progress, no questions to legacy clients."""
+    """True: every answer is JSON and there are no event streams, so no progress and no questions to legacy clients."""
     event_log: Callable[[str], EventLog]
-    """Makes the log of the session with this id, from which its streams are resumed; in memory by default.  It is asked
-    in the event loop, so it must not wait for long."""
+    """Makes the event log of the session with this id, from which its streams are resumed.  By default the log is in
+    memory.  The log is called in the event loop, so it must not block for long."""
     authenticate: Callable[[HttpRequest], Awaitable[str | None]]
-    """Says who is behind a request, by a stable name; None is refused with 401.  Without it nobody is asked."""
+    """Returns a stable name for the sender of a request; a request for which it returns None is refused with 401.
+    Without this option requests are not authenticated."""
     keep_alive: float
-    """Seconds after which a silent stream gets a comment, 15 by default: proxies take longer silence for death."""
+    """Seconds after which an idle stream gets a comment, 15 by default.  Proxies close streams that are idle for
+    longer."""
 
 
 _OF_THE_POLICY = ("path", "sse_path", "message_path", "allowed_origins", "sessions", "json_only")
 
 
 def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
-    """Raises `UsageError` for options that cannot be."""
+    """Make the policy of an endpoint.  Raises `UsageError` for an invalid option and `TypeError` for an unknown one."""
     if unknown := options.keys() - HttpOptions.__annotations__.keys():
-        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(HttpOptions.__annotations__)}")
+        raise TypeError(f"unknown option {min(unknown)!r}; the options are {', '.join(HttpOptions.__annotations__)}")
     for name in ("sessions", "json_only"):
         if not isinstance(options.get(name, True), bool):
-            raise UsageError(f"{name} is True or False; not {options.get(name)!r}")
+            raise UsageError(f"{name} must be True or False, got {options.get(name)!r}")
     for name in ("authenticate", "event_log"):
         if name in options and not callable(options.get(name)):
-            raise UsageError(f"{name} is a function, not {type(options.get(name)).__name__}")
+            raise UsageError(f"{name} must be a function, got {type(options.get(name)).__name__}")
     hosts = options.get("allowed_hosts", LOOPBACK_HOSTS)
     public = public_url_of(options)
     if public is not None and not isinstance(hosts, str):
@@ -69,7 +72,7 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
         hosts = (*hosts, protection.host)
     given = {name: value for name, value in options.items() if name in _OF_THE_POLICY}
     return HttpPolicy(
-        **given,  # type: ignore[arg-type]  # each is what its annotation says
+        **given,  # type: ignore[arg-type]  # each option has the type of its annotation
         websocket_path=options.get("websocket_path", "/ws"),
         allowed_hosts=hosts,
         revisions=run.offer().revisions,
@@ -78,18 +81,18 @@ def policy_of(run: Run, options: HttpOptions) -> HttpPolicy:
 
 
 def public_url_of(options: HttpOptions) -> str | None:
-    """Without a slash at its end."""
+    """The checked `public_url`, without a slash at its end; None if it is not given."""
     url = options.get("public_url")
     if url is None:
         return None
     scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if scheme not in ("http", "https") or not mark or not rest.partition("/")[0] or set("?# ") & set(rest):
-        raise UsageError(f"public_url is like 'https://example.com' or 'https://example.com/tools'; not {url!r}")
+        raise UsageError(f"public_url must be like 'https://example.com' or 'https://example.com/tools', got {url!r}")
     return url.rstrip("/")
 
 
 def keep_alive_of(options: HttpOptions) -> float:
     seconds = options.get("keep_alive", 15.0)
     if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise UsageError(f"keep_alive is a number of seconds, above 0; not {seconds!r}")
+        raise UsageError(f"keep_alive must be a number of seconds above 0, got {seconds!r}")
     return seconds

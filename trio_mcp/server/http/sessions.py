@@ -33,7 +33,7 @@ from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeKind, change_of
 from trio_mcp.server.conversation import ServerSession
-from trio_mcp.server.http.lanes import ResponseMode, ResponseStream, Spoken, StreamCounts, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, Spoken, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import Wire
@@ -82,7 +82,7 @@ class HttpSession(StreamOwner):
     def __init__(
         self,
         run: Run,
-        traffic: StreamCounts,
+        shared: EndpointStreams,
         sessions: Sessions,
         id: str,
         principal: str | None,
@@ -93,20 +93,20 @@ class HttpSession(StreamOwner):
     ) -> None:
         self.log = log
         self.conversation = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
-        self._traffic = traffic
+        self._endpoint_streams = shared
         self._sessions = sessions
         self._id = id
         self._principal = principal
-        self._lanes: set[ResponseStream] = set()
-        self._streams: set[ResponseStream] = set()  # those whose response is a stream
-        self._standing: list[ResponseStream] = []  # those that stand alone, the newest last
+        self._response_streams: set[ResponseStream] = set()
+        self._event_streams: set[ResponseStream] = set()  # those whose response is a stream
+        self._standalone: list[ResponseStream] = []  # those that stand alone, the newest last
         # Until there is a stream that it can go out on; by what it says, for to say it once is enough.
-        self._kept: OrderedDict[bytes, Spoken] = OrderedDict()
+        self._pending: OrderedDict[bytes, Spoken] = OrderedDict()
         # With a notice of each change that there can be.
-        self._most = traffic.limit + run.limits.listener_changes + len(ChangeKind)
+        self._limit = shared.limit + run.limits.listener_changes + len(ChangeKind)
         self._over = False
         # Streams whose clients were asked to come back, and until when they may be on their way.
-        self._awaited: dict[str, float] = {}
+        self._expected: dict[str, float] = {}
         self._returned = trio.lowlevel.ParkingLot()
 
     @property
@@ -121,7 +121,7 @@ class HttpSession(StreamOwner):
 
     @property
     def present(self) -> bool:
-        return any(lane.carried for lane in self._lanes) or self._returns > trio.current_time()
+        return any(stream.attached for stream in self._response_streams) or self._expected_until > trio.current_time()
 
     @property
     def in_use(self) -> bool:
@@ -130,79 +130,79 @@ class HttpSession(StreamOwner):
     @property
     def streams(self) -> int:
         """How many of its responses are streams."""
-        return len(self._streams)
+        return len(self._event_streams)
 
-    # Its lanes.
+    # Its streams.
 
     def answer(self, allowed: Answer, ids: Collection[Id]) -> ResponseStream:
-        """A lane that answers these requests, which are to be heard next."""
+        """A stream that answers these requests, which are to be heard next."""
         # Who has not read the answer to initialize has no session to come back to.
         opened = self.conversation.session.terms is not None
         return self._add(ResponseMode(allowed, self._revision, self.log) if opened else ResponseMode(allowed), ids)
 
-    def stand(self) -> ResponseStream:
-        """A lane for what belongs to no request."""
-        for older in tuple(self._standing):
-            if not older.carried:  # its client wants another one instead of coming back to it
+    def open_standalone(self) -> ResponseStream:
+        """A stream for what belongs to no request."""
+        for older in tuple(self._standalone):
+            if not older.attached:  # its client wants another one instead of coming back to it
                 older.finish()
-        lane = self._add(ResponseMode(Answer.STREAM, self._revision, self.log))
-        self._standing.append(lane)
-        return lane
+        stream = self._add(ResponseMode(Answer.STREAM, self._revision, self.log))
+        self._standalone.append(stream)
+        return stream
 
-    def _add(self, way: ResponseMode, ids: Collection[Id] = ()) -> ResponseStream:
-        lane = ResponseStream(self, way, self._traffic, ids)
-        self._lanes.add(lane)
-        return lane
+    def _add(self, mode: ResponseMode, ids: Collection[Id] = ()) -> ResponseStream:
+        stream = ResponseStream(self, mode, self._endpoint_streams, ids)
+        self._response_streams.add(stream)
+        return stream
 
-    def came_back(self, name: str) -> None:
+    def stream_resumed(self, name: str) -> None:
         """The client is here that was asked to come back to this stream."""
-        if self._awaited.pop(name, None) is not None:
+        if self._expected.pop(name, None) is not None:
             self._returned.unpark_all()
 
     @property
-    def _returns(self) -> float:
+    def _expected_until(self) -> float:
         """Until when clients that were asked to come back may be on their way."""
-        return max(self._awaited.values(), default=-math.inf)
+        return max(self._expected.values(), default=-math.inf)
 
-    async def come_back(self) -> None:
+    async def wait_for_clients(self) -> None:
         """Wait for the clients that were asked to come back, as long as they may be on their way."""
-        while (until := self._returns) > trio.current_time():
+        while (until := self._expected_until) > trio.current_time():
             with trio.move_on_at(until):
                 await self._returned.park()
 
     def find(self, name: str) -> ResponseStream | None:
-        """The lane that the log knows by this name, unless it is over."""
-        return next((lane for lane in self._lanes if lane.name == name), None)
+        """The stream that the log knows by this name, unless it is over."""
+        return next((stream for stream in self._response_streams if stream.name == name), None)
 
-    def opened(self, lane: ResponseStream) -> None:
-        self._streams.add(lane)
+    def opened(self, stream: ResponseStream) -> None:
+        self._event_streams.add(stream)
 
-    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
+    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         self._sessions.touch(self._id)
-        self._streams.discard(lane)
-        if retry is not None and lane.name is not None:
+        self._event_streams.discard(stream)
+        if retry is not None and stream.name is not None:
             now = trio.current_time()
-            self._awaited = {name: until for name, until in self._awaited.items() if until > now}
-            self._awaited[lane.name] = now + retry + _LATE
-        if lane.session_id is not None:
+            self._expected = {name: until for name, until in self._expected.items() if until > now}
+            self._expected[stream.name] = now + retry + _LATE
+        if stream.session_id is not None:
             self._sessions.end(self._id, "its client has not read which session it is")
 
-    def ended(self, lane: ResponseStream) -> None:
+    def ended(self, stream: ResponseStream) -> None:
         self._sessions.touch(self._id)
-        self._streams.discard(lane)
-        self._lanes.remove(lane)
-        if lane in self._standing:
-            self._standing.remove(lane)
-        if self._over and not self._lanes:
+        self._event_streams.discard(stream)
+        self._response_streams.remove(stream)
+        if stream in self._standalone:
+            self._standalone.remove(stream)
+        if self._over and not self._response_streams:
             self._clear()
 
     # The wire.
 
     @property
     def _newest(self) -> ResponseStream | None:
-        return next((lane for lane in reversed(self._standing) if lane.carried), None)
+        return next((stream for stream in reversed(self._standalone) if stream.attached), None)
 
-    def pull(self, lane: ResponseStream | None = None) -> None:
+    def pull(self, stream: ResponseStream | None = None) -> None:
         session = self.conversation.session
         woken: set[ResponseStream] = set()
         self.conversation.send_kept(_has_room)
@@ -213,25 +213,25 @@ class HttpSession(StreamOwner):
                 unsent -= wire.put(message)
                 woken.add(wire)
             else:
-                unsent -= self._keep(message)
+                unsent -= self._queue(message)
         if unsent:
             self.conversation.account.give(unsent)
-        if self._kept and (newest := self._newest) is not None:
+        if self._pending and (newest := self._newest) is not None:
             woken.add(newest)
-            while self._kept and not newest.crowded:
-                newest.put(self._kept.popitem(last=False)[1])
+            while self._pending and not newest.crowded:
+                newest.put(self._pending.popitem(last=False)[1])
         for each in woken:
-            if each is not lane:
+            if each is not stream:
                 each.wake()
 
-    def _keep(self, message: Spoken) -> int:
+    def _queue(self, message: Spoken) -> int:
         """Keep it for the next stream.  Returns the bytes that it is charged for, if it was kept."""
         # The rest (that a question is taken back, that a page was visited) is worth less the older it is.
         change = isinstance(message, Notification) and change_of(message) is not None
         text = encode(message)
-        if len(self._kept) >= (self._most if change else self._traffic.limit) or text in self._kept:
+        if len(self._pending) >= (self._limit if change else self._endpoint_streams.limit) or text in self._pending:
             return 0
-        self._kept[text] = message
+        self._pending[text] = message
         return charged(message)
 
     def wake(self) -> None:
@@ -274,20 +274,20 @@ class HttpSession(StreamOwner):
         self.conversation.abort_pending(why)
         self.pull()
         self.conversation.connection_lost(why)
-        standing = tuple(self._standing)
-        self._finish(lambda lane: lane.finish(retry=retry if lane in standing else None))
+        standing = tuple(self._standalone)
+        self._finish(lambda stream: stream.finish(retry=retry if stream in standing else None))
 
     def _finish(self, end: Callable[[ResponseStream], object]) -> None:
         self._over = True
-        lanes = tuple(self._lanes)
-        if not lanes:
+        streams = tuple(self._response_streams)
+        if not streams:
             self._clear()
-        for lane in lanes:
-            end(lane)
+        for stream in streams:
+            end(stream)
 
     def _clear(self) -> None:
-        self.conversation.account.give(sum(map(charged, self._kept.values())))
-        self._kept.clear()
+        self.conversation.account.give(sum(map(charged, self._pending.values())))
+        self._pending.clear()
         try:
             self.log.clear()
         except Exception:  # noqa: BLE001  # an author's log may raise anything
@@ -300,7 +300,7 @@ class LegacyStream(StreamOwner):
     def __init__(
         self,
         run: Run,
-        traffic: StreamCounts,
+        shared: EndpointStreams,
         sessions: Sessions,
         id: str,
         principal: str | None,
@@ -308,12 +308,12 @@ class LegacyStream(StreamOwner):
         *,
         account: Account,
     ) -> None:
-        self.lane = ResponseStream(self, ResponseMode(Answer.STREAM, opening=opening), traffic)
-        self.conversation = ServerSession(run, self.lane, account=account, link=LinkKind.DUPLEX)
+        self.stream = ResponseStream(self, ResponseMode(Answer.STREAM, opening=opening), shared)
+        self.conversation = ServerSession(run, self.stream, account=account, link=LinkKind.DUPLEX)
         self._sessions = sessions
         self._id = id
         self._principal = principal
-        self._most = run.limits.calls + run.limits.outgoing  # as on any stream that holds a session
+        self._limit = run.limits.calls + run.limits.outgoing  # as on any stream that holds a session
 
     @property
     def facts(self) -> SessionFacts:
@@ -322,40 +322,40 @@ class LegacyStream(StreamOwner):
 
     @property
     def present(self) -> bool:
-        return self.lane.carried
+        return self.stream.attached
 
     in_use = present
 
     @property
     def overrun(self) -> bool:
-        return self.lane.waiting > self._most
+        return self.stream.waiting > self._limit
 
-    def pull(self, lane: ResponseStream) -> None:
-        pull_all(self.conversation, lane)
+    def pull(self, stream: ResponseStream) -> None:
+        pull_all(self.conversation, stream)
 
-    def left(self, lane: ResponseStream, retry: float | None = None) -> None:
+    def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
 
     def wake(self) -> None:
-        self.lane.wake()
+        self.stream.wake()
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.pull(self.lane)  # what was said already is said
+        self.pull(self.stream)  # what was said already is said
         self.conversation.connection_lost(why)
-        self.lane.finish()
+        self.stream.finish()
 
 
-def pull_all(conversation: ServerSession, lane: ResponseStream) -> None:
-    """Put all that a conversation has to say into the one lane that it has."""
+def pull_all(conversation: ServerSession, stream: ResponseStream) -> None:
+    """Put all that a conversation has to say into the one stream that it has."""
     session = conversation.session
     while True:
         outgoing = session.outgoing() if session.queued else ()
         unsent = session.take_charge()
         for message, _ in outgoing:
-            unsent -= lane.put(message)
+            unsent -= stream.put(message)
         if unsent:
             conversation.account.give(unsent)
-        if not lane.crowded:
+        if not stream.crowded:
             conversation.release()
         if not session.queued:
             return
@@ -446,11 +446,11 @@ class Sessions:
             self._forget(id, session)
         return [session.conversation for session in sessions.values()]
 
-    async def come_back(self) -> None:
+    async def wait_for_clients(self) -> None:
         """Wait for the clients that were asked to come back to their streams."""
         for session in tuple(self._all.values()):
             if isinstance(session, HttpSession):
-                await session.come_back()
+                await session.wait_for_clients()
 
     def end_all(self, why: str, *, retry: float | None = None) -> None:
         for id in tuple(self._all):

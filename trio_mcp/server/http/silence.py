@@ -1,4 +1,4 @@
-"""Who has been silent for too long: streams that need a sign of life, sessions that nobody uses any more."""
+"""An order of items by their last activity: streams that need a keep-alive, sessions and connections that idle."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ T = TypeVar("T")
 
 
 class IdleOrder(Generic[T]):
-    """Things in the order in which something was last heard of them.
+    """Items in the order of their last activity, with one timeout for all.
 
-    All have the same patience, so the one to look at next is the first in a dict; to be heard of again costs no more
-    than a dict's move to the end, and there is one task for all of them.
+    Because the timeout is the same for all items, the next one to expire is always the first in a dict.  An activity
+    costs one move to the end of that dict, and one task serves all items.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._heard: dict[T, float] = {}
-        self._changed = trio.lowlevel.ParkingLot()  # whether there is anything
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._last_active: dict[T, float] = {}
+        self._changed = trio.lowlevel.ParkingLot()  # wakes tasks when the order becomes empty or non-empty
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._last_active)
 
     def __iter__(self) -> Iterator[T]:
-        """From the one that has been silent for longest."""
-        return iter(self._heard)
+        """Iterate from the item that is idle for longest."""
+        return iter(self._last_active)
 
-    def touch(self, thing: T) -> None:
-        """Something was heard of it: its time begins anew."""
-        if not self._heard and self._changed:
+    def touch(self, item: T) -> None:
+        """Record an activity of `item`: its timeout starts again."""
+        if not self._last_active and self._changed:
             self._changed.unpark_all()
-        self._heard.pop(thing, None)
-        self._heard[thing] = trio.current_time()
+        self._last_active.pop(item, None)
+        self._last_active[item] = trio.current_time()
 
-    def forget(self, thing: T) -> None:
-        if self._heard.pop(thing, None) is not None and not self._heard and self._changed:
+    def forget(self, item: T) -> None:
+        if self._last_active.pop(item, None) is not None and not self._last_active and self._changed:
             self._changed.unpark_all()
 
     async def next(self) -> T:
-        """Wait for one that has been silent for as long as the patience lasts; its time begins anew."""
+        """Wait for an item that is idle for the whole timeout, and return it; its timeout starts again."""
         while True:
             await trio.lowlevel.checkpoint()
-            if not self._heard:
+            if not self._last_active:
                 await self._changed.park()
                 continue
-            thing, heard = next(iter(self._heard.items()))
-            if heard + self._patience <= trio.current_time():
-                self.touch(thing)
-                return thing
-            del thing  # it may be forgotten meanwhile
-            await trio.sleep_until(heard + self._patience)
+            item, last_active = next(iter(self._last_active.items()))
+            if last_active + self._timeout <= trio.current_time():
+                self.touch(item)
+                return item
+            del item  # the caller may forget it during the sleep, and then it must not be kept alive here
+            await trio.sleep_until(last_active + self._timeout)
 
     async def empty(self) -> None:
-        """Wait until there is nothing."""
-        while self._heard:
+        """Wait until no item is left."""
+        while self._last_active:
             await self._changed.park()

@@ -1,7 +1,7 @@
-"""The server's end of a WebSocket, from the HTTP request for it on.
+"""The server side of a WebSocket, beginning with its HTTP upgrade request.
 
-An HTTP server hands over the connection on which such a request came.  It is refused like any other request, with a
-status and a JSON-RPC error; or from then on the connection is one duplex session, served as a byte stream is.
+`HttpConnection` hands over the connection on which an upgrade request came.  Either the request is refused like any
+other, with a status and a JSON-RPC error, or the connection becomes one duplex session, served like a byte stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trio_mcp.core.http.verdicts import HttpRequest, Reply
 from trio_mcp.core.http.websocket import Upgrade, WebSocketFrames, judge_upgrade
 from trio_mcp.core.revisions import Role
 from trio_mcp.server.driver import converse
-from trio_mcp.server.http.endpoint import tell_refusal
+from trio_mcp.server.http.endpoint import log_refusal
 from trio_mcp.server.http.gate import seconds_left
 from trio_mcp.server.run import Run
 from trio_mcp.transport.duplex import Tap
@@ -39,13 +39,13 @@ async def serve_upgrade(
     peer: str | None = None,
     tap: Tap | None = None,
 ) -> None:
-    """Answer a request for a WebSocket, and serve what comes of it until it ends; the stream is closed then.
+    """Answer an upgrade request, serve the WebSocket until it ends, and close the stream.
 
-    `trailing` was read after the request, and is the first of what the client says; `peer` is its address, if it has
-    one.  A client that is silent is asked for a sign of life as often as a silent event stream gives one.
+    `trailing` holds the bytes that were read after the request: the first bytes of the WebSocket.  `peer` is the
+    client's address, if it has one.  An idle client gets a ping as often as an idle event stream gets a keep-alive.
 
-    Returns when the client has gone, or the run is over, and all its handlers have ended; never raises because of the
-    client.  What `tap` or the stream raise otherwise leaves it unchanged.
+    Returns when the client has disconnected or the run has ended, and all handlers have ended.  Never raises because
+    of the client.  Other exceptions of `tap` and of the stream propagate unchanged.
     """
     link = _WebSocketStream(stream, WebSocketFrames(Role.SERVER, run.limits), trailing)
     try:
@@ -56,7 +56,7 @@ async def serve_upgrade(
         with trio.move_on_after(run.limits.write_seconds) as scope:
             await link.send_all(data)
         if scope.cancelled_caught:
-            raise trio.BrokenResourceError("the client takes nothing (Limits.write_seconds)")
+            raise trio.BrokenResourceError("the client reads no data (Limits.write_seconds)")
     except BaseException as error:
         await trio.aclose_forcefully(link.stream)
         if isinstance(error, GONE):
@@ -69,7 +69,7 @@ async def serve_upgrade(
     heartbeat = endpoint.keep_alive
     assert admitted is not None
     headers, principal = admitted.headers, admitted.caller
-    with trio.move_on_after(seconds_left(principal)):  # every message is one in the name of its token
+    with trio.move_on_after(seconds_left(principal)):  # every message uses the token, so none may come after it expires
         account = endpoint.account(admitted.holder)
         await converse(
             run, link, link.frames,
@@ -80,19 +80,19 @@ async def serve_upgrade(
 async def _judge(
     endpoint: Endpoint, request: HttpRequest, peer: str | None
 ) -> tuple[Reply | Upgrade, AdmittedRequest | None]:
-    # A browser opens a WebSocket to anywhere without asking first: only the Origin tells, so it is looked at before
-    # anything else (http-03).
+    # A browser opens a WebSocket to any host without a preflight request.  Only the Origin header shows which page did
+    # it, so `admit`, which checks that, comes first (http-03).
     admitted = await endpoint.admit(request, peer)
     if isinstance(admitted, Reply):
         return admitted, None
     verdict = judge_upgrade(request)
     if isinstance(verdict, Reply):
-        tell_refusal(verdict, request, peer)
+        log_refusal(verdict, request, peer)
     return verdict, admitted
 
 
 def _refusal(reply: Reply) -> bytes:
-    """The connection ends with it: whatever was to come on it next may be no HTTP."""
+    """The bytes of a refusal.  It closes the connection, because the next bytes of the client may not be HTTP."""
     options = [value for name, value in reply.headers if name == "Connection" and value != "close"]
     fields = [*((name, value) for name, value in reply.headers if name != "Connection")]
     fields.append(("Connection", ", ".join([*options, "close"])))
@@ -102,18 +102,18 @@ def _refusal(reply: Reply) -> bytes:
 
 
 class _WebSocketStream(trio.abc.Stream):
-    """The connection as the driver has it: it begins with what was read already, and ends with the closing handshake.
+    """The connection as a stream for the driver: begins with the bytes already read, ends with a closing handshake.
 
-    A driver that has said farewell, or has answered the client's, has taken part in that; what is left here is the end
-    of whoever broke the rules, who may still be sending what nobody reads, and that of a session which has failed.
+    Usually the driver has already sent or answered a close frame.  The handshake here covers the other two cases: a
+    client that broke the protocol, and may still be sending, and a session that has failed.
     """
 
     def __init__(self, stream: trio.abc.Stream, frames: WebSocketFrames, trailing: bytes) -> None:
         self.stream = stream
         self.frames = frames
         self._trailing = trailing
-        self._gone = False  # the client
-        self._cut = False  # something was sent in part, so that nothing can follow it
+        self._gone = False  # the client has disconnected
+        self._cut = False  # a frame was sent in part, so no other frame can follow it
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self._trailing:
@@ -142,7 +142,8 @@ class _WebSocketStream(trio.abc.Stream):
             if not self._gone and not self._cut:
                 if data := self.frames.close(_INTERNAL, "the server cannot go on with this connection"):
                     await self.send_all(data)
-                # Who closes a socket with something unread in it may take back what was sent last.
+                # Closing a socket with unread bytes resets the connection, and then the client may lose the last
+                # frame.  So read on.
                 while not self._gone and not self.frames.over:
                     self.frames.texts(bytes(await self.receive_some()))
         except GONE:
