@@ -1,11 +1,12 @@
-"""The parameters and results of every method, and what they are made of.
+"""The parameters and results of every method, and the objects inside them.
 
-One class serves all revisions.  Which fields each revision knows stands on the fields (`since`, `until`), and the codec
-obeys it.  Content is in `content`, elicitation in `forms`; tools, resources, prompts, completion, sampling, roots,
-capabilities, lifecycle, notifications and subscriptions are here.
+One class serves all revisions.  The marks on a field (`since`, `until`) say which revisions know it, and the codec
+obeys them.  Content is in `content` and elicitation in `forms`.  This module has the rest: tools, resources, prompts,
+completion, sampling, roots, capabilities, lifecycle, notifications and subscriptions.
 
-Surprising: answers to input requests (`CreateMessageResult`, `ListRootsResult`, `ElicitResult`) are no `Result`s.  The
-client's results never had a resultType, for when resultType came they had stopped being results (type-13).
+Surprising: the answers to input requests (`CreateMessageResult`, `ListRootsResult`, `ElicitResult`) do not inherit from
+`Result`.  A client's results never had a resultType: since the revision with resultType, a client sends no results
+(type-13).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from trio_mcp.core.content import (
     Speaker,
     ToolOutcome,
     UnknownContent,
+    checked,
+    fraction,
     model,
-    ours,
-    share,
     since,
     until,
 )
@@ -62,24 +63,26 @@ __all__ = [
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
-# What all parameters and all results of a server share
+# The members that all parameters, and all results of a server, share
 
 
 @model
 class Params(Model):
-    """Parameters that are nothing but metadata, and the base of all others."""
+    """The base of all parameters; by itself, parameters with metadata only."""
 
     meta: Meta | None = attrs.field(default=None, kw_only=True)
 
 
 @model
 class PaginatedParams(Params):
+    """Parameters of a request for one page of a list; `cursor` is None for the first page."""
+
     cursor: str | None = None  # page-08: "" is a cursor
 
 
 @model
 class RetryParams(Params):
-    """What a retry adds, when the first attempt was answered with an `InputRequiredResult`."""
+    """The members that a client adds when it repeats a request that was answered with an `InputRequiredResult`."""
 
     input_responses: Mapping[str, InputResponse | MalformedContent] | None = attrs.field(
         default=None, kw_only=True, metadata=since(V2026_07) | VITAL
@@ -89,14 +92,16 @@ class RetryParams(Params):
 
 @model
 class _AnyResult(Model):
+    """The members that all results share."""
+
     meta: Meta | None = attrs.field(default=None, kw_only=True)
 
 
 @model
 class Result(_AnyResult):
-    """A complete result; by itself, an empty one."""
+    """The base of all complete results; by itself, an empty result."""
 
-    # rtype-04: absent is complete.  rtype-03: any other value makes it something else, and invalid here.
+    # rtype-04: an absent member means complete.  rtype-03: any other value is another kind of result, invalid here.
     result_type: Literal["complete"] = attrs.field(default="complete", kw_only=True, metadata=since(V2026_07))
 
 
@@ -106,16 +111,20 @@ def _not_negative(milliseconds: int) -> int:
 
 @model
 class CacheableResult(Result):
-    # cache-07, cache-08: a missing or negative time counts as 0.  cache-24: public only by explicit choice.
+    """The base of the results that a client may cache: for `ttl_ms`, and for every user if the scope is "public"."""
+
+    # cache-07, cache-08: a missing or negative time counts as 0.  cache-24: a result is public only by explicit choice.
     ttl_ms: int = attrs.field(default=0, converter=_not_negative, kw_only=True, metadata=since(V2026_07))
     cache_scope: Literal["public", "private"] = attrs.field(default="private", kw_only=True, metadata=since(V2026_07))
 
 
-# Who is there, and what they can do
+# The programs at both ends, and their capabilities
 
 
 @model
 class Implementation(Named):
+    """The name and version of a client or server program."""
+
     version: str
     icons: Sequence[Icon | MalformedContent] | None = attrs.field(default=None, metadata=since(V2025_11))
     description: str | None = attrs.field(default=None, metadata=since(V2025_11))
@@ -124,7 +133,11 @@ class Implementation(Named):
 
 @model
 class _Capabilities(Model):
-    """Each is on when it is there, be it as `{}`.  `revisions.declares` reads the wire form, unknown ones too."""
+    """The members that both kinds of capabilities share.
+
+    A capability that is there is on, even if it is `{}`.  `revisions.declares` reads the wire form, unknown
+    capabilities included.
+    """
 
     experimental: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True)
     extensions: Mapping[str, Meta] | None = attrs.field(default=None, kw_only=True, metadata=since(V2026_07))
@@ -132,18 +145,24 @@ class _Capabilities(Model):
 
 @model
 class RootsCapability(Model):
+    """The client can list roots; `list_changed`: it announces changes of them."""
+
     list_changed: bool | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
 class SamplingCapability(Model):
+    """The client can sample its model; `context` and `tools`: it accepts these parameters of a request."""
+
     context: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
     tools: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
 class ElicitationCapability(Model, since=V2025_06):
-    """With neither mode it means forms (elic-11)."""
+    """The client can ask its user: with forms, or with pages to visit (`url`).  Without either mode: forms."""
+
+    # elic-11
 
     form: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
     url: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
@@ -151,6 +170,8 @@ class ElicitationCapability(Model, since=V2025_06):
 
 @model
 class ClientCapabilities(_Capabilities):
+    """The features that a client supports."""
+
     roots: RootsCapability | None = None
     sampling: SamplingCapability | None = None
     elicitation: ElicitationCapability | None = attrs.field(default=None, metadata=since(V2025_06))
@@ -158,16 +179,22 @@ class ClientCapabilities(_Capabilities):
 
 @model
 class ListingCapability(Model):
+    """The server has a list of this kind; `list_changed`: it announces changes of the list."""
+
     list_changed: bool | None = None
 
 
 @model
 class ResourcesCapability(ListingCapability):
+    """The server has resources; `subscribe`: it announces updates of single resources."""
+
     subscribe: bool | None = None
 
 
 @model
 class ServerCapabilities(_Capabilities):
+    """The features that a server supports."""
+
     tools: ListingCapability | None = None
     prompts: ListingCapability | None = None
     resources: ResourcesCapability | None = None
@@ -177,6 +204,8 @@ class ServerCapabilities(_Capabilities):
 
 @model
 class InitializeParams(Params, until=V2025_11):
+    """Parameters of `initialize`, the first request of a session."""
+
     protocol_version: str
     capabilities: ClientCapabilities
     client_info: Implementation
@@ -184,6 +213,8 @@ class InitializeParams(Params, until=V2025_11):
 
 @model
 class InitializeResult(_AnyResult, until=V2025_11):
+    """Result of `initialize`: the revision for the session, and the server's capabilities."""
+
     protocol_version: str
     capabilities: ServerCapabilities
     server_info: Implementation
@@ -192,6 +223,8 @@ class InitializeResult(_AnyResult, until=V2025_11):
 
 @model
 class DiscoverResult(CacheableResult, since=V2026_07):
+    """Result of `server/discover`: the revisions that the server speaks, and its capabilities."""
+
     supported_versions: Sequence[str]
     capabilities: ServerCapabilities
     instructions: str | None = None
@@ -202,7 +235,10 @@ class DiscoverResult(CacheableResult, since=V2026_07):
 
 @model
 class ToolAnnotations(Model, since=V2025_03):
-    """Hints, not to be trusted.  The fields say what was said; the properties what holds, with the defaults."""
+    """Hints about a tool's behaviour; do not trust them unless you trust the server.
+
+    The fields hold the hints as they were sent, None if absent; the properties apply the protocol's defaults.
+    """
 
     title: str | None = None
     read_only_hint: bool | None = None
@@ -212,30 +248,38 @@ class ToolAnnotations(Model, since=V2025_03):
 
     @property
     def read_only(self) -> bool:
+        """Whether the tool changes nothing; False by default."""
         return self.read_only_hint is True
 
     @property
     def destructive(self) -> bool:
+        """Whether the tool may delete or overwrite; True by default."""
         return self.destructive_hint is not False
 
     @property
     def idempotent(self) -> bool:
+        """Whether a repeated call has no further effect; False by default."""
         return self.idempotent_hint is True
 
     @property
     def open_world(self) -> bool:
+        """Whether the tool deals with the outside world, such as the web; True by default."""
         return self.open_world_hint is not False
 
 
 @model
 class ToolExecution(Model, since=V2025_11, until=V2025_11):
+    """Whether a tool can, must or must not be called as a task."""
+
     task_support: Literal["forbidden", "optional", "required"] | None = None
 
 
 @model
 class Tool(Described):
+    """A tool that a server lists: its name, its description and the schemas of its arguments and result."""
+
     input_schema: Mapping[str, Json] = attrs.field(
-        validator=ours('a JSON Schema with "type": "object"', lambda schema: schema.get("type") == "object")
+        validator=checked('a JSON Schema with "type": "object"', lambda schema: schema.get("type") == "object")
     )
     output_schema: Mapping[str, Json] | None = attrs.field(default=None, metadata=since(V2025_06))
     annotations: ToolAnnotations | None = attrs.field(default=None, metadata=since(V2025_03))
@@ -243,28 +287,32 @@ class Tool(Described):
 
     @property
     def display_name(self) -> str:
-        """What to show people; `name` is for programs."""
+        """The title if there is one, otherwise the title of the annotations, otherwise the name."""
         return self.title or (self.annotations and self.annotations.title) or self.name
 
 
 @model
 class ListToolsResult(CacheableResult):
+    """Result of `tools/list`: one page of tools; `next_cursor` asks for the next page."""
+
     tools: Sequence[Tool | MalformedContent]
     next_cursor: str | None = None
 
 
 @model
 class CallToolParams(RetryParams):
+    """Parameters of `tools/call`."""
+
     name: str
     arguments: Mapping[str, Json] | None = None
 
 
 @model
 class CallToolResult(Result, ToolOutcome):
-    """What a tool gave: `content` for the model, `structured_content` for programs, and whether it has failed.
+    """Result of `tools/call`: `content` for the model, `structured_content` for programs, and whether the tool failed.
 
-    Structured content can always be given alone: towards a revision that cannot carry it, it is written as text into
-    `content`, unless a text is there already, which is taken to say the same.
+    A server can always give structured content alone.  For a revision that cannot carry it, it is written as text into
+    `content`, unless `content` already has a text: that text is expected to say the same.
     """
 
     content: Sequence[ContentBlock | MalformedContent]
@@ -279,6 +327,8 @@ class CallToolResult(Result, ToolOutcome):
 
 @model
 class ResourceTemplate(Described):
+    """A URI template that a server lists; each URI that matches it is a resource."""
+
     uri_template: str
     mime_type: str | None = None
     annotations: Annotations | None = None
@@ -286,28 +336,38 @@ class ResourceTemplate(Described):
 
 @model
 class ListResourcesResult(CacheableResult):
+    """Result of `resources/list`: one page of resources; `next_cursor` asks for the next page."""
+
     resources: Sequence[Resource | MalformedContent]
     next_cursor: str | None = None
 
 
 @model
 class ListResourceTemplatesResult(CacheableResult):
+    """Result of `resources/templates/list`: one page of templates; `next_cursor` asks for the next page."""
+
     resource_templates: Sequence[ResourceTemplate | MalformedContent]
     next_cursor: str | None = None
 
 
 @model
 class ReadResourceParams(RetryParams):
+    """Parameters of `resources/read`."""
+
     uri: str
 
 
 @model
 class ReadResourceResult(CacheableResult):
+    """Result of `resources/read`: the contents of the resource, which can have several parts."""
+
     contents: Sequence[ResourceContents | MalformedContent]
 
 
 @model
 class SubscribeParams(Params, until=V2025_11):
+    """Parameters of `resources/subscribe` and `resources/unsubscribe`."""
+
     uri: str
 
 
@@ -316,66 +376,82 @@ class SubscribeParams(Params, until=V2025_11):
 
 @model
 class PromptArgument(Named):
+    """One argument of a prompt."""
+
     description: str | None = None
     required: bool | None = None
 
 
 @model
 class Prompt(Described):
+    """A prompt that a server lists: its name, its description and its arguments."""
+
     arguments: Sequence[PromptArgument | MalformedContent] | None = None
 
 
 @model
 class ListPromptsResult(CacheableResult):
+    """Result of `prompts/list`: one page of prompts; `next_cursor` asks for the next page."""
+
     prompts: Sequence[Prompt | MalformedContent]
     next_cursor: str | None = None
 
 
 @model
 class GetPromptParams(RetryParams):
+    """Parameters of `prompts/get`."""
+
     name: str
     arguments: Mapping[str, str] | None = None
 
 
 @model
 class PromptMessage(Model):
+    """One message of a prompt."""
+
     role: Speaker
     content: ContentBlock
 
 
 @model
 class GetPromptResult(Result):
+    """Result of `prompts/get`: the messages of the prompt."""
+
     messages: Sequence[PromptMessage | MalformedContent]
     description: str | None = None
 
 
 @model
 class PromptReference(Named, type="ref/prompt"):
-    """A prompt, whose argument is to be completed."""
+    """The prompt that has the argument to complete."""
 
 
 @model
 class ResourceReference(Model, type="ref/resource"):
-    """`uri` is a URI or a URI template."""
+    """The resource template that has the argument to complete; `uri` is the template, or a URI."""
 
     uri: str
 
 
 @model
 class CompletionArgument(Model):
+    """The argument to complete, and the text that the user has typed so far."""
+
     name: str
     value: str
 
 
 @model
 class CompletionContext(Model, since=V2025_06):
-    """Other arguments of the prompt or template that already have a value."""
+    """The other arguments of the prompt or template that already have a value."""
 
     arguments: Mapping[str, str] | None = None
 
 
 @model
 class CompleteParams(Params):
+    """Parameters of `completion/complete`."""
+
     ref: PromptReference | ResourceReference
     argument: CompletionArgument
     context: CompletionContext | None = attrs.field(default=None, metadata=since(V2025_06))
@@ -383,8 +459,10 @@ class CompleteParams(Params):
 
 @model
 class Completion(Model):
+    """Suggested values, at most 100; `total` and `has_more` tell of values beyond these."""
+
     values: Sequence[str] = attrs.field(
-        validator=ours("at most 100 values; total and has_more tell of the rest", lambda values: len(values) <= 100)
+        validator=checked("at most 100 values; total and has_more tell of the rest", lambda values: len(values) <= 100)
     )
     total: int | None = None
     has_more: bool | None = None
@@ -392,14 +470,18 @@ class Completion(Model):
 
 @model
 class CompleteResult(Result):
+    """Result of `completion/complete`."""
+
     completion: Completion
 
 
-# What a server asks of a client
+# The requests of a server to a client
 
 
 @model
 class Root(Model):
+    """A directory or file that the server may work on, as a file: URI."""
+
     uri: str
     name: str | None = None
     meta: Meta | None = attrs.field(default=None, metadata=since(V2025_06))
@@ -407,47 +489,61 @@ class Root(Model):
 
 @model
 class ListRootsResult(Model, has="roots"):
+    """The client's answer to `roots/list`."""
+
     roots: Sequence[Root | MalformedContent]
     meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
 class ModelHint(Model):
+    """A model name, or part of one, that the server would like."""
+
     name: str | None = None
 
 
 @model
 class ModelPreferences(Model):
+    """The model that a server would like: hints, best first, and priorities between 0 and 1."""
+
     hints: Sequence[ModelHint | MalformedContent] | None = None
-    cost_priority: float | None = attrs.field(default=None, validator=share)
-    speed_priority: float | None = attrs.field(default=None, validator=share)
-    intelligence_priority: float | None = attrs.field(default=None, validator=share)
+    cost_priority: float | None = attrs.field(default=None, validator=fraction)
+    speed_priority: float | None = attrs.field(default=None, validator=fraction)
+    intelligence_priority: float | None = attrs.field(default=None, validator=fraction)
 
 
 @model
 class _MessageBody(Model):
+    """The members that a sampling message and a sampling result share."""
+
     role: Speaker
     # One block; from 2025-11-25 on, one or several.
     content: SamplingContent | Sequence[SamplingContent | MalformedContent]
 
     @property
     def blocks(self) -> Sequence[SamplingContent | MalformedContent]:
-        """The content as a sequence, also where it is one block."""
+        """The content as a sequence, even if it is one block."""
         return self.content if isinstance(self.content, Sequence) else [self.content]
 
 
 @model
 class SamplingMessage(_MessageBody):
+    """One message of a conversation to sample from."""
+
     meta: Meta | None = attrs.field(default=None, metadata=since(V2025_11))
 
 
 @model
 class ToolChoice(Model, since=V2025_11):
+    """Whether the model must, may or must not use tools."""
+
     mode: Literal["auto", "required", "none"] | None = None
 
 
 @model
 class CreateMessageParams(Model):
+    """Parameters of `sampling/createMessage`: ask the client's model for a message."""
+
     messages: Sequence[SamplingMessage | MalformedContent]
     max_tokens: int
     model_preferences: ModelPreferences | None = None
@@ -458,32 +554,40 @@ class CreateMessageParams(Model):
     metadata: Mapping[str, Json] | None = None
     tools: Sequence[Tool | MalformedContent] | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
     tool_choice: ToolChoice | None = attrs.field(default=None, metadata=since(V2025_11) | VITAL)
-    # An input request of 2026-07-28 is no request of its own, and has no metadata.
+    # In 2026-07-28 a sampling request is part of a result, not a request, and has no metadata.
     meta: Meta | None = attrs.field(default=None, metadata=until(V2025_11))
 
 
 @model
 class CreateMessageResult(_MessageBody, has="model"):
+    """The client's answer to `sampling/createMessage`: the message, and the model that wrote it."""
+
     model: str
-    stop_reason: str | None = None  # endTurn, stopSequence, maxTokens, toolUse, or anything else
+    stop_reason: str | None = None  # endTurn, stopSequence, maxTokens, toolUse, or another text
     meta: Meta | None = None
 
 
-# Input requests: the same questions, asked inside a result (2026-07-28)
+# Input requests: the same requests to a client, inside a result (2026-07-28)
 
 
 @model
 class ElicitRequest(Model, since=V2026_07, method="elicitation/create"):
+    """An elicitation inside an `InputRequiredResult`."""
+
     params: ElicitParams
 
 
 @model
 class CreateMessageRequest(Model, since=V2026_07, method="sampling/createMessage"):
+    """A sampling request inside an `InputRequiredResult`."""
+
     params: CreateMessageParams
 
 
 @model
 class ListRootsRequest(Model, since=V2026_07, method="roots/list"):
+    """A request for the roots inside an `InputRequiredResult`."""
+
     params: Params | None = None
 
 
@@ -493,7 +597,10 @@ InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult
 
 @model
 class InputRequiredResult(_AnyResult, since=V2026_07, resultType="input_required"):
-    """Questions to answer, by key, before the same request is sent again with the answers under the same keys."""
+    """The server needs input: answer each request in `input_requests`, then repeat the call.
+
+    The repeated call carries the answers under the same keys in `input_responses`, and `request_state` unchanged.
+    """
 
     input_requests: Mapping[str, InputRequest | MalformedContent] | None = None
     request_state: str | None = None
@@ -508,6 +615,8 @@ class InputRequiredResult(_AnyResult, since=V2026_07, resultType="input_required
 
 @model
 class ProgressParams(Params):
+    """Parameters of the notification that a request makes progress."""
+
     progress_token: Id
     progress: float
     total: float | None = None
@@ -516,13 +625,17 @@ class ProgressParams(Params):
 
 @model
 class CancelledParams(Params):
-    # The schema of 2025-11-25 lets it be absent, but only for tasks, which have a method of their own (cancel-10).
+    """Parameters of the notification that cancels a request."""
+
+    # The schema of 2025-11-25 lets request_id be absent, but only for tasks, which have their own method (cancel-10).
     request_id: Id
     reason: str | None = None
 
 
 @model
 class LoggingMessageParams(Params):
+    """Parameters of the notification with a log message."""
+
     level: LogLevel
     data: Json
     logger: str | None = None
@@ -530,16 +643,22 @@ class LoggingMessageParams(Params):
 
 @model
 class SetLevelParams(Params, until=V2025_11):
+    """Parameters of `logging/setLevel`: the lowest level of log messages to send."""
+
     level: LogLevel
 
 
 @model
 class ResourceUpdatedParams(Params):
+    """Parameters of the notification that a resource has changed."""
+
     uri: str
 
 
 @model
 class SubscriptionFilter(Model, since=V2026_07):
+    """The changes that a client wants to be notified of."""
+
     tools_list_changed: bool | None = None
     prompts_list_changed: bool | None = None
     resources_list_changed: bool | None = None
@@ -548,9 +667,13 @@ class SubscriptionFilter(Model, since=V2026_07):
 
 @model
 class ListenParams(Params, since=V2026_07):
+    """Parameters of `subscriptions/listen`."""
+
     notifications: SubscriptionFilter
 
 
 @model
 class AcknowledgedParams(Params, since=V2026_07):
+    """Parameters of the notification that confirms a subscription, with the changes that the server agrees to."""
+
     notifications: SubscriptionFilter
