@@ -512,7 +512,7 @@ async def test_options_that_cannot_be_end_the_start(options: Any, caplog: pytest
 
 
 def test_grace_is_a_number_of_seconds() -> None:
-    with pytest.raises(UsageError, match="shutdown_timeout is a number of seconds"):
+    with pytest.raises(UsageError, match="shutdown_timeout must be a number of seconds"):
         AsgiApp(Watched().server, shutdown_timeout=-1)
 
 

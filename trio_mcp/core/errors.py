@@ -1,12 +1,20 @@
-"""Who is to blame.
+"""The exceptions of this package and the error codes of the protocol.
 
-Every exception that leaves this package says whose mistake it was: our caller's (`UsageError`), the peer's
-(`RemoteProtocolError`), nobody's (`RequestError`: the peer answered, and the answer is an error), or the link's
-(`SessionClosed`).  They share one base, so that `except McpError` catches all of them and nothing else.
+The class of an exception says which side made the mistake:
 
-What a message of ours repeats of the peer's words is cut by `shown`: the peer may send megabytes, and a log is read.
+| Exception | Meaning |
+|---|---|
+| `UsageError` | this program broke the rules; nothing was sent |
+| `RemoteProtocolError` | the peer broke the protocol |
+| `RequestError` | no mistake: the peer answered the request with a JSON-RPC error |
+| `SessionClosed` | the connection was lost before the answer came |
 
-The numbers are the error codes of JSON-RPC and of the five revisions.  Which revision may emit which is in `revisions`.
+All of them derive from `McpError`, and no other class does.
+
+An error message that repeats text of the peer cuts it with `shown`: the peer may send megabytes, and people read logs.
+
+The constants are the error codes of JSON-RPC and of the five revisions.  `revisions` says which revision may send which
+code.
 """
 
 from __future__ import annotations
@@ -59,31 +67,32 @@ UNSUPPORTED_VERSION = -32022
 URL_ELICITATION_REQUIRED = -32042
 
 MODERN_ERRORS = frozenset({HEADER_MISMATCH, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION})
-"""The codes by which a server shows itself to be of the modern era (ver-14)."""
+"""The error codes that only a server of the modern era sends (ver-14)."""
 
 
-_URI_SHOWN = 200  # of its characters, in a message: all of it is in the data
+_URI_SHOWN = 200  # characters of a URI in an error message; the error data has the whole URI
 
 
 class McpError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class UsageError(McpError):
-    """Our side asked for something the protocol forbids.  Nothing was sent and nothing changed."""
+    """This program used the API or the protocol in a way that is not allowed.  Nothing was sent, nothing changed."""
 
 
 class CannotServe(UsageError):
-    """The environment does not let the process serve: the port is in use, or standard input is closed.
+    """The environment does not let the process serve: for example, the port is in use or standard input is closed.
 
-    No line of the program is at fault, so `run()` prints one line without a traceback.
+    The program has no bug, so `run()` prints one line without a traceback.
     """
 
 
 class NotInThisRevision(UsageError):
-    """Our side tried to send what the agreed revision cannot carry.
+    """This program tried to send a message that does not exist in the agreed revision.
 
-    `method` is what was tried, `revision` the revision in force, `use` what to do instead (empty if nothing).
+    `method` is the method of the message.  `revision` is the agreed revision.  `use` is the alternative, or "" if there
+    is no alternative.
     """
 
     def __init__(self, method: str, revision: str, use: str = "") -> None:
@@ -94,9 +103,10 @@ class NotInThisRevision(UsageError):
 
 
 class NotDeclared(UsageError):
-    """Our side tried to use a capability that its owner did not declare.
+    """This program tried to use a capability that was not declared.
 
-    `capability` is the missing path, such as ``("elicitation", "url")``.
+    `owner` is the side that must declare it, "client" or "server".  `capability` is the missing path, for example
+    ``("elicitation", "url")``.
     """
 
     def __init__(self, method: str, owner: str, capability: tuple[str, ...]) -> None:
@@ -107,7 +117,7 @@ class NotDeclared(UsageError):
 
 
 class RemoteProtocolError(McpError):
-    """The peer broke the protocol.  `reply` is the error it is owed, or None where no answer is possible."""
+    """The peer broke the protocol.  `reply` is the error to answer with, or None if no answer is possible."""
 
     def __init__(self, why: str, reply: Error | None = None) -> None:
         super().__init__(why)
@@ -117,7 +127,7 @@ class RemoteProtocolError(McpError):
 class RequestError(McpError):
     """A request ended with a JSON-RPC error.
 
-    Raised at the caller when the peer answered with one; raised by a handler to answer with one.
+    A call raises it if the peer answered with an error.  A handler raises it to answer with an error.
     """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -131,22 +141,22 @@ class RequestError(McpError):
 
 
 class ResourceNotFound(RequestError):
-    """There is nothing to read at a URI.
+    """There is no resource at a URI.
 
-    Raised by a handler of a resource, or of a template for a URI that it stands for, to say so: the client gets the
-    code that its revision has for it.  Raised at the caller for the code of either era.
+    The handler of a resource or of a resource template raises it; the client gets the error code of its revision.  A
+    call raises it for the code of either era.
     """
 
-    # Not with the code of the revision yet: the session knows that (res-05, res-06).
+    # The code is that of the legacy era.  The session knows the revision, and replaces the code (res-05, res-06).
     def __init__(self, uri: str, message: str | None = None) -> None:
         super().__init__(RESOURCE_NOT_FOUND, message or f"Resource not found: {shown(uri, _URI_SHOWN)}", {"uri": uri})
 
 
 class InputUnavailable(McpError):
-    """A request of ours was not completed: the peer wanted input first, and our side gave none.
+    """A request was not completed: the server asked for input first, and this client did not give it.
 
-    `method` is the request's, `key` names the input, and `why` says what kept us from giving it, where that is known.
-    Nobody broke a rule; the exception that was the reason, where there was one, is chained.
+    `method` is the method of the request.  `key` is the name of the input.  `why` is the reason, if it is known.  No
+    side broke a rule.  If an exception was the reason, it is chained.
     """
 
     def __init__(self, method: str, key: str, why: str = "") -> None:
@@ -157,40 +167,40 @@ class InputUnavailable(McpError):
 
 
 class ConnectionFailed(McpError):
-    """There is no connection to the server, so nothing was asked of it: nobody could be reached, or no process started.
+    """The server cannot be reached, or its process cannot be started.  No request was sent.
 
-    `OSError` is chained where there was one.
+    If an `OSError` was the reason, it is chained.
     """
 
 
 class SessionClosed(McpError):
-    """The link went away before the request was answered; the cause, where there is one, is chained."""
+    """The connection was lost before the request was answered.  If there is a cause, it is chained."""
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Whatever the peer sent, as a message of ours may repeat it: on one line, and no longer than `limit`."""
+    """Return the repr of a value of the peer for an error message: one line, at most `limit` characters."""
     text = repr(value[: limit + 1] if isinstance(value, str) else value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def printable(line: str) -> str:
-    """A line of another program, for terminals and logs: without what would move a cursor there."""
+    """Return a line of another program for terminals and logs, with control characters replaced."""
     return "".join([char if char.isprintable() or char == "\t" else "\ufffd" for char in line])
 
 
-# A shorter one guards nothing, and is in every other sentence.
+# A shorter string protects nothing, and appears in ordinary sentences.
 _SECRET_LENGTH = 4
-# From this length on a secret is replaced wherever it stands: no other word contains it by chance, and a letter may
-# stand before it, as that of an escaped line break in a JSON text does.
-_UNMISTAKABLE = 8
+# A secret of this length or more is replaced anywhere in the text.  No other word contains it by chance, and a letter
+# may precede it: the "n" of an escaped line break in JSON.
+_LONG_SECRET = 8
 
 
 def redacted(text: str, secrets: Iterable[str | None]) -> str:
-    """The peer's words with "[secret]" in place of each of these; a short secret counts only as a whole word."""
+    """Return the text with "[secret]" in place of each secret; a short secret is replaced only as a whole word."""
     for secret in secrets:
         if secret is None or len(secret) < _SECRET_LENGTH:
             continue
-        if len(secret) >= _UNMISTAKABLE:
+        if len(secret) >= _LONG_SECRET:
             text = text.replace(secret, "[secret]")
         else:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", "[secret]", text)
@@ -198,25 +208,30 @@ def redacted(text: str, secrets: Iterable[str | None]) -> str:
 
 
 def repeated(error: McpError) -> Callable[[], McpError]:
-    """For an error that several may have to raise: a copy each, as a traceback grows wherever one is raised."""
+    """Return a function that copies the error.
+
+    Each task that raises the error raises a copy of its own, because every raise adds to the traceback.
+    """
 
     def copy() -> McpError:
-        made = type(error).__new__(type(error), *error.args)  # what else its class wants is in its attributes
-        made.__dict__.update(error.__dict__)
-        made.__cause__ = error.__cause__
-        made.__suppress_context__ = error.__suppress_context__
-        return made
+        # `__new__` and not the class itself: the arguments of `__init__` are unknown, and its attributes are copied.
+        new = type(error).__new__(type(error), *error.args)
+        new.__dict__.update(error.__dict__)
+        new.__cause__ = error.__cause__
+        new.__suppress_context__ = error.__suppress_context__
+        return new
 
     return copy
 
 
 def name_of(function: object) -> str:
-    """What to call a function in messages."""
+    """Return the name of a function for error messages."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or f"an object of {type(function).__qualname__}"
 
 
 def check_seconds(name: str, seconds: object) -> None:
-    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # NaN is none either
-        raise UsageError(f"{name} is a number of seconds, 0 or more; not {seconds!r}")
+    """Raise UsageError if `seconds` is not a number of at least 0."""
+    if type(seconds) not in (int, float) or not seconds >= 0:  # type: ignore[operator]  # `not ... >=` catches NaN
+        raise UsageError(f"{name} must be a number of seconds, 0 or more, got {seconds!r}")

@@ -1,46 +1,50 @@
-"""Bytes into lines, each of which is a message."""
+"""Split a byte stream into lines.  Each line is one message.
+
+The framer knows only newlines and the size limit; `jsonrpc` parses the lines.  A line that exceeds the limit is not
+kept, but its id is searched for, so that the error reply can name the request.
+"""
 
 from __future__ import annotations
 
-from trio_mcp.core.glimpse import KEPT, MessageKind, beginning, ending
+from trio_mcp.core.glimpse import EDGE, MessageKind, beginning, ending
 from trio_mcp.core.jsonrpc import InvalidMessage, too_long
 
 __all__ = ["LineFramer"]
 
-_SHORT = 4096  # bytes that are copied sooner than anything that would spare it is done
+_SHORT = 4096  # bytes; copying a piece up to this size costs less than avoiding the copy
 
 
 class LineFramer:
-    """Bytes into lines, for stdio and every other stream whose messages end with a newline.
+    """Split bytes into lines, for stdio and every other stream whose messages end with a newline.
 
-    Any chunking gives the same lines, in time linear in the bytes.  What is held is never more than one line, and never
-    more than `limit` bytes of it, or the few KiB at the end of a longer one in which its id may stand.
+    The same bytes give the same lines in any chunks, in time linear in the bytes.  The framer holds at most one line,
+    and at most `limit` bytes of it.  Of a longer line it holds only the last few KiB, which may contain the id.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # Of the line: what came in long pieces, which are copied once, at its end; and what came in short ones since.
+        # The incomplete line: its long pieces, which are joined once at its end, then the short pieces since the last
+        # long one.
         self._pieces: list[bytes] = []
         self._line = bytearray()
         self._length = 0
         self._skipping = False  # the line is too long, and the rest is dropped
-        self._nameless: MessageKind | None = (
-            None  # of a line that is skipped and not reported: its id may be at its end
-        )
+        # The kind of a skipped line that is reported at its end, because the end may contain the id.
+        self._skipped_kind: MessageKind | None = None
 
     @property
     def held(self) -> int:
-        """Bytes of a line whose end has not come."""
+        """The number of bytes of the incomplete line."""
         return self._length
 
     def feed(self, data: bytes) -> list[bytes | InvalidMessage]:
-        """The lines that `data` completes, without their terminators (LF or CRLF); blank ones are skipped.
+        """Return the lines that `data` completes, without terminators (LF or CRLF).  Blank lines are skipped.
 
-        A line longer than the limit is one `InvalidMessage`: as soon as it is too long, or, if it begins as a message
-        whose id may follow, at its end.
+        A line longer than the limit becomes one `InvalidMessage`.  It is reported as soon as it is too long, or at its
+        end if it begins like a message whose id may follow.
         """
         lines: list[bytes | InvalidMessage] = []
-        end = data.find(b"\n")  # leaps, where `split` looks at every byte
+        end = data.find(b"\n")  # `find` is faster than `split`, which looks at every byte
         if end < 0:
             ended, rest = [], data
         elif end == len(data) - 1:
@@ -48,7 +52,7 @@ class LineFramer:
         else:
             *ended, rest = data.split(b"\n")
         for piece in ended:
-            # Nearly all are whole, and end as an object does.
+            # The fast path: nearly every piece is a whole line, and ends with the brace of an object.
             if not self._length and not self._skipping and piece[-1:] == b"}" and len(piece) <= self._limit:
                 lines.append(piece)
                 continue
@@ -60,9 +64,9 @@ class LineFramer:
         return lines
 
     def close(self) -> list[bytes | InvalidMessage]:
-        """The stream has ended: a last line without a newline is handed over as if it had one.
+        """Handle the end of the stream: a last line without a newline counts as a line.
 
-        That is safe, since an object or array that was cut is never JSON, and kind to ``echo -n``.
+        This is safe, because a truncated object or array is never valid JSON.  It helps users of ``echo -n``.
         """
         lines: list[bytes | InvalidMessage] = []
         self._end(lines)
@@ -70,10 +74,10 @@ class LineFramer:
 
     def _extend(self, piece: bytes, lines: list[bytes | InvalidMessage]) -> None:
         if self._skipping:
-            if self._nameless is not None:
-                self._line += piece[-KEPT:]
-                if len(self._line) > 2 * KEPT:  # and not at once, or single bytes would take quadratic time
-                    del self._line[:-KEPT]
+            if self._skipped_kind is not None:
+                self._line += piece[-EDGE:]
+                if len(self._line) > 2 * EDGE:  # deleting at each piece would make single bytes take quadratic time
+                    del self._line[:-EDGE]
             return
         self._length += len(piece)
         if len(piece) <= _SHORT:
@@ -81,30 +85,30 @@ class LineFramer:
         else:
             self._pieces += (bytes(self._line), piece) if self._line else (piece,)
             self._line.clear()
-        # A CR at the end may turn out to be half of the terminator, so it does not count yet.
+        # A CR at the end may be half of the terminator, so it does not count yet.
         if self._length > self._limit and self._length - (self._line or piece).endswith(b"\r") > self._limit:
             self._skip(lines)
 
     def _skip(self, lines: list[bytes | InvalidMessage]) -> None:
-        line = self._gathered()
+        line = self._take_line()
         self._skipping = True
-        shape, id = beginning(line, self._limit)
-        if shape is MessageKind.UNKNOWN or id is not None:
-            lines.append(too_long(self._limit, shape, id))
+        kind, id = beginning(line, self._limit)
+        if kind is MessageKind.UNKNOWN or id is not None:
+            lines.append(too_long(self._limit, kind, id))
         else:
-            self._nameless = shape
-            self._line += line[-KEPT:]
+            self._skipped_kind = kind
+            self._line += line[-EDGE:]
 
     def _end(self, lines: list[bytes | InvalidMessage]) -> None:
-        line = self._gathered()
-        if self._nameless is not None:
-            lines.append(too_long(self._limit, self._nameless, ending(line)))
+        line = self._take_line()
+        if self._skipped_kind is not None:
+            lines.append(too_long(self._limit, self._skipped_kind, ending(line)))
         elif line and not line.isspace():
             lines.append(line.removesuffix(b"\r"))
-        self._skipping, self._nameless = False, None
+        self._skipping, self._skipped_kind = False, None
 
-    def _gathered(self) -> bytes:
-        """What is held of the line; nothing is any more."""
+    def _take_line(self) -> bytes:
+        """Return the bytes of the incomplete line, and clear it."""
         line = b"".join((*self._pieces, self._line))
         self._pieces.clear()
         self._line.clear()

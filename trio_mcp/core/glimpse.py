@@ -1,7 +1,10 @@
-"""Messages that are not parsed: how many values are in them, what they would be, and their ids, which are owed answers.
+"""Facts about a message that is not parsed: its number of values, its kind and its id.
 
-Counting values must not cost what it saves, so it is a few passes over the bytes in C.  A regular expression that knows
-strings takes ten times as long.
+A message that exceeds a limit is not parsed.  Its kind and its id are found in the bytes, so that its sender gets an
+answer.
+
+Counting the values must cost less than parsing them, so it is a few passes over the bytes in C.  A regular expression
+that knows strings takes ten times as long.
 """
 
 from __future__ import annotations
@@ -11,78 +14,84 @@ import json
 import re
 from collections.abc import Mapping
 
-__all__ = ["KEPT", "MessageKind", "beginning", "ending", "holds_more_values", "values_about"]
+__all__ = ["EDGE", "MessageKind", "beginning", "ending", "estimated_values", "holds_more_values"]
 
-KEPT = 4096
-"""Bytes at either end of it in which its id is looked for: what stands beside the id is short."""
+EDGE = 4096
+"""Bytes at each end of a message that are searched for its id: the members beside the id are short."""
 
 
 class MessageKind(enum.Enum):
-    """What it would be."""
+    """The kind of a message that is not parsed."""
 
     RESPONSE = enum.auto()
     REQUEST = enum.auto()
     UNKNOWN = enum.auto()
 
 
-_SHAPE: Mapping[bytes, MessageKind] = {
+_KINDS: Mapping[bytes, MessageKind] = {
     **dict.fromkeys((b"result", b"error"), MessageKind.RESPONSE),
     **dict.fromkeys((b"method", b"params"), MessageKind.REQUEST),
 }
-# Ids that are written plainly; others are as good as none.
+# Integers, and strings without escapes.  Any other id is ignored.
 _AN_ID = rb'(-?(?:0|[1-9][0-9]{0,18})|"[ !#-\[\]-~]{0,128}")'
 _readable = re.compile(_AN_ID).fullmatch
-# One member, and its value if that is no container and has ended.
+# One member, with its value if the value is complete and is not an object or array.
 _member = re.compile(rb'\s*[{,]\s*"(\w+)"\s*:\s*(?:("(?:[^"\\]|\\.)*"|[^\s",{}\[\]]+)\s*(?=[,}]))?').match
-# The quote before `id` opens a string, or `id` would stand outside of one; so this is a member, and as the last brace
-# is that of the message, it is one of the message itself.
+# The quote before `id` opens a string: if it closed one, `id` would be outside of a string.  So this is a member.  The
+# last brace closes the message, so it is a member of the message itself.
 _last_member = re.compile(rb'[{,]\s*"id"\s*:\s*' + _AN_ID + rb'\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*\Z').search
 
 
 def beginning(data: bytes, limit: int) -> tuple[MessageKind, int | str | None]:
-    """What a message that begins so is, as far as its members up to the first object or array tell, and its id."""
-    head = data[: min(KEPT, limit)].removeprefix(b"\xef\xbb\xbf")
-    shape, id, at = MessageKind.UNKNOWN, None, 0
+    """Return the kind and the id of a message that begins with `data`.
+
+    Only the members up to the first object or array are read.  The id is None if it is not one of them.
+    """
+    head = data[: min(EDGE, limit)].removeprefix(b"\xef\xbb\xbf")
+    kind, id, at = MessageKind.UNKNOWN, None, 0
     while (member := _member(head, at)) is not None:
         name, value = member.groups()
-        shape = _SHAPE.get(name, shape)
+        kind = _KINDS.get(name, kind)
         if name == b"id" and value is not None and _readable(value):
             id = json.loads(value)
         if value is None:
             break
         at = member.end()
-    return shape, id
+    return kind, id
 
 
 def ending(data: bytes) -> int | str | None:
-    """The id of a message that ends so, if it is its last member, as many implementations write it."""
-    last = _last_member(data[-KEPT:])
+    """Return the id of a message that ends with `data`, if the id is the last member.
+
+    Many implementations write the id last.
+    """
+    last = _last_member(data[-EDGE:])
     return None if last is None else json.loads(last[1])
 
 
 _STRUCTURE = b"[{,"
-_NOTHING_ELSE = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
-_SURE = 1000  # brackets and commas that are counted as they are, even if most of them may stand in strings
-_QUOTES = 32 * 1024  # beyond which it takes too long to tell what stands in strings, where only a guess is wanted
+_OTHER_BYTES = bytes(each for each in range(256) if each not in b'"' + _STRUCTURE)
+_FEW = 1000  # brackets and commas; up to this number the ones inside strings are counted too
+_QUOTES = 32 * 1024  # with more quotes than this, excluding the strings takes too long for an estimate
 
 
 def holds_more_values(data: bytes, most: int) -> bool:
-    """Whether there are more values in `data`, if it is JSON: one, and one for each bracket and comma outside strings.
+    """Return whether `data` has more than `most` values, if it is JSON.
 
-    An empty array counts as two.
+    The count is one, and one for each opening bracket and comma outside strings.  An empty array counts as two.
     """
-    if _structure(data) < most:  # strings and all: most messages have few of either
+    if _structure(data) < most:  # strings included: most messages have few brackets and commas
         return False
     data = _without_escapes(data)
-    # A value has a string at most, and one more for its name.  More than that are not taken apart: each becomes an
-    # object in the next line.
+    # A value has at most two strings: itself and its name.  With more quotes than that, the next line does not split
+    # the data, because each part becomes an object.
     return data.count(b'"') > 4 * most or _structure(_without_strings(data)) >= most
 
 
-def values_about(data: bytes, most: float) -> float:
-    """As many values, or some more, as there are in `data`, which holds not more than `most`."""
+def estimated_values(data: bytes, most: float) -> float:
+    """Return an upper estimate of the values in `data`, which has at most `most` values."""
     count = _structure(data)
-    if count > _SURE and data.count(b'"') <= 8 * _QUOTES:  # most of which may be escaped
+    if count > _FEW and data.count(b'"') <= 8 * _QUOTES:  # eight times: most of the quotes may be escaped
         data = _without_escapes(data)
         if data.count(b'"') <= _QUOTES:
             count = _structure(_without_strings(data))
@@ -90,12 +99,12 @@ def values_about(data: bytes, most: float) -> float:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    """After this each quote begins or ends a string."""
+    """Remove escaped quotes and backslashes.  Each quote that remains begins or ends a string."""
     return data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
 
 
 def _without_strings(data: bytes) -> bytes:
-    return b"".join(data.translate(None, _NOTHING_ELSE).split(b'"')[::2])
+    return b"".join(data.translate(None, _OTHER_BYTES).split(b'"')[::2])
 
 
 def _structure(data: bytes) -> int:

@@ -1,12 +1,17 @@
-"""JSON text into values and back: as quickly as this installation can, and with the same outcome on all.
+"""JSON text to Python values and back, with the same result whether orjson is installed or not.
 
-Where orjson is installed (the extra `speed`) it reads and writes what both it and the standard library would; the rest
-is judged by `json`, as if there were no other.  So orjson never has the last word: what it refuses is tried again, and
-what it takes in its own way is found by a look at the value.  Those are integers of more than 64 bits, which become
-floats; NaN and infinity, written as null; and objects of classes that it knows and JSON does not, such as UUIDs.  Only
-how a number is spelled may differ, as 1e-05 and 0.00001 do.
+orjson (the extra `speed`) is used only where it and the standard library give the same result.  `json` decides
+everything else, as if orjson did not exist:
 
-`json` is kept to its scanner and encoder in C, which are made once: `loads` and `dumps` make an encoder for each call.
+- `json` tries again if orjson refuses a text or a value.
+- Three kinds of values are treated differently by orjson, and are found by a look at the value: integers of more than
+  64 bits, which orjson reads as floats; NaN and infinity, which it writes as null; and objects that orjson knows and
+  JSON does not, for example UUIDs.
+
+Only the spelling of a number may differ: 1e-05 and 0.00001.
+
+Of `json`, only the scanner and the encoder in C are used.  They are created once; `loads` and `dumps` would create an
+encoder for each call.
 """
 
 from __future__ import annotations
@@ -36,16 +41,16 @@ with suppress(ImportError):
 
 
 def parse(data: bytes) -> tuple[Json, bool]:
-    """The value of `data`, and whether it may hold something that cannot be written again.
+    """Return the value of `data`, and whether the value may hold a part that `to_text` cannot write.
 
-    Raises UnicodeDecodeError, JSONDecodeError, RecursionError for what is nested too deep for Python, or
-    `UnreadableNumber`.
+    Raises UnicodeDecodeError, JSONDecodeError, `UnreadableNumber`, or RecursionError if the text is nested too deeply
+    for Python.
     """
     if _orjson is not None:
         try:
             value = _orjson.loads(data)
         except JSONDecodeError:
-            pass  # which `json` may know better: half a surrogate pair, a byte order mark, a number without bounds
+            pass  # `json` may accept it: half a surrogate pair, a byte order mark, a number that overflows a float
         else:
             if (len(data) > _SHORT and _is_ordinary(value, _FEW)) or _short_numbers(data) or _is_ordinary(value):
                 return value, False
@@ -56,70 +61,71 @@ _BLANK = " \t\r\n"
 
 
 def plain_text(data: bytes) -> str:
-    """`data` as text, without what may stand before and after JSON.  Raises UnicodeDecodeError.
+    """Decode `data`, without the byte order mark and white space around the JSON.  Raises UnicodeDecodeError.
 
-    Not as json.loads has it, which lets surrogates through and guesses at UTF-16.
+    `json.loads` is different: it accepts surrogates in UTF-8, and guesses UTF-16.
     """
     return data.decode().removeprefix("\ufeff").strip(_BLANK)
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise JSONDecodeError(f"{name} is no JSON", "", 0)
+def _refuse_constant(name: str) -> NoReturn:
+    raise JSONDecodeError(f"{name} is not JSON", "", 0)
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if isinf(number):
-        raise ValueError("a number without bounds")
+        raise ValueError("a number that overflows a float")
     return number
 
 
 _Scan: TypeAlias = Callable[[str, int], tuple[Json, int]]
 _Decoder: Any = json.JSONDecoder  # `scan_once` is what `raw_decode` calls
-_strict: _Scan = _Decoder(parse_constant=_no_constant, parse_float=_finite).scan_once
+_strict: _Scan = _Decoder(parse_constant=_refuse_constant, parse_float=_finite).scan_once
 
-# Perhaps half of one: whether the other half is there, only the parser can tell.
+# One half of a surrogate pair.  Only the parser can tell whether the other half follows.
 _half_pair = re.compile(r"\\u[dD][89a-fA-F]").search
 
 LONG_NUMBERS = 64 * 1024
-"""Characters of all numbers of one text that have more than 45 of them.  Python takes time for these: 17 ns for each
-character of an integer of 4,300 digits, the longest that it reads, and 35 ns for each of a double that is written out
-to a point between two others.  Nobody needs the latter, and few the former."""
-_LONG_NUMBER = 45  # what 40 digits, a sign, a point and an exponent take; up to here a double costs 0.6 µs at most
-_LARGE = 64 * 1024  # bytes in which there is no room for more
+"""The limit for the long numbers of one text: how many characters they may have together.  A number is long if it has
+more than 45 characters.  Python needs much time for long numbers: 17 ns for each character of an integer of 4,300
+digits, the longest that it reads, and 35 ns for each character of a float with enough digits to lie exactly between two
+doubles.  Floats of that length are never useful, and integers rarely."""
+_LONG_NUMBER = 45  # characters: 40 digits, a sign, a point and an exponent; a shorter float costs at most 0.6 µs
+_LARGE = 64 * 1024  # bytes; a shorter text cannot exceed `LONG_NUMBERS`
 
 
 class UnreadableNumber(Exception):
-    """A large text has a number that is too large, or more than `LONG_NUMBERS` characters of long ones."""
+    """A large text has a number that is too large, or long numbers of more than `LONG_NUMBERS` characters."""
 
 
 class _Numbers:
-    """Reads the numbers of a text in which some may be too long or too large."""
+    """Read the numbers of a text in which some numbers may be too long or too large."""
 
     def __init__(self) -> None:
         self._left = LONG_NUMBERS
-        self.beyond = False
-        """There was one that cannot be held; infinity stands in its place."""
+        self.overflow = False
+        """Whether a number was too large for Python; infinity took its place."""
 
     def integer(self, digits: str) -> float:
         self._count(digits)
         try:
             return int(digits)
         except ValueError:  # more digits than sys.get_int_max_str_digits() allows
-            self.beyond = True
+            self.overflow = True
             return inf
 
     def double(self, digits: str) -> float:
         self._count(digits)
         number = float(digits)
-        self.beyond = self.beyond or isinf(number)
+        self.overflow = self.overflow or isinf(number)
         return number
 
     def _count(self, digits: str) -> None:
         if len(digits) > _LONG_NUMBER:
             self._left -= len(digits)
             if self._left < 0:
-                raise UnreadableNumber(f"numbers with many digits, of more than {LONG_NUMBERS} characters in all")
+                raise UnreadableNumber(f"long numbers of more than {LONG_NUMBERS} characters in total")
 
 
 def _parse(data: bytes) -> tuple[Json, bool]:
@@ -131,23 +137,23 @@ def _parse(data: bytes) -> tuple[Json, bool]:
     except JSONDecodeError:
         raise
     except ValueError:
-        if large:  # to refuse it must not take longer than to read it
-            raise UnreadableNumber("a number too large") from None
-        return _parse_with_care(text)  # the rest is still worth reading: the id is owed an answer
+        if large:  # a refusal must not take longer than the reading
+            raise UnreadableNumber("a number that is too large") from None
+        return _parse_with_care(text)  # read the rest: the id is needed for the error reply
     return value, _may_hold_half_a_pair(text)
 
 
 def _parse_with_care(text: str) -> tuple[Json, bool]:
     numbers = _Numbers()
-    decoder = _Decoder(parse_constant=_no_constant, parse_int=numbers.integer, parse_float=numbers.double)
+    decoder = _Decoder(parse_constant=_refuse_constant, parse_int=numbers.integer, parse_float=numbers.double)
     value = _whole(decoder.scan_once, text)
-    return value, numbers.beyond or _may_hold_half_a_pair(text)
+    return value, numbers.overflow or _may_hold_half_a_pair(text)
 
 
 def _whole(scan: _Scan, text: str) -> Json:
     try:
         value, end = scan(text, 0)
-    except StopIteration as stop:  # so a scanner says where a value is missing
+    except StopIteration as stop:  # the scanner's way to say where a value is missing
         raise JSONDecodeError("Expecting value", text, stop.value) from None
     if end != len(text):
         raise JSONDecodeError("Extra data", text, end)
@@ -158,39 +164,39 @@ def _may_hold_half_a_pair(text: str) -> bool:
     return "\\" in text and _half_pair(text) is not None
 
 
-# Where orjson and json may differ.
+# Differences between orjson and json.
 
-_SHORT = 4096  # bytes that are sooner looked at than the value that they are
-_FEW = 100  # objects and arrays that are sooner looked at than many bytes
+_SHORT = 4096  # bytes; up to this size, a search in the bytes is faster than a walk through the value
+_FEW = 100  # objects and arrays; up to this number, a walk through the value is faster than a search in many bytes
 _AS_DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 
 
 def _short_numbers(data: bytes) -> bool:
-    """Whether no number in `data` has so many digits that orjson could take it for something else: 2**63 has 19.
+    """Return whether every number in `data` has fewer than 19 digits.  2**63 has 19; orjson reads shorter ones exactly.
 
-    Six of them are among every third of the bytes, and nearly nothing else is.
+    19 digits in a row are six digits in a row of every third byte.  That test is cheap and rarely wrong, so it is the
+    first one.
     """
     return b"0" * 6 not in data[::3].translate(_AS_DIGITS) or b"0" * 19 not in data.translate(_AS_DIGITS)
 
 
 def _long_numbers(data: bytes) -> bool:
-    """Whether `data` has 21 digits in a row, as a number has of which more than 40 digits count."""
+    """Return whether `data` has 21 digits in a row, as every number with more than 40 significant digits has."""
     return b"0" * 3 in data[::7].translate(_AS_DIGITS) and b"0" * 21 in data.translate(_AS_DIGITS)
 
 
-_BEYOND = 2.0**63
+_INT64 = 2.0**63
 
 
 def _is_ordinary(value: Json, most: float = inf) -> bool:
-    """Whether a value means to orjson what it means to json, as far as that knows the types of all that is in it, and
-    it does not hold more than so many others."""
+    """Return whether orjson and json treat the value alike.  False also if it has more than `most` containers."""
     return _longest_text(value, most) is not None
 
 
 def _longest_text(value: Json, most: float = inf) -> int | None:
-    """Of an ordinary value, how long the longest text in it is, keys aside; None of any other.
+    """Return the length of the longest string in an ordinary value, keys excluded; None if it is not ordinary.
 
-    It has an end for what orjson has been through, and where there is a `most`.
+    A value that contains itself ends the walk only if `most` is finite.  orjson refuses these values itself.
     """
     todo, longest = [value], 0
     for value in todo:
@@ -209,7 +215,7 @@ def _longest_text(value: Json, most: float = inf) -> int | None:
                 if len(todo) > most:
                     return None
             elif kind is float:
-                if not -_BEYOND < each < _BEYOND:
+                if not -_INT64 < each < _INT64:
                     return None
             elif kind is not int and kind is not bool and each is not None:
                 return None
@@ -220,10 +226,10 @@ def _longest_text(value: Json, most: float = inf) -> int | None:
 
 
 def to_text(value: Json) -> bytes:
-    """`value` as compact JSON in UTF-8.
+    """Write `value` as compact JSON in UTF-8.
 
-    Raises TypeError for an object or a key that has no form in JSON, UnicodeEncodeError for half a surrogate pair,
-    other ValueErrors for NaN and for an integer of thousands of digits, and RecursionError.
+    Raises TypeError for an object or a key that JSON does not have, UnicodeEncodeError for half a surrogate pair,
+    another ValueError for NaN, for infinity and for an integer of thousands of digits, and RecursionError.
     """
     if _orjson is not None:
         longest = _longest_text(value, _FEW)
@@ -231,23 +237,24 @@ def to_text(value: Json) -> bytes:
             long = longest is not None and longest > _LONG
             data: bytes = _with_long_texts(value) if long else _orjson.dumps(value, None, _NO_OBJECTS)
         except TypeError:
-            pass  # which `json` may know better: a long integer, a subclass, a key that is no text
+            pass  # `json` may accept it: a long integer, a subclass, a key that is not a string
         else:
             if longest is not None or _is_ordinary(value):
                 return data
     return "".join(_pieces(value, 0)).encode()
 
 
-# Characters of a text that are written at once.  orjson sets a dozen bytes aside for each.  Beyond 32 MiB the C library
-# asks the system for them each time, and that hands out empty pages, which takes longer than to write the text.
+# Characters of a string that orjson writes in one call.  orjson allocates a dozen bytes for each character.  Above
+# 32 MiB the C library requests the memory from the system each time, and the system clears the pages, which takes
+# longer than writing the string.
 _LONG = 256 * 1024
 
 
 def _with_long_texts(value: Json) -> bytes:
-    """What orjson makes of a value in which there are some."""
+    """Write a value that has long strings, with orjson."""
     texts: list[str] = []
-    there = _orjson.Fragment(b"\n")  # where no newline is else
-    start, *others = _orjson.dumps(_without_long_texts(value, texts, there), None, _NO_OBJECTS).split(b"\n")
+    mark = _orjson.Fragment(b"\n")  # compact JSON has no other newline
+    start, *others = _orjson.dumps(_without_long_texts(value, texts, mark), None, _NO_OBJECTS).split(b"\n")
     data = bytearray(start)
     for text, rest in zip(texts, others, strict=True):
         data += b'"'
@@ -259,7 +266,7 @@ def _with_long_texts(value: Json) -> bytes:
 
 
 def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
-    """A copy that has something else where they were; `texts` gets them."""
+    """Return a copy with `instead` in place of each long string.  The strings are added to `texts`."""
     if type(value) is dict:
         return {key: _without_long_texts(each, texts, instead) for key, each in value.items()}
     if type(value) is list or type(value) is tuple:
@@ -270,15 +277,15 @@ def _without_long_texts(value: Json, texts: list[str], instead: object) -> Json:
     return instead
 
 
-# But UUIDs, enums and fragments, for which there is no such option, are objects too.
+# orjson has no option to refuse UUIDs, enums and fragments; `_longest_text` finds those.
 _NO_OBJECTS = sum(getattr(_orjson, f"OPT_PASSTHROUGH_{each}", 0) for each in ("DATACLASS", "DATETIME", "SUBCLASS"))
 
 _in_c = getattr(json.encoder, "c_make_encoder", None)
 
 
 def _encoder(comma: str, colon: str) -> Any:
-    """What gives a value in pieces of text."""
-    # Without its own search for cycles: they end in a RecursionError all the same.
+    """Return a function that writes a value as pieces of text."""
+    # Without the encoder's own search for cycles: a cycle raises RecursionError anyway.
     slow = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(comma, colon))
     if _in_c is None:
         return slow.iterencode
@@ -290,18 +297,18 @@ _spaced = _encoder(", ", ": ")
 
 
 def to_readable(value: Json) -> str:
-    """`value` as JSON that is to be read as a text.  Raises as `to_text`, but not for half a surrogate pair."""
+    """Write `value` as JSON for people, with spaces.  Raises as `to_text`, except for half a surrogate pair."""
     return "".join(_spaced(value, 0))
 
 
 quoted: Callable[[str], str] = encode_basestring
-"""A text as JSON."""
+"""Write a string as JSON."""
 
 
 def writable(value: Json) -> bool:
-    """Whether `to_text` can write what was read, all of it: no infinity, and no half of a surrogate pair.
+    """Return whether `to_text` can write a value that `parse` read: no infinity, and no half of a surrogate pair.
 
-    By a look at it, for to write it would take longer than to read it.
+    This walks through the value, because writing it would take longer than reading it.
     """
     todo = [value]
     try:

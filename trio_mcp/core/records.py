@@ -1,9 +1,9 @@
-"""What never changes and is compared by value: nearly every class here.
+"""`@record`: a decorator for immutable classes that are compared by value.
 
-`@record` is `@attrs.frozen` with one `==`, one hash and one repr for all records, which look at the fields when they
-are asked.  attrs would write and compile three functions for each class, which takes longer than all the rest of it,
-and a server is started more often than two of its events are compared.  What is compared in earnest, as the key of a
-table, has `@attrs.frozen`.
+Nearly every class of the core is a record.  `@record` is `@attrs.frozen`, but all records share one `==`, one hash and
+one repr, which read the fields when they are called.  attrs would generate and compile three functions for each class.
+That takes longer than the rest of the class, and programs start servers more often than they compare two events.  A
+class that is compared often, for example as the key of a dict, has `@attrs.frozen`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
 
     def record(cls: type | None = None, **options: Any) -> Any:
-        """The class as attrs makes it, but for the three methods.  One that the class has of its own stays."""
+        """Make a class a record.  A method that the class defines itself is kept."""
         if cls is None:
             return functools.partial(record, **options)
         for name, method in _SHARED.items():
@@ -30,29 +30,31 @@ else:
 
 
 def thawed(cls: type) -> Any:
-    """A class like this one, but for that its objects begin without fields and can be changed.  One that is given its
-    fields one by one, and then this class as its own, takes half as long as one that is made by the `__init__` of a
-    frozen class, which has to break the ice for each field.  That pays for what there is one of for each message.
+    """Return a mutable subclass of a record, whose objects start without fields.
+
+    Create an object of it, set the fields, then set `__class__` to the record.  This takes half as long as the
+    `__init__` of a frozen class, which must bypass `__setattr__` for each field.  It is worth the effort only for
+    classes with one object per message.
     """
-    of_any_object = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
-    return type(cls.__name__, (cls,), {"__slots__": (), **of_any_object})
+    methods = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
+    return type(cls.__name__, (cls,), {"__slots__": (), **methods})
 
 
-def _values(one: Any) -> tuple[Any, ...]:
-    return tuple([getattr(one, field.name) for field in attrs.fields(type(one)) if field.eq])
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple([getattr(self, field.name) for field in attrs.fields(type(self)) if field.eq])
 
 
-def _equal(one: Any, other: object) -> bool:
-    return _values(one) == _values(other) if type(other) is type(one) else NotImplemented
+def _equal(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
 
 
-def _hash(one: Any) -> int:
-    return hash((type(one), _values(one)))
+def _hash(self: Any) -> int:
+    return hash((type(self), _values(self)))
 
 
-def _repr(one: Any) -> str:
-    shown = [f"{field.name}={getattr(one, field.name)!r}" for field in attrs.fields(type(one)) if field.repr]
-    return f"{type(one).__name__}({', '.join(shown)})"
+def _repr(self: Any) -> str:
+    fields = [f"{field.name}={getattr(self, field.name)!r}" for field in attrs.fields(type(self)) if field.repr]
+    return f"{type(self).__name__}({', '.join(fields)})"
 
 
 _SHARED = {"__eq__": _equal, "__hash__": _hash, "__repr__": _repr}

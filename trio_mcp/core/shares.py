@@ -22,7 +22,7 @@ from collections.abc import Hashable, Iterable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from trio_mcp.core.glimpse import values_about
+from trio_mcp.core.glimpse import estimated_values
 from trio_mcp.core.jsonrpc import Limits
 
 __all__ = [
@@ -323,7 +323,7 @@ def weight(data: bytes, most: float) -> int:
         return size
     if size > LONG:
         size *= _width(data)
-    return size + int(_VALUE * values_about(data, most))
+    return size + int(_VALUE * estimated_values(data, most))
 
 
 def _width(data: bytes) -> int:
