@@ -79,7 +79,7 @@ async def _() -> None:
     await trio.to_thread.run_sync(asyncio.run, elsewhere())
 
 
-@said_by("transports have no names")
+@said_by("run() takes no transport name")
 async def _() -> None:
     run: Any = shop().run
     run(transport="stdio")

@@ -515,7 +515,7 @@ async def test_a_lifespan_that_cancels_the_run_is_told_of(
             await trio.sleep(100)
     assert scope.cancelled_caught is cancelled
     told = [record.getMessage() for record in caplog.records if record.name == "trio_mcp"]
-    assert told == ([] if cancelled else ["mistaken ends: its lifespan has cancelled what runs within it"])
+    assert told == ([] if cancelled else ["mistaken stops: its lifespan has cancelled the tasks inside it"])
 
 
 # Plain functions.

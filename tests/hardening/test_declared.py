@@ -108,9 +108,9 @@ async def test_a_legacy_subscription_is_refused_by_a_server_without() -> None:
 
 def test_a_change_that_is_not_declared_cannot_be_told() -> None:
     server = serving(list_changed=False, subscribe=False)
-    with pytest.raises(UsageError, match="made with list_changed=False, so no client waits for it"):
+    with pytest.raises(UsageError, match="a change of tools: the server was created with list_changed=False"):
         server.notify_list_changed("tools")
-    with pytest.raises(UsageError, match="made with subscribe=False, so no client waits for it"):
+    with pytest.raises(UsageError, match="a change of a resource: the server was created with subscribe=False"):
         server.notify_resource_updated("notes://one")
 
 

@@ -66,11 +66,11 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "mount with a prefix first": (
         lambda server: server.mount("notes", Server("x")),  # type: ignore[arg-type]
-        'mount takes one Server, and a prefix by name; write server.mount(other, prefix="notes_")',
+        'mount takes one Server, and the prefix by name; write server.mount(other, prefix="notes_")',
     ),
     "mount with a prefix by position": (
         lambda server: server.mount(Server("x"), "notes"),  # type: ignore[arg-type]
-        'mount takes one Server, and a prefix by name; write server.mount(other, prefix="notes_")',
+        'mount takes one Server, and the prefix by name; write server.mount(other, prefix="notes_")',
     ),
     "middleware as a decorator": (
         lambda server: server.middleware(log_calls),  # type: ignore[operator]
@@ -112,19 +112,19 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     "a tool that is a class": (lambda server: server.tool()(Notes), "Notes is a class, and a call of it would only"),
     "a tool by its name": (
         lambda server: server.tool("notes"),  # type: ignore[call-overload]
-        "a decorator takes a function, got 'notes'; options have names: @server.tool(name='notes')",
+        "a decorator takes a function, got 'notes'; give options by name: @server.tool(name='notes')",
     ),
     "a prompt by its name": (
         lambda server: server.prompt("notes"),  # type: ignore[call-overload]
-        "a decorator takes a function, got 'notes'; options have names: @server.prompt(name='notes')",
+        "a decorator takes a function, got 'notes'; give options by name: @server.prompt(name='notes')",
     ),
     "a resource without a URI": (
         lambda server: server.resource(notes),  # type: ignore[call-overload]
-        'a resource has a URI; write @server.resource("notes://{name}")',
+        'a resource needs a URI; write @server.resource("notes://{name}")',
     ),
     "a resource without anything": (
         lambda server: server.resource(),  # type: ignore[call-overload]
-        'a resource has a URI; write @server.resource("notes://{name}")',
+        'a resource needs a URI; write @server.resource("notes://{name}")',
     ),
     "a Context without a hint": (
         lambda server: server.tool(context_without_hint),
@@ -138,7 +138,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "instructions by position": (
         lambda server: Server("x", "Take notes."),  # type: ignore[arg-type]
-        'Server takes the name by position, and all else by name; write Server("x", instructions="...")',
+        'Server takes only the name by position; give options by name, as in Server("x", instructions="...")',
     ),
     "host and port of a server": (
         lambda server: Server("x", host="0.0.0.0", port=8000),  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "a transport by its name": (
         lambda server: server.run(transport="stdio"),  # type: ignore[call-arg]
-        'transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP',
+        'run() takes no transport name: run() serves stdio, run(http="127.0.0.1:3000") serves HTTP',
     ),
     "run_async": (
         lambda server: server.run_async(),  # type: ignore[attr-defined]

@@ -198,7 +198,7 @@ async def test_what_was_not_declared_is_not_told(revision: str, autojump_clock: 
 
 
 def test_what_is_no_list_has_not_changed() -> None:
-    with pytest.raises(UsageError, match="'tool' is no list; there are tools, prompts, resources"):
+    with pytest.raises(UsageError, match="unknown list 'tool'; the lists are tools, prompts, resources"):
         changing().notify_list_changed("tools", "tool")  # type: ignore[arg-type]
 
 

@@ -90,7 +90,7 @@ def test_what_is_no_address_says_how_one_looks(text: Any, hint: str) -> None:
 
 
 def test_options_for_http_are_none_for_stdio() -> None:
-    with pytest.raises(TypeError, match="json_only is an option for HTTP, which is served by run"):
+    with pytest.raises(TypeError, match="json_only is an option for HTTP; to serve HTTP, write run"):
         Server("stdio").run(json_only=True)
 
 

@@ -157,7 +157,7 @@ async def test_progress_rises_whether_or_not_anybody_hears_it(autojump_clock: Mo
         await ctx.progress(2)
         await ctx.progress(2)
         for value in (1, "3", True, float("nan"), float("inf")):
-            with pytest.raises(UsageError, match="progress must rise from 2, and is a number"):
+            with pytest.raises(UsageError, match="progress must be a number that rises from 2, got"):
                 await ctx.progress(value)  # type: ignore[arg-type]
             raised.append(value)
         return "fell"

@@ -307,13 +307,13 @@ def test_a_filter_that_waits_is_told_at_once() -> None:
 
 
 def test_limits_are_limits_and_options_are_known() -> None:
-    with pytest.raises(UsageError, match="limits are given as"):
+    with pytest.raises(UsageError, match="limits must be a Limits object"):
         Server("limited", limits={})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
+    with pytest.raises(TypeError, match="unknown option 'nam'; the options are name, title, "):
         Server("typo").tool(nam="add")(lambda: "")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="there is no option 'nam'; there are name, title, "):
+    with pytest.raises(TypeError, match="unknown option 'nam'; the options are name, title, "):
         Server("typo").resource("notes://one", nam="one")(lambda: "")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="there is no option 'threads'; there are thread, abandon"):
+    with pytest.raises(TypeError, match="unknown option 'threads'; the options are thread, abandon"):
         Server("typo").completion(threads=False)(lambda value: [])  # type: ignore[call-overload]
 
 
@@ -373,7 +373,7 @@ def test_all_that_a_server_hears_and_says_can_be_printed() -> None:
 
 
 def test_an_update_names_a_uri() -> None:
-    with pytest.raises(UsageError, match="is told by its URI, text; not PosixPath"):
+    with pytest.raises(UsageError, match="uri must be a str, got PosixPath"):
         Server("updating").notify_resource_updated(Path("/tmp"))  # type: ignore[arg-type]
 
 
@@ -563,11 +563,11 @@ def test_the_program_that_is_checked_runs(tmp_path: Path) -> None:
 
 def test_a_decorator_that_is_given_something_else_says_what_to_write() -> None:
     server = Server("mistaken")
-    with pytest.raises(UsageError, match=r"options have names: @server\.tool\(name='adder'\)"):
+    with pytest.raises(UsageError, match=r"give options by name: @server\.tool\(name='adder'\)"):
         server.tool("adder")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match=r"options have names: @server\.prompt\(name='greeting'\)"):
+    with pytest.raises(UsageError, match=r"give options by name: @server\.prompt\(name='greeting'\)"):
         server.prompt("greeting")  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="a resource has a URI"):
+    with pytest.raises(UsageError, match="a resource needs a URI"):
         server.resource(lambda: "text")  # type: ignore[call-overload]
 
 

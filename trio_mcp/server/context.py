@@ -1,11 +1,11 @@
-"""Context: what a handler may do while it runs.
+"""Context: the interface of a running handler to its request and its client.
 
-A handler runs once, from top to bottom, for one call of a client.  In the modern revision such a call may take several
-requests, because a question to the client ends one and its answer comes with the next; a context belongs to the call
-and always speaks for the request that is open now.  While none is (the client is thinking) there is nobody to tell of
-progress, and nothing is sent.
+A handler runs once, from top to bottom, for one call of a client.  In the modern revision one call may take several
+requests: a question to the client ends one request, and the answer comes with the next.  A context belongs to the call
+and always uses the request that is open now.  While the server waits for the client no request is open, so progress
+and log messages are not sent.
 
-Who is behind a request, its headers and its metadata are those of the request, never those of the connection.
+Principal, headers and metadata belong to the request, never to the connection.
 """
 
 from __future__ import annotations
@@ -45,47 +45,47 @@ LOG = "notifications/message"
 
 
 class ContextLink(Protocol):
-    """The connection of a context's request, as far as a context needs to know it."""
+    """The connection of a context's request: the methods that a context calls."""
 
     session: ServerProtocol
     account: Account
 
     def keeps(self, ctx: Context) -> bool:
-        """Whether a report of `ctx` may have to be kept for later: the client has too much to read."""
+        """Whether a report of `ctx` may have to be kept for later, because the client reads too slowly."""
 
     async def keep(self, ctx: Context, method: str, *report: Any) -> bool:
-        """Keep a report for later, as `keeps` says; False if it can be sent now after all."""
+        """Keep a report for later.  Return False if it can be sent now."""
 
     async def tell(self, ctx: Context) -> None:
-        """What `ctx` has queued is on its way.  Waits while too much is queued already."""
+        """Send the queued messages of `ctx`.  Waits while too much is queued."""
 
     async def report(self, ctx: Context) -> None:
-        """As `tell`, of what may come many times in a row: that is on its way within a millisecond, in one piece."""
+        """As `tell`, for messages that may come in quick succession: collects them for up to a millisecond."""
 
     async def tell_apart(self, method: str, params: JsonObject) -> bool:
-        """As a notification of its own, in the course of no request; False if nobody hears it."""
+        """Send a notification that belongs to no request.  Return False if it cannot reach the client."""
 
     async def ask(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, Any]:
-        """The client's answers, by the same keys."""
+        """Return the client's answers, read, by the keys of `questions`."""
 
     async def ask_raw(self, ctx: Context, questions: Mapping[str, Inquiry[Any]]) -> Mapping[str, JsonObject]:
-        """The same, as they came."""
+        """Return the client's answers as JSON, by the keys of `questions`."""
 
     async def roots(self, ctx: Context) -> Roots: ...
 
 
 class ClientGone(SessionClosed):
-    """The client cannot answer a question any more, so nobody hears what becomes of the call either.
+    """The client has gone, so it cannot answer a question, nor receive the result of the call.
 
-    Raised where it was asked; no fault of the handler, and nothing for the log.
+    Raised by the method that asked.  It is no fault of the handler and is not logged.
     """
 
 
 class ClientError(RequestError):
     """The client answered a question with an error.
 
-    Raised where it was asked.  Other than a `RequestError` that a handler makes, it is no answer to the call: in the
-    client's hands its code would say something of that.
+    Raised by the method that asked.  Unlike a `RequestError` that a handler raises, it does not become the answer to
+    the call, because its code says something about the question and not about the call.
     """
 
     def __init__(self, method: str, code: int, message: str, data: Any) -> None:
@@ -97,10 +97,21 @@ class ClientError(RequestError):
 
 
 class Context:
-    """The call at hand, as its handler sees it.
+    """The context of one call.  A handler gets it by a parameter with the annotation `Context`.
 
-    Every method that waits may be cancelled at any time: what it had queued is sent whole or not at all.  They are
-    cancelled when the client cancels the request or goes away, and must not be used after the handler has ended.
+    | To do | Use |
+    |---|---|
+    | report to the client | `progress`, `log`, `completed` |
+    | ask the client | `elicit`, `elicit_url`, `sample`, `roots`, `ask` |
+    | know the request | `request_id`, `method`, `meta`, `trace`, `revision`, `headers` |
+    | know the client | `principal`, `scopes`, `client`, `supports` |
+
+    The methods that ask raise `NotDeclared` or `NotInThisRevision` if this client cannot be asked, `RequestError` if
+    the client answers with an error, `RemoteProtocolError` if the answer does not fit the question, and `SessionClosed`
+    if the client goes away.
+
+    The async methods are safe to cancel: a message is sent as a whole or not at all.  They are cancelled when the
+    client cancels the request or goes away.  Do not use a context after its handler has ended, except `completed`.
     """
 
     __slots__ = (
@@ -111,61 +122,63 @@ class Context:
     def __init__(
         self, link: ContextLink, request: Request, terms: Terms, wire: Wire, scope: trio.CancelScope | None = None
     ) -> None:
-        self._scope = scope  # what the handler runs in, until it is over
-        # Of those who wait for the client.  Nothing that must be made for each call: most ask nothing.
+        self._scope = scope  # the scope of the handler, until the call is over
+        # The scopes of questions that wait for the client.  A tuple costs nothing for the many calls that ask nothing.
         self._waits: tuple[trio.CancelScope, ...] = ()
         self._over = False
         self._progress = -math.inf
         self._keys: set[str] | None = None
         self.request = request
-        """The request at hand, as it came."""
+        """The current request, as it came."""
         self.terms = terms
-        """What the request is spoken under: revision, capabilities, identity, principal, headers."""
+        """The terms of the request: revision, capabilities, identity, principal, headers."""
         self.lifespan: Any = None
-        """What the server's lifespan gave."""
+        """The value of the server's lifespan."""
         self.answers: Mapping[str, JsonObject] = NOTHING
-        """The client's answers to an `InputRequired` that this handler returned; a question's `read` reads them."""
+        """The client's answers to an `InputRequired` that this handler returned; use `read` of each question."""
         self.state: Json = None
-        """What that `InputRequired` carried."""
-        self.wire = wire  # where what belongs to the request at hand goes, and
-        self.told = 0  # the last write there that has something of it, for the machinery
-        self.link: ContextLink | None = link  # the connection of the request at hand, or, between two of one call,
-        self.place: ParkedCall | None = None  # where the next is awaited
-        self.received: Any = None  # what it came with, where that was long and is charged
-        # For the machinery of questions.
-        self.pages: tuple[ElicitUrl, ...] = ()  # to which it sent somebody
+        """The state of that `InputRequired`."""
+        self.wire = wire  # where messages of the current request go
+        self.told = 0  # the number of the last write to `wire` with a message of this call
+        self.link: ContextLink | None = link  # the connection of the current request; None between two requests
+        self.place: ParkedCall | None = None  # where the call waits for its next request
+        self.received: Any = None  # the long message that brought the request, which is charged
+        # For questions.
+        self.pages: tuple[ElicitUrl, ...] = ()  # the pages that users were sent to
         self.rounds = 0
-        self.elsewhere: RequestError | None = None  # the refusal, unless the handler replays
+        self.elsewhere: RequestError | None = None  # why the call cannot go on here, unless the handler replays
         self.replay = False
-        self.recorded: Mapping[str, JsonObject] = NOTHING  # what it asked and got, before it was run again
+        self.recorded: Mapping[str, JsonObject] = NOTHING  # the answers that it had before it was run again
         self.kept_roots: Roots | None = None
 
-    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+    if not TYPE_CHECKING:  # or a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Never:
             from trio_mcp.core.migration import attribute_error
 
             raise attribute_error(self, name)
 
-    # What is known about the request.
+    # The request.
 
     @property
     def request_id(self) -> Id:
+        """The JSON-RPC id of the request."""
         return self.request.id
 
     @property
     def method(self) -> str:
+        """The method of the request, such as "tools/call"."""
         return self.request.method
 
     @property
     def meta(self) -> Mapping[str, Json]:
-        """The request's `_meta`."""
+        """The `_meta` object of the request; empty if it has none."""
         meta: Mapping[str, Json] = self.request.params.get("_meta", NOTHING)
         return meta
 
     @property
     def trace(self) -> Mapping[str, str]:
-        """The W3C trace context that came with the request, to be passed on: traceparent, tracestate, baggage."""
+        """The W3C trace context of the request: traceparent, tracestate and baggage.  Pass it on to other services."""
         return {key: self.meta[key] for key in _TRACE if isinstance(self.meta.get(key), str)}
 
     @property
@@ -175,15 +188,15 @@ class Context:
 
     @property
     def principal(self) -> Any:
-        """Who is behind the request, by name, as authentication found; None where there is none."""
-        who = self.terms.principal
-        return who.name if isinstance(who, Principal) else who
+        """The name of the authenticated principal; None without authentication."""
+        principal = self.terms.principal
+        return principal.name if isinstance(principal, Principal) else principal
 
     @property
     def scopes(self) -> frozenset[str]:
-        """What the access token of the request is good for; empty where the server is not protected."""
-        who = self.terms.principal
-        return who.scopes if isinstance(who, Principal) else frozenset()
+        """The scopes of the access token; empty if the server is not protected."""
+        principal = self.terms.principal
+        return principal.scopes if isinstance(principal, Principal) else frozenset()
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -192,27 +205,29 @@ class Context:
 
     @property
     def client(self) -> Mapping[str, Json] | None:
-        """What the client calls itself.  For display and logs: anybody can claim any name."""
+        """The name and version that the client claims; None if it gives none.  Use it for display and logs only."""
         return self.terms.identity
 
     def supports(self, *capability: str) -> bool:
-        """Whether the client declared a capability, such as ``("elicitation", "url")``."""
+        """Whether the client declared a capability, as in ``ctx.supports("elicitation", "url")``."""
         return self.terms.declares(*capability)
 
-    # What can be told.
+    # Reports to the client.
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress, if the client asked for it.
 
-        Where it stands still nothing is sent.  Raises `UsageError` when `progress` falls, or is no number, also
-        when nobody hears it.  While the client has too much to read, the last report is kept, and follows when there is
-        room, or before the answer; then a call that does nothing but report makes 20 reports a second.  May be
-        cancelled each time; other tasks have their turn when a millisecond has passed since the last report.
+        `progress` must rise with each report; the same number again is not sent.  Raises `UsageError` if `progress`
+        falls or is not a number, also if the client did not ask.
+
+        If the client reads too slowly, only the last report is kept.  It is sent when there is room, or before the
+        answer, and a call that does nothing but report is slowed down to 20 reports a second.  Each report is a
+        cancellation point; other tasks run when a millisecond has passed since the last report.
         """
         number = isinstance(progress, _NUMBERS) and type(progress) is not bool and -math.inf < progress < math.inf
         if not number or progress < self._progress:
             before = "" if self._progress == -math.inf else f" from {self._progress}"
-            raise UsageError(f"progress must rise{before}, and is a number; got {shown(progress)}")
+            raise UsageError(f"progress must be a number that rises{before}, got {shown(progress)}")
         self._progress = progress
         link = self._heard
         if (
@@ -225,16 +240,18 @@ class Context:
             await trio.lowlevel.checkpoint()
 
     async def log(self, level: LogLevel, data: Json, *, logger: str | None = None) -> None:
-        """Send the client a log message, if it wants those of this level.  Deprecated in 2026-07-28, where it still
-        works: what is for who runs the server belongs in its own log.
+        """Send the client a log message, if it wants messages of this level.
 
-        `data` is anything that can be written as JSON: it reaches the client, so it must hold no secret.  Raises
-        `UsageError` for an unknown level, and for data that cannot be written.  While the client has too much
-        to read, the first messages are kept, and of the others it is told how many they were.
+        `data` is any JSON value.  The client reads it, so it must not contain secrets.  If the client reads too slowly,
+        the first messages are kept, and the client is told how many others were dropped.
+
+        Raises `UsageError` for an unknown level, and for data that JSON cannot express.
+
+        Deprecated in 2026-07-28, where it still works.  Messages for the operator of the server belong in its own log.
         """
         link = self._heard
         if link is None:
-            self.terms.wants_log(level)  # a level that does not exist is a mistake also when nobody hears
+            self.terms.wants_log(level)  # an unknown level is a mistake also if the message is not sent
             await trio.lowlevel.checkpoint()
             return
         params: JsonObject = {"level": level, "data": data}
@@ -247,56 +264,68 @@ class Context:
             await trio.lowlevel.checkpoint()
 
     async def hang_up(self, *, retry: float = 1.0) -> bool:
-        """Let the client hang up, and come back for the rest of this call in `retry` seconds.
+        """Close the HTTP response of a long call, and let the client reconnect after `retry` seconds.
 
-        So it need not hold a connection while a call takes long.  What is said meanwhile waits for it.  False, and
-        nothing happens, where there is no such thing: it takes a session over HTTP in 2025-11-25, a client that accepts
-        streams, and that it is there now.
+        The client then holds no connection while the call takes long.  Messages that are sent meanwhile wait for it.
+
+        Returns False and does nothing if that is not possible.  It needs a session over HTTP in 2025-11-25 and a client
+        that accepts streams and is connected now.  Raises `UsageError` if `retry` is not a number of seconds.
         """
         if type(retry) not in (int, float) or not 0 <= retry < math.inf:
-            raise UsageError(f"retry is a number of seconds, 0 or more; not {shown(retry)}")
+            raise UsageError(f"retry must be a number of seconds, 0 or more, got {shown(retry)}")
         await trio.lowlevel.checkpoint()
         return self._heard is not None and self.wire.hang_up(retry)
 
     @property
     def _heard(self) -> ContextLink | None:
-        """The connection, while it hears what precedes the answer."""
+        """The connection, if it can carry messages before the answer; None otherwise."""
         return None if self._over or self.wire.answers_only else self.link
 
     async def completed(self, question: ElicitUrl) -> bool:
-        """Tell the client that what a URL was visited for is done.
+        """Tell the client that the user has finished on a page of `elicit_url`.
 
-        The one method that may be called after the handler has ended: the page is often done much later.  False where
-        clients are not told (but in 2025-11-25 they always find out by trying again), or when this one has gone.
-        Raises `UsageError` for a page that this call sent nobody to.
+        It may be called after the handler has ended, because users often finish much later.  Returns False if the
+        client has gone, or if the revision has no such notification; clients find out when they try again.
+
+        Raises `UsageError` if `question` was not asked by this context.
         """
         if not any(question is each for each in self.pages):  # elic-22
-            raise UsageError("no client was sent to that page by this call; tell by the context that asked")
+            raise UsageError("this call has not asked that question; call completed of the context that asked")
         if self.terms.revision.notification(Role.SERVER, _COMPLETED) is None:
             await trio.lowlevel.checkpoint()
             return False
-        assert self.link is not None  # only modern calls are ever without one
+        assert self.link is not None  # only modern calls are without a connection at times
         link, params = self.link, question.completed_params()
         if self._heard is not None and link.session.notify(_COMPLETED, params, about=self.request.id):
             await link.tell(self)
             return True
         return await link.tell_apart(_COMPLETED, params)
 
-    # What can be asked.  All of these raise NotInThisRevision and NotDeclared for a client that cannot be asked,
-    # RequestError if it answers with an error, RemoteProtocolError for an answer that does not fit, and SessionClosed.
+    # Questions to the client.
 
     @overload
     async def elicit(self, message: str, form: type[T]) -> Accepted[T] | Declined | Dismissed: ...
     @overload
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed: ...
     async def elicit(self, message: str, form: Any) -> Accepted[Any] | Declined | Dismissed:
-        """Ask the user to fill in a form; see `Elicit`.  Several questions at once are one `ask`."""
+        """Ask the user to fill in a form, and return `Accepted`, `Declined` or `Dismissed`.
+
+        `form` is a dataclass, attrs class, TypedDict or NamedTuple with flat members, a type for a single value such as
+        `bool`, or a JSON Schema; see `Elicit`.  `Accepted.value` is an object of the class, or the value.
+
+        Raises `UsageError` for a form that is not flat or asks for a secret, and the errors of the class docstring.
+        """
         from trio_mcp.server.questions import Elicit
 
         return await self._ask_one("form", Elicit(message, form))
 
     async def elicit_url(self, message: str, url: str) -> Accepted[None] | Declined | Dismissed:
-        """Ask the user to visit a page; see `ElicitUrl`.  Accepted means the user agreed to, not that it is done."""
+        """Ask the user to open a web page, for input that the client must not see; see `ElicitUrl`.
+
+        `Accepted` means that the user agreed to open the page, not that the user has finished there.
+
+        Raises `UsageError` if the URL is not https or holds credentials, and the errors of the class docstring.
+        """
         from trio_mcp.server.questions import ElicitUrl
 
         return await self._ask_one("url", ElicitUrl(message, url))
@@ -304,15 +333,20 @@ class Context:
     async def sample(
         self, messages: str | SamplingMessage | Sequence[SamplingMessage], *, max_tokens: int, **options: Any
     ) -> CreateMessageResult:
-        """Ask the client's model; see `Sample` for the options."""
+        """Ask the client's model for a message.
+
+        `messages` is a text or a list of messages; see `Sample` for the options.  Raises `UsageError` for invalid
+        messages or options, and the errors of the class docstring.
+        """
         from trio_mcp.server.questions import Sample
 
         return await self._ask_one("sample", Sample(messages, max_tokens=max_tokens, **options))
 
     async def roots(self) -> Roots:
-        """The directories that the client exposes.
+        """Return the directories that the client exposes.
 
-        It is asked once in a call; or, if it tells of changes, once and then after each of them.
+        The client is asked once in a call.  If it notifies of changes, it is asked once in a session and again after
+        each change.  Raises the errors of the class docstring.
         """
         if self.kept_roots is not None:
             await trio.lowlevel.checkpoint()
@@ -320,10 +354,12 @@ class Context:
         return await (await self._opened("roots/list")).roots(self)
 
     async def ask(self, **questions: Inquiry[Any]) -> Mapping[str, Any]:
-        """Ask several things at once; the answers have the same names.
+        """Ask several questions at once: ``await ctx.ask(size=Elicit(...), page=ElicitUrl(...))``
 
-        A modern client that knows the names may give answers with the call already, and is asked for the others only.
-        In a tool with `replay=True` the names and their order are what recorded answers are found by.
+        Returns a mapping from the names to the answers.  Raises the errors of the class docstring.
+
+        A modern client may send answers to known names with the call itself; it is asked only for the others.  In a
+        tool with `replay=True`, recorded answers are found by the names and their order.
         """
         link = await self._opened("a question")
         keys = {self._key(name): name for name in questions}
@@ -335,7 +371,7 @@ class Context:
         return answer
 
     def _key(self, name: str) -> str:
-        """A key that this call has not used yet, and the next run of the same handler will use at the same place."""
+        """Make a key that is new in this call, and the same at this place if the handler is run again."""
         if self._keys is None:
             self._keys = set()
         key, number = name, 1
@@ -345,28 +381,30 @@ class Context:
         self._keys.add(key)
         return key
 
-    async def _opened(self, what: str) -> ContextLink:
-        """The connection, when there is somebody to ask."""
+    async def _opened(self, subject: str) -> ContextLink:
+        """Return the connection; after a question that was given up, wait for the next request first."""
         if self.place is not None and self.place.left:
             await self.place.resumed.wait()
-        return self.opened(what)
+        return self.opened(subject)
 
-    def opened(self, what: str) -> ContextLink:
+    def opened(self, subject: str) -> ContextLink:
+        """Return the connection.  Raises UsageError while another question waits; `subject` names what was not sent."""
         if self.link is None:
             raise UsageError(
-                f"{what} was not sent: a question of this call waits for its answer; ask several by ctx.ask(a=…, b=…)"
+                f"{subject} was not sent: another question of this call waits for its answer; "
+                "ask several at once with ctx.ask(a=…, b=…)"
             )
         return self.link
 
-    # For the machinery.
+    # For other modules of the server.
 
     @property
     def holder(self) -> Any:
-        """In whose name it takes of what all clients share."""
+        """The client that is charged for the shared resources of this call."""
         return None if self.link is None else self.link.account.holder
 
     def detach(self, place: ParkedCall) -> None:
-        """The request was answered with a question: nobody listens until the next one comes."""
+        """The request was answered with a question: there is no connection until the next request."""
         self.link, self.place = None, place
 
     def attach(self, link: ContextLink, request: Request, terms: Terms, wire: Wire) -> None:
@@ -374,7 +412,7 @@ class Context:
         self.wire, self.told = wire, 0
 
     def cancel(self, reason: str) -> None:
-        if self._scope is not None and not self._over:  # or another call may run in it by now
+        if self._scope is not None and not self._over:  # after the end another call may run in this scope
             self._scope.cancel(reason=reason)
         self.over()
 
@@ -383,22 +421,25 @@ class Context:
         return self._scope is not None and self._scope.cancel_called
 
     def over(self) -> None:
-        """The call has ended, or is about to: nobody waits for the client any more, not even where a cancellation
-        does not come: under a shield, or for a worker thread that was left behind."""
+        """The call has ended, or is about to.
+
+        Questions stop waiting, also under a shield or for an abandoned worker thread, where a cancellation does not
+        arrive.
+        """
         self._over = True
         for scope in self._waits:
             scope.cancel(reason="the call has ended")
 
     @property
     def asking(self) -> bool:
-        """Whether something of it waits for the client."""
+        """Whether a question of this call waits for the client."""
         return bool(self._waits)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for the client in here.  Raises SessionClosed when the call ends, where it is not cancelled with it."""
+        """A block that waits for the client.  Raises ClientGone if the call ends and the block is not cancelled."""
         if self._over:
-            raise ClientGone("the call has ended: nobody is asked any more")
+            raise ClientGone("the question was not asked: the call has ended")
         with trio.CancelScope() as scope:
             self._waits += (scope,)
             try:

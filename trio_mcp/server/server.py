@@ -1,7 +1,7 @@
-"""Server: what its author writes, and how it is started.
+"""Server: the public class that authors write and start.
 
-A server is a description: tools, resources, prompts, completions, and how they are to be served.  It may be changed at
-any time, also while it runs, and it may run several times at once, since all that moves belongs to a `Run`.
+A server is a description: tools, resources, prompts, completions, and options.  It may be changed at any time, also
+while it runs.  It may run several times at once, because all state of a running server belongs to a `Run`.
 """
 
 from __future__ import annotations
@@ -67,24 +67,39 @@ ListName: TypeAlias = Literal["tools", "prompts", "resources"]
 class Server:
     """An MCP server.
 
-    `name` and `version` are what clients are told it is; `instructions` is advice on how to use it, for the model.
+    Create one, register functions with `@server.tool`, `@server.resource` and `@server.prompt`, and call `run()` at the
+    end of the script.
 
-    `lifespan(server)` is an async context manager, entered once for each run; what it yields is `ctx.lifespan`.
-    `middleware` wraps every request for a list, a completion, a legacy subscription or a handler: `async def (ctx,
-    request, call_next)`, the first one outermost.  It sees a call once, however many rounds of questions that takes.
-    `filter(principal, item)` says what exists for whom, with True or False, and is where access is decided: it is asked
-    for every tool, prompt, resource and template that is listed, called, read, completed or listened to.
-    `capabilities` names what the server will have later though it has none at the start ("tools", "prompts",
-    "resources", "completions"): clients are told once.  Without `list_changed` clients are not told when lists change,
-    and without `subscribe` not when a resource does; both are promised otherwise.  `experimental` is declared as it is:
-    objects by name, such as ``{"com.example/voice": {}}``; what clients declare there is found by `ctx.supports`.
+    Shown to clients:
 
-    `page_size` is the most that a list gives at once; `cache` the hints for lists, by method ("tools/list": ...);
-    `change_debounce` the seconds for which changes are gathered before clients are told; `threads` how many plain
-    functions run at once.  `state_keys`, each of 32 random bytes or more, seal what a client carries between the rounds
-    of a call: give the same to every replica; by default they are made at random.
+    - `name`, `version`, `title`, `description`, `website_url`, `icons`: the identity of the server.
+    - `instructions`: advice for the model on how to use the server.
+    - `capabilities`: features that the server will have later although it has none at the start ("tools", "prompts",
+      "resources", "completions").  Clients are told once, when they connect.
+    - `list_changed`, `subscribe`: whether clients are notified when a list or a resource changes.
+    - `experimental`: experimental capabilities by name, such as ``{"com.example/voice": {}}``.  Use `ctx.supports` to
+      see the client's.
+    - `revisions`: the protocol revisions to serve.
 
-    Raises `UsageError` for what cannot be declared.
+    Called by the server:
+
+    - `lifespan(server)`: an async context manager.  It is entered once for each run, and its value is `ctx.lifespan`.
+    - `middleware`: a list of `async def (ctx, request, call_next)`, the outermost first.  It wraps each request for a
+      list, a completion, a legacy subscription or a handler.  It sees a call once, even if the call asks questions.
+    - `filter(principal, item)`: returns True if this principal may use this tool, prompt, resource or template.  It is
+      called for each item that is listed, called, read, completed or subscribed to.  It must not wait.
+
+    Limits and tuning:
+
+    - `page_size`: the number of items on one page of a list; None for one page.
+    - `cache`: cache hints for lists, by method, such as ``{"tools/list": CacheHints(...)}``.
+    - `change_debounce`: seconds for which changes are collected before clients are notified.
+    - `threads`: how many plain (`def`) functions run at once.
+    - `limits`: bounds for messages, calls and memory; see `Limits`.
+    - `state_keys`: keys of 32 random bytes or more.  They seal the state that a client carries between the rounds of a
+      call.  Give the same keys to every replica; by default the server makes a random one.
+
+    Raises `UsageError` for an option that clients cannot be told, or that has the wrong type.
     """
 
     def __init__(
@@ -115,7 +130,7 @@ class Server:
     ) -> None:
         if more:
             raise TypeError(
-                'Server takes the name by position, and all else by name; write Server("x", instructions="...")'
+                'Server takes only the name by position; give options by name, as in Server("x", instructions="...")'
             )
         if other:
             from trio_mcp.core.migration import option_error
@@ -124,7 +139,7 @@ class Server:
         check_numbers(page_size, change_debounce, threads)
         check_hooks(lifespan, middleware, filter)
         if not isinstance(limits, Limits | None):
-            raise UsageError(f"limits are given as Limits(...), not as {type(limits).__name__}")
+            raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
         check_cache(cache or {})
         self.catalog = Catalog()
         self.lifespan = lifespan
@@ -145,16 +160,16 @@ class Server:
         self._told = {"subscribe": subscribe, "listChanged": list_changed}
         self._experimental = experimental_of(experimental)
         self._offer: Offer | None = None
-        self._offered = 0  # how many kinds the catalog had when the offer was made
+        self._offered = 0  # the number of kinds in the catalog when `_offer` was made
         self._mounted: list[Server] = []
-        self._runs: set[Run] = set()  # its own, and those of the servers that it is mounted in
+        self._runs: set[Run] = set()  # of this server, and of the servers that it is mounted in
         self._own = Runs()
-        self._shared: Run | None = None  # the one that all connections have in common
+        self._shared: Run | None = None  # the run of a `running` block, which all connections share
         self._sharing = False
         self.catalog.on_change.append(self._publish)
-        self.offer()  # what cannot be declared is told now, not to the first client
+        self.offer()  # raises for wrong options now, and not when the first client connects
 
-    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+    if not TYPE_CHECKING:  # or a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Never:
             from trio_mcp.core.migration import attribute_error
@@ -182,16 +197,24 @@ class Server:
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def tool(self, function: Any = None, **options: Any) -> Any:
-        """Make a tool of a function; it stays what it was.
+        """Register a function as a tool: `@server.tool`, or `@server.tool(name="add", ...)`.
 
-        Its parameters become the input schema, its docstring the description, its return hint the output schema
-        (`structured=False`: results are text only).  An `async def` runs as a task; a `def` runs in a worker thread
-        (`thread=False`: right in the event loop, which stands still meanwhile).  When a call is cancelled, its thread
-        is left behind to finish by itself, unless `abandon_on_cancel=False`: then the call ends when the thread does;
-        either may ask `trio.from_thread.check_cancelled()`, and report by `trio.from_thread.run(ctx.progress, 1)`.
-        With `replay=True` a call whose handler is lost with its process is run again from the start with the answers
-        that the client gave.  `scopes` are what an access token must be good for to call it by HTTP, beside those of
-        `protect`.  Raises `UsageError` for a signature, a name or a hint that cannot be used.
+        Returns the function unchanged.  Its parameters become the input schema, its docstring the description, and its
+        return annotation the output schema.  A parameter annotated with `Context` gets the context of the call and is
+        no argument.
+
+        - `name`, `title`, `description`, `annotations`, `icons`, `meta`: shown to clients.
+        - `scopes`: scopes that an access token needs for a call over HTTP, in addition to those of `protect`.
+        - `structured=False`: results are text only, without an output schema.
+        - `thread=False`: run a `def` in the event loop, which stands still until it returns.  By default a `def` runs
+          in a worker thread, and an `async def` in a task.
+        - `abandon_on_cancel=False`: a cancelled call waits for its thread.  By default the thread is left to finish by
+          itself.  A thread can call `trio.from_thread.check_cancelled()` and `trio.from_thread.run(ctx.progress, 1)`.
+        - `replay=True`: if the process dies while the call waits for an answer of the client, the call may run again
+          from the start, with the answers so far.
+
+        Raises `UsageError` for a name that is taken or not allowed, or a signature or annotation that has no schema.
+        Use `add_tool` to write the schema by hand, and `remove_tool` to remove the tool.
         """
         return self._decorate("tool", registration.tool_of, function, options)
 
@@ -206,7 +229,12 @@ class Server:
         replay: bool = False,
         **other: Never,
     ) -> None:
-        """Add a tool with a schema of its own; `handler(ctx, arguments)` gets arguments that satisfy it."""
+        """Add a tool whose schema is written by hand.
+
+        `handler(ctx, arguments)` gets the arguments as a dict, checked against the input schema of `tool`.  The options
+        are those of `tool`.  Raises `UsageError` for a name that is taken or not allowed, an invalid schema or a
+        handler with other parameters.
+        """
         handler = _handler_of("tool", tool, handler, other)
         options: dict[str, Any] = {
             "scopes": scopes,
@@ -217,6 +245,11 @@ class Server:
         self.catalog.add(registration.raw_tool(tool, handler, **options))
 
     def remove_tool(self, name: str) -> None:
+        """Remove a tool and notify clients.
+
+        Calls that run are not affected.  Raises `UsageError` if this server has no such tool, or if the tool belongs to
+        a mounted server.
+        """
         self.catalog.remove_tool(name)
 
     @overload
@@ -240,11 +273,17 @@ class Server:
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def resource(self, uri: Any = None, **options: Any) -> Any:
-        """Make a resource of a function: one URI, or all that a template such as ``notes://{name}`` stands for, whose
-        variables are its parameters."""
+        """Register a function that reads a resource: `@server.resource("notes://today")`.
 
+        `uri` is one URI, or a template such as ``notes://{name}`` for many of them; the variables of the template are
+        the parameters of the function.  The function returns text, bytes, resource contents or data for JSON.
+
+        `mime_type`, `size` and `cache` describe the contents; the other options are those of `tool`.
+
+        Raises `UsageError` for a URI that is taken or invalid, or if parameters and variables differ.
+        """
         if not isinstance(uri, str):
-            raise UsageError('a resource has a URI; write @server.resource("notes://{name}")')
+            raise UsageError('a resource needs a URI; write @server.resource("notes://{name}")')
 
         def register(function: F) -> F:
             self.catalog.add(_made(registration.resource_of, options, function, uri))
@@ -263,7 +302,10 @@ class Server:
         replay: bool = False,
         **other: Never,
     ) -> None:
-        """Add a resource that `handler(ctx, uri)` reads."""
+        """Add a resource that is described by hand; `handler(ctx, uri)` reads it.
+
+        Raises `UsageError` for a URI that is taken or invalid, or a handler with other parameters.
+        """
         handler = _handler_of("resource", resource, handler, other)
         options: dict[str, Any] = {
             "cache": cache,
@@ -284,7 +326,11 @@ class Server:
         replay: bool = False,
         **other: Never,
     ) -> None:
-        """Add the resources that a template stands for, which `handler(ctx, uri, variables)` reads."""
+        """Add a resource template that is described by hand; `handler(ctx, uri, variables)` reads its resources.
+
+        `variables` is a dict of strings.  Raises `UsageError` for a template that is taken or invalid, or a handler
+        with other parameters.
+        """
         handler = _handler_of("template", template, handler, other)
         options: dict[str, Any] = {
             "cache": cache,
@@ -295,9 +341,11 @@ class Server:
         self.catalog.add(registration.raw_template(template, handler, **options))
 
     def remove_resource(self, uri: str) -> None:
+        """Remove a resource and notify clients.  Raises `UsageError` as `remove_tool` does."""
         self.catalog.remove_resource(uri)
 
     def remove_template(self, uri_template: str) -> None:
+        """Remove a resource template and its completions, and notify clients.  Raises `UsageError` as `remove_tool`."""
         self.catalog.remove_template(uri_template)
 
     @overload
@@ -316,7 +364,13 @@ class Server:
         replay: bool = False,
     ) -> Callable[[F], F]: ...
     def prompt(self, function: Any = None, **options: Any) -> Any:
-        """Make a prompt of a function whose parameters are text; what it returns are the messages."""
+        """Register a function as a prompt: `@server.prompt`, or `@server.prompt(name="greeting", ...)`.
+
+        Its parameters are the arguments of the prompt, and must be strings.  It returns the messages: text, content, a
+        `PromptMessage`, a list of these, or a `GetPromptResult`.  The options are those of `tool`.
+
+        Raises `UsageError` for a name that is taken, or a parameter that is not text.
+        """
         return self._decorate("prompt", registration.prompt_of, function, options)
 
     def add_prompt(
@@ -329,13 +383,18 @@ class Server:
         replay: bool = False,
         **other: Never,
     ) -> None:
-        """Add a prompt; `handler(ctx, arguments)` gets all that are required."""
+        """Add a prompt that is described by hand.
+
+        `handler(ctx, arguments)` gets a dict of strings with all required arguments.  Raises `UsageError` for a name
+        that is taken, or a handler with other parameters.
+        """
         handler = _handler_of("prompt", prompt, handler, other)
         self.catalog.add(
             registration.raw_prompt(prompt, handler, thread=thread, abandon_on_cancel=abandon_on_cancel, replay=replay)
         )
 
     def remove_prompt(self, name: str) -> None:
+        """Remove a prompt and its completions, and notify clients.  Raises `UsageError` as `remove_tool` does."""
         self.catalog.remove_prompt(name)
 
     @overload
@@ -350,9 +409,18 @@ class Server:
         abandon_on_cancel: bool = True,
     ) -> Callable[[F], F]: ...
     def completion(self, ref: Any = None, argument: str | None = None, **options: Any) -> Any:
-        """Make a function complete arguments: those of one prompt or URI template, or one of them, or (bare) all that
-        have no completion of their own.  It takes by name what it needs of `value`, `arguments` (those that have a
-        value already), `argument` (the name) and `ref`, and returns the values, best first."""
+        """Register a function that completes arguments of prompts and variables of resource templates.
+
+        - `@server.completion("greeting", "name")`: the argument "name" of the prompt "greeting".
+        - `@server.completion("notes://{name}")`: all arguments of this prompt or template.
+        - `@server.completion`: all arguments that have no completion of their own.
+
+        The function takes any of these parameters, by name: `value` (the text so far), `arguments` (the arguments that
+        have a value already), `argument` (its name), `ref` (the prompt or template), and a `Context`.  It returns a
+        list of strings, best first, or a `Completion`.
+
+        Raises `UsageError` if there is no such prompt, template or argument, or if it has a completion already.
+        """
         if callable(ref):
             return self.completion(**options)(ref)
 
@@ -366,20 +434,23 @@ class Server:
         if function is None:
             return lambda function: self._decorate(kind, make, function, options)
         if not callable(function):
-            how = f"options have names: @server.{kind}(name={function!r})"
+            how = f"give options by name: @server.{kind}(name={function!r})"
             raise UsageError(f"a decorator takes a function, got {function!r}; {how}")
         self.catalog.add(_made(make, options, function))
         return function
 
     def mount(self, other: Server, *more: Never, prefix: str = "") -> None:
-        """Show everything that `other` has, now and later, with `prefix` before the names of tools and prompts.
+        """Show all entries of another server in this one, now and in the future.
 
-        URIs stay as they are.  The other's middleware and filter go on working for what is its own, after ours, and its
-        lifespan is entered with ours.  Raises `UsageError` for a clash of names, which mounts nothing, for a
-        relay, and while the server runs.
+        `prefix` is put before the names of tools and prompts; URIs do not change.  A request for an entry of `other`
+        passes through the middleware and filter of this server, then through those of `other`.  The lifespan of `other`
+        is entered with the one of this server.
+
+        Raises `UsageError` if a name or URI is taken (then nothing is mounted), if `other` is a relay, or if this
+        server is running.
         """
         if more:
-            raise UsageError(f"mount takes one Server, and a prefix by name; write {_MOUNT}")
+            raise UsageError(f"mount takes one Server, and the prefix by name; write {_MOUNT}")
         if not isinstance(other, Server):
             raise UsageError(f"mount takes a Server, got {kind_of(other)}; write {_MOUNT}")
         if self._runs:
@@ -396,51 +467,54 @@ class Server:
         scopes: Collection[str] = (),
         implies: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        """Demand an access token for every request by HTTP, WebSockets included; other streams are not concerned.
+        """Require an access token for every HTTP request, including WebSockets.  stdio and other streams need none.
 
-        `verify(token)`, an `async def` or a `def` that does not wait, says who holds it, by a `Principal`, or None if
-        it is not accepted: it has expired, say, or was issued for another server, which only `verify` can know.  When
-        it cannot tell now it raises `CannotVerify`.  `trio_mcp.jwks` has one for JWTs.
+        - `verify(token)`: returns the `Principal` of the token, or None to refuse the token, for example because it has
+          expired or was issued for another server.  It raises `CannotVerify` if it cannot tell now.  It is an
+          `async def`, or a `def` that does not wait.  `trio_mcp.oauth` has one for JWTs.
+        - `authorization_servers`: the issuers of the tokens.  Clients find them in the metadata of the resource
+          (RFC 9728), which is served beside the endpoint.
+        - `resource`: the URL of the endpoint as clients know it, "https://example.com/mcp".  The default is
+          `public_url` of `serve_http`.
+        - `scopes`: the scopes that every request needs.  A call of a tool also needs the `scopes` of the tool.
+        - `implies`: scopes that include others, such as ``{"notes:write": ["notes:read"]}``.
 
-        `resource` is the URL of the endpoint as clients know it, "https://example.com/mcp"; without it `public_url` of
-        `serve_http` says so.  `authorization_servers` are the issuers of its tokens: clients find them in the metadata
-        of the resource (RFC 9728), which is served beside the endpoint.  `scopes` are needed for every request, those
-        of a tool for its calls; `implies` says which scopes stand for others: ``{"notes:write": ["notes:read"]}``.
-
-        Raises `UsageError` for what cannot be, for plain http beyond loopback, and while the server runs.
+        Raises `UsageError` for invalid URLs or scopes, for plain http except on loopback, and while the server runs.
         """
         from trio_mcp.core.oauth.resource import Protection
 
         if self._runs:
-            raise UsageError("a running server cannot be protected any more; protect it before it runs")
+            raise UsageError("a running server cannot be protected; call protect before the server runs")
         self.protection = Protection(verify, authorization_servers, resource, scopes, implies or {})
 
     # Changes.
 
     def notify_list_changed(self, *lists: ListName) -> None:
-        """Tell clients that these lists are to be read again.  Adding and removing says so by itself."""
+        """Notify clients that these lists have changed: "tools", "prompts" or "resources".
+
+        Adding and removing entries does this by itself; call it when the result of `filter` changes.  It may be called
+        from any thread.  Raises `UsageError` for another name, or if the server was created with `list_changed=False`.
+        """
         for name in lists:
             if name not in CHANGES:
-                raise UsageError(f"{name!r} is no list; there are {', '.join(CHANGES)}")
-            self._check_told("listChanged", f"the change of {name}")
+                raise UsageError(f"unknown list {name!r}; the lists are {', '.join(CHANGES)}")
+            self._check_notifies("listChanged", f"a change of {name}")
             self._publish(CHANGES[name])
 
     def notify_resource_updated(self, uri: str) -> None:
-        """Tell clients that subscribed to it that a resource is to be read again.
+        """Notify the clients that subscribed to this resource that its contents have changed.
 
-        Both, and all that adds and removes, may be called from any thread.
+        It may be called from any thread.  Raises `UsageError` if the server was created with `subscribe=False`.
         """
         if not isinstance(uri, str):
-            raise UsageError(f"a resource is told by its URI, text; not {type(uri).__name__}")
-        self._check_told("subscribe", "the change of a resource")
+            raise UsageError(f"uri must be a str, got {type(uri).__name__}")
+        self._check_notifies("subscribe", "a change of a resource")
         self._publish(resource_updated(uri))
 
-    def _check_told(self, what: str, change: str) -> None:
-        if not self._told[what]:
-            option = "list_changed" if what == "listChanged" else what
-            raise UsageError(
-                f"{change} cannot be told: the server was made with {option}=False, so no client waits for it"
-            )
+    def _check_notifies(self, capability: str, change: str) -> None:
+        if not self._told[capability]:
+            option = "list_changed" if capability == "listChanged" else capability
+            raise UsageError(f"clients cannot be notified of {change}: the server was created with {option}=False")
 
     def _publish(self, change: ChangeEvent) -> None:
         for run in tuple(self._runs):
@@ -452,12 +526,15 @@ class Server:
 
         await serve_stream(self, stream, shutdown_timeout=0)  # a client that closes its end reads nothing more
 
-    # What it is.
+    # Identity and statistics.
 
     def offer(self) -> Offer:
-        """What the server says about itself: what it has, and what it ever had, since clients may still ask for it."""
+        """Return the identity and capabilities to declare to clients.
+
+        A capability stays after its last entry was removed, because clients may still ask for it.
+        """
         kinds = self.catalog.kinds
-        if self._offer is None or len(kinds) != self._offered:  # asked for each message; and kinds only grow
+        if self._offer is None or len(kinds) != self._offered:  # called for each message; `kinds` only grows
             self._offered = len(kinds)
             capabilities: dict[str, Any] = {"logging": {}, **self._experimental}
             for name in sorted(self._offers | kinds):
@@ -466,8 +543,10 @@ class Server:
         return self._offer
 
     def statistics(self) -> Statistics:
-        """How many connections, requests, waiting handlers and listeners there are, over all runs.  A mounted server
-        takes part in those of the server that it is mounted in."""
+        """Return the numbers of connections, requests, parked handlers and listeners, summed over all runs.
+
+        A mounted server counts the runs of the server that it is mounted in.
+        """
         each = [run.statistics() for run in self._runs]
         return Statistics(
             sum(run.connections for run in each),
@@ -481,28 +560,35 @@ class Server:
     # Running.
 
     def running(self) -> AbstractAsyncContextManager[object]:
-        """The server runs as long as the block: every connection served meanwhile shares its lifespan, its limits and
-        its listeners, and handlers that wait for an answer may get it on another connection.
+        """Run the server for the length of the block: ``async with server.running(): ...``
 
-        What the block raises leaves it unchanged.  Connections that are still open at its end are closed then.
+        All connections that are served meanwhile share one lifespan, one set of limits and one set of subscriptions.  A
+        handler that waits for an answer may get it on another connection.  The end of the block closes connections that
+        are still open.
+
+        An exception of the block passes through unchanged.  Raises `UsageError` if the server is running already.
+        Inside the block, call `serve_stream`, `serve_stdio` or `serve_http`.
         """
         return _RunningServer(self, shared=True)
 
     def draining(self, seconds: float) -> AbstractAsyncContextManager[None]:
-        """The server ends in good order.  From the beginning of the block no new request is taken, nor a connection
-        served that begins; what runs goes on, and each connection ends when it has nothing left.  The end of the block
-        waits for all of them, and for the lifespans of runs that end with them, until `seconds` after its beginning
-        (`math.inf`: as long as it takes).  What is left then
-        is cancelled, and answered with an error for which there is a second; it is stopped without one if the block is
-        cancelled or raises.
+        """Shut the server down gracefully: ``async with server.draining(5): pass``
 
-        A server that was drained may run again; `running` blocks that it left behind serve nobody any more.
+        1. From the start of the block the server refuses new requests and new connections.  Calls that run go on.  Each
+           connection closes when its last call has ended.
+        2. The end of the block waits for all connections, and for the lifespans of runs that end with them, until
+           `seconds` after the start of the block (`math.inf`: without a limit).
+        3. Then calls that still run are cancelled and answered with an error, for which they have one second.  If the
+           block is cancelled or raises, they are stopped without an answer.
+
+        A server that was drained may run again, but `running` blocks that were open then serve no client any more.
+        Raises `UsageError` if `seconds` is not a number of at least 0.
         """
-        check_seconds("what draining may take", seconds)
+        check_seconds("seconds", seconds)
         return Draining(self._own, seconds)
 
     def joined(self) -> AbstractAsyncContextManager[Run]:
-        """The run that a connection belongs to; for transports."""
+        """Return a block whose value is the run for a new connection; for transports."""
         if self._shared is not None:
             return contextlib.nullcontext(self._shared)
         return _RunningServer(self, shared=False)
@@ -522,20 +608,25 @@ class Server:
         tap: Tap | None = None,
         **options: Unpack[HttpOptions],
     ) -> None:
-        """Serve as the purpose of this process; for the end of a script.  Inside a Trio program use `serve_stdio`,
-        `serve_http` or `serve_stream`.
+        """Serve until the process ends; the last line of a script.
 
-        That is one client on standard input and output, until it closes them or has gone; or, with `http`, all that
-        come to an address such as ``127.0.0.1:3000`` (port 0 takes any; a line on stderr says where), or, with `unix`,
-        to a socket file, with the options of `serve_http`.  Raises SystemExit: 130 after Ctrl-C, 143 after SIGTERM, 1
-        with one line where it cannot begin.  Calls that run at the end of input, or when SIGTERM comes, have
-        `shutdown_timeout` seconds; three seconds later the process ends in any case.  It never waits for the reader of
-        its standard error.  `tap` sees all that is said: with `print` it is on standard error of a server on stdio.
+        - `server.run()` serves one client on stdin and stdout, until the client closes stdin or goes away.
+        - `server.run(http="127.0.0.1:3000")` serves HTTP.  Port 0 takes a free port; a line on stderr shows the URL.
+        - `server.run(unix="/run/notes.sock")` serves HTTP on a Unix socket.
+
+        HTTP takes `ssl_context` and the options of `serve_http`.  `tap(direction, data)` sees all messages; a server on
+        stdio may use `tap=print`, which prints to stderr.
+
+        Calls that run when stdin ends or SIGTERM arrives have `shutdown_timeout` seconds to finish.  The process ends
+        three seconds later in any case.
+
+        Raises `SystemExit`: 130 after Ctrl-C, 143 after SIGTERM, 1 with a message if it cannot start.  Raises
+        `UsageError` inside a Trio program; there, use `serve_stdio`, `serve_http` or `serve_stream`.
         """
         if "transport" in options or (address and address[0] in _TRANSPORTS):
-            raise TypeError('transports have no names here: run() serves stdio, run(http="127.0.0.1:3000") HTTP')
+            raise TypeError('run() takes no transport name: run() serves stdio, run(http="127.0.0.1:3000") serves HTTP')
         if address:
-            raise TypeError(f"say by name what it is: run(http={address[0]!r}) serves HTTP at an address")
+            raise TypeError(f"give the address by name: run(http={address[0]!r})")
         if options:
             _check_http_options(options)
         if http is not None or unix is not None:
@@ -543,7 +634,7 @@ class Server:
             return
         if ssl_context is not None or options:
             which = min(options, default="ssl_context")
-            raise TypeError(f'{which} is an option for HTTP, which is served by run(http="127.0.0.1:3000")')
+            raise TypeError(f'{which} is an option for HTTP; to serve HTTP, write run(http="127.0.0.1:3000")')
         from trio_mcp.server.stdio import run
 
         run(self, shutdown_timeout=shutdown_timeout, tap=tap)
@@ -560,7 +651,7 @@ class Server:
         from trio_mcp.server.http.listener import serve_http
 
         if http is not None and unix is not None:
-            raise UsageError("a server listens at an address or at a unix socket; give one of http and unix")
+            raise UsageError("give either http or unix, not both: a server has one address or one Unix socket")
         at = () if http is None else place(http)
         told = _Announcement(self, unix)
         live(
@@ -571,7 +662,7 @@ class Server:
 
 
 _MOUNT = 'server.mount(other, prefix="notes_")'
-# What other packages call them, in this place.
+# Names of transports that other packages take as the first argument of `run`.
 _TRANSPORTS = ("stdio", "sse", "http", "streamable-http", "streamable_http")
 
 
@@ -593,7 +684,7 @@ def _check_http_options(options: HttpOptions) -> None:
 
 
 class _MiddlewareList(tuple[Middleware, ...]):
-    """Says how middleware is given, where it is taken for a decorator."""
+    """The `middleware` of a server.  Raises an error with the line to write if it is called as a decorator."""
 
     __slots__ = ()
 
@@ -604,21 +695,21 @@ class _MiddlewareList(tuple[Middleware, ...]):
 def _handler_of(
     kind: str, described: object, handler: Callable[..., Any] | None, other: Mapping[str, object]
 ) -> Callable[..., Any]:
-    """The handler of what is described by hand.  A function alone is what a decorator takes."""
+    """Check the arguments of an `add_` method, and return its handler."""
     model, takes = _RAW[kind]
     if inspect.isroutine(described):
         made = 'resource("notes://today")' if kind in ("resource", "template") else kind
         write = f"server.{made}({described.__name__})"
         raise UsageError(f"add_{kind} takes a {model} and a handler, got a function; write {write}")
     if other:
-        raise TypeError(f"add_{kind} has no option {min(other)!r}; what clients are told is in the {model}")
+        raise TypeError(f"add_{kind} has no option {min(other)!r}; describe the {kind} in the {model} object")
     if handler is None:
         write = f"server.add_{kind}({model}(...), handler), with async def handler({takes})"
         raise UsageError(f"add_{kind} needs a handler; write {write}")
     return handler
 
 
-# By the kind of what is described by hand: its class, and what its handler takes.
+# For each `add_` method: the class that it takes, and the parameters of its handler.
 _RAW = {
     "tool": ("Tool", "ctx, arguments"),
     "resource": ("Resource", "ctx, uri"),
@@ -628,7 +719,7 @@ _RAW = {
 
 
 class _Announcement:
-    """Says on stderr where a server listens.  Nothing else goes out on stdout either, which is the program's."""
+    """A task status that prints the URL of the server to stderr.  Standard output belongs to the program."""
 
     def __init__(self, server: Server, unix: str | os.PathLike[str] | None) -> None:
         self._name = server._info["name"]
@@ -638,13 +729,13 @@ class _Announcement:
         assert value is not None
         where = value.local_url if self._unix is None else os.fspath(self._unix)
         where += f", for {value.url}" if value.url != where else ""
-        print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # that is what it is for
+        print(f"{self._name} listens at {where}", file=sys.stderr, flush=True)  # noqa: T201  # the operator reads it
 
 
 class _RunningServer:
-    """A run of a server, as a block.
+    """The block of one run: enters the lifespans, opens the nursery, and stops the run at the end.
 
-    A class, and no generator that would have to be in this block for as long: see `groups`.
+    A class and not a generator, for the reason given in `transport.nursery`.
     """
 
     __slots__ = ("_run", "_server", "_shared", "_stack")
@@ -669,7 +760,7 @@ class _RunningServer:
                     begun = part.lifespan(part)
                     if not isinstance(begun, AbstractAsyncContextManager):
                         raise UsageError(
-                            f"lifespan gave {type(begun).__name__}, which is no async context manager; "
+                            f"lifespan must return an async context manager, got {type(begun).__name__}; "
                             "write @contextlib.asynccontextmanager above it"
                         )
                     lifespan = _LifespanGuard(begun, part._info["name"])
@@ -702,13 +793,13 @@ class _RunningServer:
         except BaseExceptionGroup as group:
             if not is_but(group, error):
                 raise
-            return False  # the nursery of a lifespan gives back what has passed through it in a group
+            return False  # the nursery of a lifespan wraps an exception that passes through it in a group
         finally:
             self._run.ended.set()
 
 
 class _LifespanGuard(AbstractAsyncContextManager[Any]):
-    """A lifespan of the author.  It may end the run, but not without a word, as a cancellation would."""
+    """Wraps the author's lifespan.  A lifespan may end the run by cancelling it, but then the reason is reported."""
 
     __slots__ = ("_given", "_name")
 
@@ -734,13 +825,13 @@ class _LifespanGuard(AbstractAsyncContextManager[Any]):
                 raise
             raise failure from raised
         if ended and stale(error, "the lifespan") is not None:
-            _log.warning("%s ends: its lifespan has cancelled what runs within it", self._name)
+            _log.warning("%s stops: its lifespan has cancelled the tasks inside it", self._name)
         return ended
 
 
 def _made(make: Callable[..., Any], options: Mapping[str, Any], *given: Any) -> Any:
-    """What a decorator registers.  Says which options there are to who gives another."""
+    """Make the entry that a decorator registers.  Raises TypeError for an unknown option."""
     known = [each.name for each in inspect.signature(make).parameters.values() if each.kind is each.KEYWORD_ONLY]
     if unknown := options.keys() - set(known):
-        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
+        raise TypeError(f"unknown option {min(unknown)!r}; the options are {', '.join(known)}")
     return make(*given, **options)
