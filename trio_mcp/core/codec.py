@@ -1,20 +1,26 @@
 """Models to and from JSON, per revision.
 
-`from_json` reads what a peer sent, `to_json` writes what we send; `REQUESTS` and `NOTIFICATIONS` say which classes
-belong to which method.  JSON here means dicts, lists and scalars: bytes are `jsonrpc`'s.
+`from_json` reads an object from a peer, `to_json` writes an object for a peer; `REQUESTS` and `NOTIFICATIONS` say which
+classes belong to which method.  JSON here means dicts, lists and scalars; `jsonrpc` reads and writes the bytes.
 
-Reading is the same for every revision.  Scalars are taken exactly (`True` is no integer, `"1"` no number; an integer
-may stand where a number may), null counts as absence unless it is a value there, unknown members are no error and stay
-in `raw`.  What does not fit is `MalformedContent` inside a list or a map of objects, so that one bad tool does not hide
-the others, and a `RemoteProtocolError` that names the place anywhere else; with `strict=True` it is always that.  Of a
-list with very many of them only the first are kept (`MAX_MALFORMED`), and how many there were.  Contents are not
-repeated in errors, as they may be secret.
+Reading is the same for every revision:
 
-Writing is for one revision.  What it does not know is left out or refused as the marks on classes and fields say; what
-it wants said differently stands in `_SAID_DIFFERENTLY`.  The unknown members of a received object go out again.
+- Scalars are taken exactly: `True` is not an integer and `"1"` is not a number.  An integer is accepted as a number.
+- Null counts as absent, unless null is a value in that place.
+- Unknown members are no error and stay in `raw`.
+- A value of the wrong shape becomes `MalformedContent` inside a list or a map of objects, so that one bad tool does not
+  hide the others.  In any other place, and everywhere with `strict=True`, it raises a `RemoteProtocolError` that names
+  the place.
+- A list with very many bad elements keeps only the first `MAX_MALFORMED` of them, and the number of the others.
+- Errors do not repeat the peer's values, because they may be secret.
 
-The annotations of the models drive both.  Each class becomes a function, on its first use in a direction and revision,
-as most programs meet a few classes in one revision.  Those that write are made by cattrs, which is imported then, too.
+Writing is for one revision.  A class or field that the revision does not know is left out or refused, as its marks say.
+An object that the revision spells in another way is converted first (`_CONVERSIONS`).  The unknown members of a
+received object are written again.
+
+The annotations of the models drive both directions.  Each class is compiled to one function on its first use, for each
+direction and revision: most programs meet a few classes in one revision.  cattrs makes the functions that write, and is
+imported on their first use, too.
 """
 
 from __future__ import annotations
@@ -63,20 +69,21 @@ def from_json(shape: type[M], data: Json, *, strict: bool = False) -> M: ...
 @overload
 def from_json(shape: UnionType, data: Json, *, strict: bool = False) -> Model: ...
 def from_json(shape: Any, data: Json, *, strict: bool = False) -> Model:
-    """An object of `shape`, which is a model or a union of models.  Raises `RemoteProtocolError` if it is none."""
+    """Read `data` as `shape`, a model or a union of models.  Raises `RemoteProtocolError` if it does not fit."""
     try:
-        found: Model = _readers(strict)[shape](data)
-    except _Mismatch as misfit:
-        wanted = " or ".join(member.__name__ for member in _members(shape))
-        raise RemoteProtocolError(f"{wanted}: {misfit}") from None
-    return found
+        result: Model = _readers(strict)[shape](data)
+    except _Mismatch as mismatch:
+        expected = " or ".join(member.__name__ for member in _members(shape))
+        raise RemoteProtocolError(f"{expected}: {mismatch}") from None
+    return result
 
 
 def to_json(value: Model, revision: Revision) -> JsonObject:
-    """`value` as `revision` has it.  Raises `NotInThisRevision` where that would lose the meaning.
+    """Write `value` for `revision`.  Raises `NotInThisRevision` if `revision` cannot express its meaning.
 
-    Structured content that `revision` cannot carry (before 2025-06-18 any, before 2026-07-28 what is no object) is
-    said by the text of `content`; if there is no text, a block with the JSON is added.
+    Before 2025-06-18 there is no structured content, and before 2026-07-28 it is always an object.  For a revision that
+    cannot carry the structured content, the text of `content` takes its place; if there is no text, a block with the
+    JSON is added.
     """
     if not isinstance(revision, Revision):
         raise UsageError(f"to_json writes for a Revision, such as REVISIONS[name], not {type(revision).__name__}")
@@ -85,6 +92,8 @@ def to_json(value: Model, revision: Revision) -> JsonObject:
 
 
 class Shapes(NamedTuple):
+    """The models of one method."""
+
     params: Shape
     result: Shape
 
@@ -130,7 +139,7 @@ NOTIFICATIONS: Mapping[str, type[Model]] = MappingProxyType(
 
 
 def _wire(field: attrs.Attribute[Any]) -> str:
-    """The one rule for names: `_meta`, and all others in camel case.  A field that is private goes by its alias."""
+    """The name of a field on the wire: `_meta`, or the alias in camel case.  A private field has a public alias."""
     name = str(field.alias)
     first, *rest = name.split("_")
     return "_meta" if name == "meta" else first + "".join(part.capitalize() for part in rest)
@@ -159,17 +168,17 @@ _JSON_NAMES = {
 _SCALARS: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
-_Takes: TypeAlias = Mapping[type, Callable[[Any], Any]]  # for each kind of JSON value, a function that takes it
+_ReadersByType: TypeAlias = Mapping[type, Callable[[Any], Any]]  # a reader for each accepted type of JSON value
 
-# A message of 4 MiB has room for two million zeros in the place of tools.  Each `MalformedContent` says where to look,
-# and nobody looks at more than some; beyond, only how many they are is kept.
+# A message of 4 MiB has room for two million zeros in the place of tools.  Each `MalformedContent` says where the fault
+# is, and a reader needs only some of them; of the others only the number is kept.
 MAX_MALFORMED = 100
-"""How many `MalformedContent` elements of one list are kept.  The `why` of the last one tells how many more there
-were."""
+"""How many `MalformedContent` elements of one list are kept.  The `why` of the last one gives the number of elements
+that were dropped."""
 
 
 class _Mismatch(Exception):
-    """Something is not as the protocol says; `steps` lead to it."""
+    """A value that breaks the protocol; `steps` lead to it."""
 
     def __init__(self, why: str, *steps: str | int) -> None:
         self.why = why
@@ -180,130 +189,131 @@ class _Mismatch(Exception):
 
     def __str__(self) -> str:
         if not self.steps:
-            return self.why  # the same text for all elements of a kind
-        # The keys of a map are a peer's own words: no more of them than finding the place takes.
+            return self.why  # all elements with this fault share one text
+        # The peer chooses the keys of a map: show no more of a key than is needed to find the place.
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{ascii(step)[1:-1][:40]}" for step in self.steps)
         return f"{path.removeprefix('.')}: {self.why}"
 
 
 class _Construction(NamedTuple):
-    """How an object of a class is made: begun, then its fields are put into it, in order, then finished if need be."""
+    """How to make an object of a class: call `begin`, set each field in order, then call `finish` unless it is None."""
 
     begin: Callable[[], Any]
-    puts: Sequence[Callable[[Any, Any], object]]
+    setters: Sequence[Callable[[Any, Any], object]]
     finish: Callable[[Any], Any] | None
 
 
-def _making(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Construction:
+def _construction(cls: type[Model], fields: Sequence[attrs.Attribute[Any]]) -> _Construction:
     if "__attrs_post_init__" in dir(cls) or any(field.validator or field.converter for field in fields):
-        # It checks or changes what it is given, and wants to know at once that it was received.
+        # Its `__init__` checks or changes the values, and has to see `raw` with them.
         names = [str(field.alias) for field in fields]
         return _Construction(
             list, [list.append] * len(fields), lambda values: cls(**dict(zip(names, values, strict=True)))
         )
-    # Nothing of its own would happen in its `__init__`, and this takes half as long.
+    # Its `__init__` would only set the fields, and this takes half as long.
     return _Construction(partial(cls.__new__, cls), [getattr(cls, field.name).__set__ for field in fields], None)
 
 
 class _Readers(dict[Any, Callable[..., Any]]):
-    """A function for each shape, made when it is first asked for."""
+    """A function that reads, for each shape; it is made on the first use of the shape."""
 
     def __init__(self, strict: bool) -> None:
         self.strict = strict
 
     def __missing__(self, shape: Any) -> Callable[..., Any]:
-        read = self.model(shape) if isinstance(shape, type) else self.of(shape)
+        read = self.model(shape) if isinstance(shape, type) else self.any_of(shape)
         self[shape] = read if shape is not models.CallToolResult else lambda data: _one_text(data) or read(data)
         return self[shape]
 
     def model(self, cls: type[Model]) -> Callable[..., Any]:
         fields = attrs.fields(attrs.resolve_types(cls))
-        begin, puts, finish = _making(cls, fields)
-        put_raw = puts[0]
+        begin, setters, finish = _construction(cls, fields)
+        set_raw = setters[0]
         parts = [
-            (_wire(field), put, field.default, *self.field(field)) for field, put in zip(fields, puts, strict=True)
+            (_wire(field), set_field, field.default, *self.field(field))
+            for field, set_field in zip(fields, setters, strict=True)
         ][1:]
         required = [_wire(field) for field in fields if field.default is attrs.NOTHING]
         constants = [(key, constant) for key, constant in cls.MARKS.items() if constant]
 
         def read(data: Json) -> Any:
             if type(data) is not dict:
-                raise _Mismatch(_unlike("object", data))
+                raise _Mismatch(_wrong_type("object", data))
             for key, constant in constants:
                 if data.get(key) != constant:
                     raise _Mismatch(f'expected "{constant}"', key)
             for key in required:
                 if key not in data:
                     raise _Mismatch("missing", key)
-            found = begin()
-            put_raw(found, data)
-            for key, put, default, takes, expected in parts:
+            result = begin()
+            set_raw(result, data)
+            for key, set_field, default, readers, expected in parts:
                 if key not in data:
-                    put(found, default)
+                    set_field(result, default)
                     continue
                 value = data[key]
-                take = _same if takes is None else takes.get(type(value))
-                if take is _same:
-                    put(found, value)
-                elif take is None:
-                    raise _Mismatch(_unlike(expected, value), key)
+                read_value = _same if readers is None else readers.get(type(value))
+                if read_value is _same:
+                    set_field(result, value)
+                elif read_value is None:
+                    raise _Mismatch(_wrong_type(expected, value), key)
                 else:
                     try:
-                        put(found, take(value))
-                    except _Mismatch as misfit:
-                        raise misfit.within(key) from None
-            return found if finish is None else finish(found)
+                        set_field(result, read_value(value))
+                    except _Mismatch as mismatch:
+                        raise mismatch.within(key) from None
+            return result if finish is None else finish(result)
 
         return read
 
-    def field(self, field: attrs.Attribute[Any]) -> tuple[_Takes | None, str]:
-        """What it takes, and what that is called; None: anything."""
+    def field(self, field: attrs.Attribute[Any]) -> tuple[_ReadersByType | None, str]:
+        """The readers of a field, and the name of the expected type; None if the field accepts any value."""
         members = _members(field.type)
-        return (None, "") if Any in members else self.takes(members)
+        return (None, "") if Any in members else self.by_type(members)
 
-    def of(self, annotation: Any) -> Callable[[Json], Any]:
+    def any_of(self, annotation: Any) -> Callable[[Json], Any]:
         members = _members(annotation)
         if Any in members:
             return _same
-        takes, expected = self.takes(members)
+        readers, expected = self.by_type(members)
 
         def read(value: Json) -> Any:
-            take = takes.get(type(value))
-            if take is None:
-                raise _Mismatch(_unlike(expected, value))
-            return take(value)
+            read_value = readers.get(type(value))
+            if read_value is None:
+                raise _Mismatch(_wrong_type(expected, value))
+            return read_value(value)
 
         return read
 
-    def takes(self, members: Sequence[Any]) -> tuple[_Takes, str]:
-        """What takes the values that may stand there, and what they are called."""
-        takes: dict[type, Callable[[Any], Any]] = {}
+    def by_type(self, members: Sequence[Any]) -> tuple[_ReadersByType, str]:
+        """The readers for the members of a union, and the name of the expected type for errors."""
+        readers: dict[type, Callable[[Any], Any]] = {}
         for member in members:
-            takes |= dict.fromkeys(_SCALARS.get(member, ()), _same)
+            readers |= dict.fromkeys(_SCALARS.get(member, ()), _same)
             origin = get_origin(member)
             if member is bytes:
-                takes[str] = _bytes_from_base64
+                readers[str] = _bytes_from_base64
             elif origin is Literal:
-                takes[str] = partial(_one_of, get_args(member))
+                readers[str] = partial(_one_of, get_args(member))
             elif origin is Sequence:
-                takes[list] = self.array(get_args(member)[0])
+                readers[list] = self.array(get_args(member)[0])
             elif origin is Mapping:
-                takes[dict] = self.map(get_args(member)[1])
+                readers[dict] = self.map(get_args(member)[1])
         shapes = [member for member in members if isinstance(member, type) and issubclass(member, Model)]
         if shapes:
-            takes[dict] = self.object(shapes, UnknownContent in members)
-        return takes, " or ".join(_JSON_NAMES[kind] for kind in takes if kind is not NoneType)
+            readers[dict] = self.object(shapes, UnknownContent in members)
+        return readers, " or ".join(_JSON_NAMES[kind] for kind in readers if kind is not NoneType)
 
     def element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
         if self.lenient(annotation):
             return self.lenient_element(annotation)
-        read = self.of(annotation)
+        read = self.any_of(annotation)
 
         def element(step: str | int, value: Json) -> Any:
             try:
                 return read(value)
-            except _Mismatch as misfit:
-                raise misfit.within(step) from None
+            except _Mismatch as mismatch:
+                raise mismatch.within(step) from None
 
         return element
 
@@ -311,16 +321,16 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return MalformedContent in _members(annotation) and not self.strict
 
     def lenient_element(self, annotation: Any) -> Callable[[str | int, Json], Any]:
-        takes, expected = self.takes(_members(annotation))
+        readers, expected = self.by_type(_members(annotation))
 
         def element(_: str | int, value: Json) -> Any:
-            take = takes.get(type(value))
-            if take is None:  # without an exception, as there can be millions
-                return MalformedContent(value, _unlike(expected, value))
+            read_value = readers.get(type(value))
+            if read_value is None:  # without an exception, because there can be millions
+                return MalformedContent(value, _wrong_type(expected, value))
             try:
-                return take(value)
-            except _Mismatch as misfit:
-                return MalformedContent(value, str(misfit))
+                return read_value(value)
+            except _Mismatch as mismatch:
+                return MalformedContent(value, str(mismatch))
 
         return element
 
@@ -338,7 +348,7 @@ class _Readers(dict[Any, Callable[..., Any]]):
                     bad += 1
                     if bad > MAX_MALFORMED:
                         continue
-                    last = index  # nothing is left out before it
+                    last = index  # also its index in `items`: no element before it was dropped
                 items.append(read)
             if bad > MAX_MALFORMED:
                 why = f"{items[last].why} (and {bad - MAX_MALFORMED} more elements after it, which are not kept)"
@@ -352,16 +362,17 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return _same if annotation is Any else lambda value: {key: element(key, item) for key, item in value.items()}
 
     def object(self, shapes: Sequence[type[Model]], open_ended: bool) -> Callable[[JsonObject], Any]:
+        """A function that chooses among `shapes` by their marks; `open_ended`: unknown kinds are `UnknownContent`."""
         if len(shapes) == 1:
             return lambda value: self[shapes[0]](value)
-        alike = all(cls.MARKS.keys() == {"type"} for cls in shapes)
-        by_type = {cls.MARKS["type"]: cls for cls in shapes} if alike else {}
+        only_types = all(cls.MARKS.keys() == {"type"} for cls in shapes)
+        by_type = {cls.MARKS["type"]: cls for cls in shapes} if only_types else {}
         marked = [] if by_type else [(cls, tuple(cls.MARKS.items())) for cls in shapes]
         fits_none = "fits none of " + ", ".join(cls.__name__ for cls in shapes)
 
         def pick(value: JsonObject) -> Any:
-            if type(kind := value.get("type")) is str and (likely := by_type.get(kind)) is not None:
-                return self[likely](value)
+            if type(kind := value.get("type")) is str and (cls_of_type := by_type.get(kind)) is not None:
+                return self[cls_of_type](value)
             for cls, marks in marked:
                 if all(key in value and constant in (None, value[key]) for key, constant in marks):
                     return self[cls](value)
@@ -372,12 +383,14 @@ class _Readers(dict[Any, Callable[..., Any]]):
         return pick
 
 
-_text_in_the_making, _result_in_the_making = thawed(TextContent), thawed(models.CallToolResult)
+_UnfrozenText, _UnfrozenResult = thawed(TextContent), thawed(models.CallToolResult)
 
 
 def _one_text(data: Json) -> Any:
-    """The result of a tool that is one text, as those of most are; None of any other.  Member by member it takes five
-    times as long, and that is a sixth of what a call by a stream costs a client."""
+    """Read a tool result that is one text, the most common kind; None for any other result.
+
+    The general way takes five times as long, and that is a sixth of the client's cost of a call on a stream.
+    """
     content = data.get("content") if type(data) is dict else None
     if type(content) is not list or len(content) != 1:
         return None
@@ -385,21 +398,23 @@ def _one_text(data: Json) -> Any:
     if type(block) is not dict or len(block) != 2 or block.get("type") != "text" or type(block.get("text")) is not str:
         return None
     kind, meta = data.get("resultType"), data.get("_meta")
-    if len(data) != 1 + (kind == "complete") + (type(meta) is dict):  # there is nothing else
+    if len(data) != 1 + (kind == "complete") + (type(meta) is dict):  # there are other members
         return None
-    text = _text_in_the_making()
+    text = _UnfrozenText()
     text.raw, text.annotations, text.meta, text.text = block, None, None, block["text"]
     text.__class__ = TextContent
-    result = _result_in_the_making()
+    result = _UnfrozenResult()
     result.raw, result.meta, result.result_type, result.content = data, meta, "complete", [text]
     result._structured_content, result._is_error = ABSENT, None
     result.__class__ = models.CallToolResult
     return result
 
 
-def _unlike(expected: str, value: Json) -> str:
+def _wrong_type(expected: str, value: Json) -> str:
     kind = type(value)
-    return intern(f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}")  # one text for millions
+    return intern(
+        f"expected {expected}, got {_JSON_NAMES.get(kind, kind.__name__)}"
+    )  # millions of elements share one text
 
 
 def _one_of(values: tuple[str, ...], value: str) -> str:
@@ -424,7 +439,7 @@ _readers = functools.cache(_Readers)
 
 
 class _Writers(dict[type, Write]):
-    """A function for each class, made when it is first asked for."""
+    """A function that writes, for each class; it is made on the first use of the class."""
 
     def __init__(self, revision: str) -> None:
         self.revision = revision
@@ -432,25 +447,25 @@ class _Writers(dict[type, Write]):
     def __missing__(self, cls: type) -> Write:
         if issubclass(cls, Model):
             write = self.model(cls) if cls.SINCE <= self.revision <= cls.UNTIL else self.refuse
-            where, say = _SAID_DIFFERENTLY.get(cls, ((), None))
-            if say is not None and self.revision in where:
-                write = self.differently(cls, write, say)
+            revisions, convert = _CONVERSIONS.get(cls, ((), None))
+            if convert is not None and self.revision in revisions:
+                write = self.converted(cls, write, convert)
         elif cls in (UnknownContent, MalformedContent):
             write = attrgetter("raw")
         else:
-            raise UsageError(f"{cls.__name__} is no object of the protocol")
+            raise UsageError(f"{cls.__name__} is not an object of the protocol")
         self[cls] = write
         return write
 
     def refuse(self, value: Model) -> Json:
         raise NotInThisRevision(type(value).__name__, self.revision)
 
-    def differently(self, cls: type[Model], write: Write, say: Callable[[Any, str], Model]) -> Write:
-        def differently(value: Model) -> Json:
-            value = say(value, self.revision)
+    def converted(self, cls: type[Model], write: Write, convert: Callable[[Any, str], Model]) -> Write:
+        def write_converted(value: Model) -> Json:
+            value = convert(value, self.revision)
             return write(value) if type(value) is cls else self[type(value)](value)
 
-        return differently
+        return write_converted
 
     def model(self, cls: type[Model]) -> Write:
         from cattrs.gen import make_dict_unstructure_fn, override
@@ -463,7 +478,8 @@ class _Writers(dict[type, Write]):
             known.add(wire)
             if field.metadata.get("since", V2024_11) <= self.revision <= field.metadata.get("until", V2026_07):
                 optional = field.default is None or field.default is ABSENT
-                hooks[field.name] = override(rename=wire, unstruct_hook=self.of(field.type), omit_if_default=optional)
+                hook = self.any_of(field.type)
+                hooks[field.name] = override(rename=wire, unstruct_hook=hook, omit_if_default=optional)
             else:
                 hooks[field.name] = override(omit=True)
                 vital += [field.name] * ("vital" in field.metadata)
@@ -481,15 +497,15 @@ class _Writers(dict[type, Write]):
 
         return write
 
-    def of(self, annotation: Any) -> Write:
-        """What to do with a field.  cattrs reads past a field whose function is its own `identity`."""
+    def any_of(self, annotation: Any) -> Write:
+        """A function that writes a field.  cattrs makes no call for a field whose function is its own `identity`."""
         from cattrs.fns import identity
 
         members = _members(annotation)
         if bytes in members:
             return _base64
         inside = [get_args(member)[-1] for member in members if get_origin(member) in (Sequence, Mapping)]
-        nested = self.of(inside[0]) if inside else identity
+        nested = self.any_of(inside[0]) if inside else identity
         allowed = frozenset(
             m for m in members if isinstance(m, type) and issubclass(m, Model | UnknownContent | MalformedContent)
         )
@@ -503,36 +519,40 @@ class _Writers(dict[type, Write]):
                 return [nested(item) for item in value]
             if inside and isinstance(value, Mapping):
                 return {key: nested(item) for key, item in value.items()}
-            wanted = re.sub(r"[\w.]+\.", "", str(annotation))
-            raise UsageError(f"{type(value).__name__} cannot stand where {wanted} is wanted")
+            expected = re.sub(r"[\w.]+\.", "", str(annotation))
+            raise UsageError(f"expected {expected}, got {type(value).__name__}")
 
         return write
 
 
 def _base64(value: Any) -> str:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise UsageError(f"{type(value).__name__} cannot stand where bytes are wanted")
+        raise UsageError(f"expected bytes, got {type(value).__name__}")
     return b64encode(value).decode()
 
 
 _writers = functools.cache(_Writers)
 
 
-# What some revisions want said differently, or cannot be told
+# Conversions of objects that some revisions write in another way, or cannot express
 
 
 def _with_object_output(tool: models.Tool, _: str) -> models.Tool:
-    """The root of an output schema was an object (tool-36).  Another one is left out: it only helps to validate."""
+    """Leave out an output schema whose root is not an object, as these revisions require (tool-36).
+
+    The schema only helps to validate.
+    """
     if tool.output_schema is None or tool.output_schema.get("type") == "object":
         return tool
     return attrs.evolve(tool, output_schema=None)
 
 
 def _with_object_or_text(result: Any, revision: str) -> Model:
-    """Structured content was an object (tool-34), and before that did not exist, when a text had to say it all.
+    """Write structured content as text if the revision cannot carry it.
 
-    It should be there as text in any case (tool-13), and where it was not, the clients of these revisions would get
-    nothing.  So whoever writes a tool for the newest revision is understood in all of them.
+    In 2025-06-18 and 2025-11-25 it is always an object (tool-34); earlier it did not exist.  A server should send it as
+    text in any case (tool-13).  If the server did not, clients of these revisions would get an empty result; with the
+    text, a tool that is written for the newest revision works in all of them.
     """
     structured = result.structured_content
     if not result.has_structured_content or (revision >= V2025_06 and isinstance(structured, Mapping)):
@@ -550,10 +570,10 @@ def _text_of(structured: Json) -> str:
         raise UsageError(f"structured_content cannot be written as JSON: {error}") from None
 
 
-def _with_one_block(said: Any, revision: str) -> Model:
-    if len(said.blocks) != 1:
+def _with_one_block(message: Any, revision: str) -> Model:
+    if len(message.blocks) != 1:
         raise NotInThisRevision("sampling content of several blocks", revision, "several messages")  # type-11
-    return attrs.evolve(said, content=said.blocks[0])  # type: ignore[no-any-return]
+    return attrs.evolve(message, content=message.blocks[0])  # type: ignore[no-any-return]
 
 
 def _with_plain_answers(result: forms.ElicitResult, revision: str) -> forms.ElicitResult:
@@ -573,7 +593,7 @@ def _with_id(params: forms.ElicitUrlParams, revision: str) -> forms.ElicitUrlPar
     return params
 
 
-_SAID_DIFFERENTLY: Mapping[type, tuple[tuple[str, ...], Callable[[Any, str], Model]]] = {
+_CONVERSIONS: Mapping[type, tuple[tuple[str, ...], Callable[[Any, str], Model]]] = {
     models.Tool: ((V2025_06, V2025_11), _with_object_output),
     models.CallToolResult: ((V2024_11, V2025_03, V2025_06, V2025_11), _with_object_or_text),
     ToolResultContent: ((V2025_11,), _with_object_or_text),
