@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trio_mcp import Limits, RemoteProtocolError
+from trio_mcp import Limits
 from trio_mcp.core.http.replies import ReplyReader
+from trio_mcp.errors import RemoteProtocolError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -67,7 +68,7 @@ FAULTS = {
     "no length": (OK + b"Content-Length: -1\r\n\r\n", "not one number"),
     "another coding": (OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "only chunked"),
     "no size": (CHUNKED + b"2\r\nhi\r\nsecret\r\n", "hexadecimal"),
-    "a wrong size": (CHUNKED + b"2\r\nhigh\r\n0\r\n\r\n", "where its size says"),
+    "a wrong size": (CHUNKED + b"2\r\nhigh\r\n0\r\n\r\n", "as many bytes as its size says"),
     "a long head": (OK + b"A: " + b"x" * 500, "Limits.header_bytes"),
     "a long head at once": (OK + b"A: " + b"x" * 500 + b"\r\n\r\n", "Limits.header_bytes"),
     "others for ever": (b"HTTP/1.1 102 Processing\r\n\r\n" * 20, "Limits.header_bytes"),

@@ -1,8 +1,8 @@
-"""Bodies that come in chunks (RFC 9112, 7.1), for both roles and without I/O.
+"""Read HTTP bodies in chunked framing (RFC 9112, 7.1), for both roles and without I/O.
 
-The reader is strict.  Where two readers of the same bytes disagree about the end of a body, a request or a reply can be
-smuggled past one of them; so every line ends with CRLF, and no line has a control character in it, not even in the
-extensions and trailers, of which nothing else is read.
+The reader is strict.  If two readers of the same bytes disagree about the end of a body, a request or a response can be
+smuggled past one of them.  So every line must end with CRLF and contain no control character.  This includes chunk
+extensions and trailers, whose content is otherwise ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["ChunkError", "ChunkReader", "take"]
 
 
 class ChunkError(Exception):
-    """The body is malformed, or a line of it is longer than it may be.  Nothing of the bytes is in the message."""
+    """The body is malformed, or one of its lines is too long.  The message contains none of the received bytes."""
 
 
 class _ChunkPart(Enum):
@@ -27,11 +27,11 @@ class _ChunkPart(Enum):
 
 
 class ChunkReader:
-    """The chunks of one body.
+    """Read the chunks of one body.
 
-    Call `read` with the buffer to which the bytes are appended, whenever there are more; any chunking of the bytes
-    gives the same content, and the same fault.  A line, and the whole trailer, may have `limit` bytes
-    (`Limits.header_bytes`).
+    Call `read` with the receive buffer each time bytes were appended to it.  The way the bytes are split changes
+    neither the content nor the error.  A line may have `limit` bytes (`Limits.header_bytes`), and so may the whole
+    trailer.
     """
 
     __slots__ = ("_limit", "_part", "_seen", "_trailer", "left")
@@ -39,20 +39,20 @@ class ChunkReader:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._part = _ChunkPart.SIZE
-        self._seen = 0  # bytes of the buffer in which no line ends
+        self._seen = 0  # bytes of the buffer already searched for a line end
         self._trailer = 0  # bytes of the trailer so far
         self.left = 0
-        """Bytes of the chunk at hand that have not come."""
+        """Bytes of the current chunk that have not arrived."""
 
     @property
     def done(self) -> bool:
-        """The end of the body was read; what is left in the buffer follows it."""
+        """True after the end of the body.  The rest of the buffer belongs to the next message."""
         return self._part is _ChunkPart.DONE
 
     def read(self, buffer: bytearray, most: float = math.inf) -> bytes:
-        """Take from the front of the buffer what belongs to the body, about `most` bytes of it, and give the content.
+        """Remove about `most` bytes of the body from the front of the buffer, and return their content.
 
-        Raises `ChunkError`.  Content that came before the fault is given first; the fault is found by the next call.
+        Raises `ChunkError`.  Content before the error is returned first; the next call raises.
         """
         content = []
         rest = len(buffer) - most
@@ -92,7 +92,7 @@ class ChunkReader:
         return None
 
     def _next(self, line: bytes) -> None:
-        """Go on after this line; if that raises, nothing has changed."""
+        """Process one line.  If this raises, the state is unchanged."""
         match = _LINES[self._part].fullmatch(line)
         if match is None:
             raise ChunkError(_FAULTS[self._part])
@@ -113,14 +113,14 @@ _LINES = {
     _ChunkPart.TRAILER: re.compile(rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+)?"),
 }
 _FAULTS = {
-    _ChunkPart.SIZE: "a chunk does not begin with its size in hexadecimal digits and CRLF",
-    _ChunkPart.AFTER: "a chunk does not end with CRLF where its size says",
-    _ChunkPart.TRAILER: "a field after the last chunk is malformed, or does not end with CRLF",
+    _ChunkPart.SIZE: "a chunk must begin with its size in hexadecimal digits and CRLF",
+    _ChunkPart.AFTER: "a chunk must end with CRLF after as many bytes as its size says",
+    _ChunkPart.TRAILER: "a field after the last chunk is malformed or does not end with CRLF",
 }
 
 
 def take(buffer: bytearray, most: int) -> bytes:
-    """Take so many bytes from the front of the buffer, or all that are there; a slice would be one copy more."""
+    """Remove up to `most` bytes from the front of the buffer and return them.  A slice would copy them once more."""
     if len(buffer) <= most:
         data = bytes(buffer)
         buffer.clear()

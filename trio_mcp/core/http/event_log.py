@@ -1,18 +1,19 @@
 """Event ids, and the log from which a broken stream is resumed.
 
-A session that offers resumption has one `EventLog`.  Every stream it opens gets a name there, every event that is sent
-on the stream is appended first (all of one write at once), and the id that comes back is what the client will name in
-Last-Event-ID.  An id is ``<stream>-<number>``: the stream it belongs to and the place in it, so an id alone finds what
-is to be replayed (http-45), no two events of a session share one (http-40), and no other stream can slip in (http-43).
+A session that supports resumption has one `EventLog`.  Each stream of the session has a name in the log.  Every event
+is appended before it is sent (all events of one write together), and gets the id that the client later sends in
+Last-Event-ID.  An id is ``<stream>-<number>``: the stream and the position in it.  So an id alone finds the events to
+replay (http-45), no two events of a session share an id (http-40), and events of other streams are never replayed
+(http-43).
 
-What is surprising: a log may forget.  It holds the newest events, within limits, and asking for what followed a
-forgotten event is answered by `NotReplayable`, never by a replay with a hole in it.  And a log is not told what the
-client has received: it never is known, so only age throws events away.
+What surprises: a log may forget.  It keeps the newest events, within limits.  A request to resume after a forgotten
+event gets `NotReplayable`, never a replay with a gap.  And the log never learns which events the client has received,
+so events are dropped by age only.
 
-A log that outlives the process, or is shared by several, needs no more than these five methods.  In SQL: a table of
-streams (session, stream, next number, finished) and one of events (session, stream, number, data), `append` being one
-transaction; in Redis: a counter, and one stream each with MAXLEN.  Such a log is made for one session, like this one.
-What makes it wait belongs to whoever drives it, not here.
+A log that outlives the process, or that several processes share, needs only these five methods.  In SQL: one table of
+streams (session, stream, next number, finished) and one of events (session, stream, number, data), with `append` as one
+transaction.  In Redis: a counter, and one stream each with MAXLEN.  An instance belongs to one session, as here.  Code
+that waits for I/O belongs into the driver, not here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["EventLog", "LoggedEvent", "MemoryEventLog", "NotReplayable", "Replay
 
 @record
 class LoggedEvent:
-    """One event as it was sent: its id, and its data (empty for one that only hands out the id)."""
+    """One event as it was sent: its id, and its data (empty if the event only carries the id)."""
 
     id: str
     data: bytes
@@ -41,7 +42,7 @@ class LoggedEvent:
 
 @record
 class Replay:
-    """What followed on one stream.  `finished`: nothing will be added, so the connection ends after these."""
+    """The later events of one stream.  `finished`: no event will follow, so the connection ends after these."""
 
     stream: str
     events: tuple[LoggedEvent, ...]
@@ -50,7 +51,7 @@ class Replay:
 
 @record
 class NotReplayable:
-    """The stream cannot be continued from there.  The client must be told: some of its messages are lost."""
+    """The stream cannot be resumed after this event.  Tell the client: some of its messages are lost."""
 
     why: str
 
@@ -59,10 +60,10 @@ Replayed: TypeAlias = Replay | NotReplayable
 
 
 class EventLog(Protocol):
-    """The events of one session.  Whoever opens a stream finishes it: an open one is never forgotten."""
+    """The events of one session.  The code that opens a stream must finish it: an open stream is never forgotten."""
 
     def open(self) -> str:
-        """Begin a stream and return its name, which is new in this session."""
+        """Open a stream and return its name, which is unique in this session."""
         ...
 
     def append(self, stream: str, data: Sequence[bytes]) -> Sequence[str]:
@@ -70,41 +71,41 @@ class EventLog(Protocol):
         ...
 
     def finish(self, stream: str) -> None:
-        """Nothing more will be sent on this stream; what it has may still be replayed."""
+        """End a stream.  Its events may still be replayed."""
         ...
 
     def replay(self, event_id: str) -> Replayed:
-        """What was sent after this event, on its stream."""
+        """Return the events after this one, on the same stream."""
         ...
 
     def clear(self) -> None:
-        """The session has ended."""
+        """Forget everything, because the session has ended."""
         ...
 
 
-_EVENT = 512  # bytes of memory for each event: most streams have two, and one takes 900 bytes without any
+_EVENT = 512  # bytes of memory for each event: most streams have two, and an empty stream takes 900 bytes
 
 
 @attrs.define(eq=False, repr=False)
 class _StreamLog:
     name: str
     events: deque[bytes] = attrs.field(factory=deque)  # the newest ones
-    next: int = 0  # the number of the event to come; the oldest one held is `next - len(events)`
+    next: int = 0  # the number of the next event; the oldest one kept is `next - len(events)`
     finished: bool = False
 
 
 class MemoryEventLog:
-    """An `EventLog` for as long as the process lives, with room for so many events and so many bytes.
+    """An `EventLog` in the memory of this process, limited in events and in bytes.
 
-    The bytes are charged to `account`, and what keeping an event takes beside them.  When its holder needs the room for
-    something else, the oldest events go first.
+    The bytes are charged to `account`, with an overhead for each event.  If the account's holder needs the memory for
+    other purposes, the oldest events are forgotten first.
     """
 
     def __init__(self, limits: Limits | None = None, account: Account | None = None) -> None:
         self._limits = limits or Limits()
         self._account = account
         self._streams: dict[str, _StreamLog] = {}
-        self._order: deque[_StreamLog] = deque()  # that of each event held, oldest event first
+        self._order: deque[_StreamLog] = deque()  # the stream of each kept event, oldest event first
         self._bytes = 0
         self._opened = 0
 
@@ -134,7 +135,7 @@ class MemoryEventLog:
     def replay(self, event_id: str) -> Replayed:
         stream, _, digits = event_id.rpartition("-")
         held = self._streams.get(stream)
-        # Ours are short: what is not cannot be one, and is not worth converting.
+        # Ids of this log are short.  A longer one is unknown, and not worth converting.
         number = int(digits) if len(digits) < 20 and digits.isdecimal() else -1
         if held is None or event_id != f"{stream}-{number}" or number >= held.next:
             return NotReplayable("no event with this id is known in this session")
@@ -154,19 +155,19 @@ class MemoryEventLog:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """How many events are held."""
+        """The number of kept events."""
         return len(self._order)
 
     def _open_stream(self, name: str) -> _StreamLog:
         held = self._streams.get(name)
         if held is None or held.finished:
-            raise UsageError(f"stream {name!r} is not open in this log; open() gives a new one")
+            raise UsageError(f"stream {name!r} is not open in this log; call open() for a new one")
         return held
 
     def _charge(self, size: int) -> bool:
-        """Take so many bytes, be it in the place of what is held; False if there is no room even so.
+        """Charge `size` bytes, and forget old events if there is no room.  False if there is still no room.
 
-        Then nothing is held any more, so that no replay can have a hole.
+        In that case no events are kept at all, so that no replay can have a gap.
         """
         account = self._account
         if account is None:
@@ -178,7 +179,7 @@ class MemoryEventLog:
         return True
 
     def _forget_beyond_limits(self) -> None:
-        # An event larger than the whole log pushes out itself too: it was sent, and cannot be sent again.
+        # An event larger than the whole log removes itself too: it was sent, and cannot be replayed.
         while len(self._order) > self._limits.replay_events or self._bytes > self._limits.replay_bytes:
             self.forget_oldest()
 

@@ -1,15 +1,15 @@
-"""HTTP/1.1 replies from bytes, for a client and without I/O.
+"""Read HTTP/1.1 responses from bytes, for a client and without I/O.
 
-`ReplyReader` takes what a server sends in answer to one request and gives the head, and the body as it comes.  Any
-chunking of the bytes gives the same bytes in the end, and the same fault.
+`ReplyReader` takes the bytes that a server sends in answer to one request.  It returns the head, then the body in
+pieces.  The way the bytes are split changes neither the content nor the error.
 
-h11 is not used.  A parser for each reply, and the request that it must be told of, cost more than all the rest of a
-small call; and of HTTP/1.1 a client reads no more than a status line, fields, and a body in one of three framings.
+h11 is not used.  One parser for each response, and one event for each request, cost more than the rest of a small call;
+and a client needs little of HTTP/1.1: a status line, header fields, and a body in one of three framings.
 
-A client reads leniently what harms nobody (lines that end with a bare LF, fields that go on in the next line), and is
-strict about where a reply ends.  Where two readers could differ about that, the connection is not used again; where it
-cannot be known, the reply is broken.  A fault is a `RemoteProtocolError`, and says nothing of what came: it may be a
-secret.
+The reader is lenient about harmless faults (lines that end with a bare LF, fields folded over several lines).  It is
+strict about the end of a response.  If another reader could see that end elsewhere, the connection is not reused.  If
+the end cannot be known, reading fails.  Every fault is a `RemoteProtocolError`, whose message contains none of the
+received bytes: they may be a secret.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplyHead(NamedTuple):
 
 
 class _ReplyPart(Enum):
-    """Where in the reply we are."""
+    """Which part of the response is read next."""
 
     HEAD = "head"
     LENGTH = "a body of a known length"
@@ -42,10 +42,10 @@ class _ReplyPart(Enum):
 
 
 class ReplyReader:
-    """The reply to one request.
+    """Read the response to one request.
 
-    Call `head` after each `feed` until it gives one, then `body` in the same way until it is `done`.  `bodiless` tells
-    that the request was one whose reply has no body, whatever its head says: HEAD, or CONNECT.
+    Call `head` after each `feed` until it returns a head, then `body` until `done`.  Set `bodiless` if the response has
+    no body in spite of its head, as for the methods HEAD and CONNECT.
     """
 
     __slots__ = (
@@ -56,18 +56,18 @@ class ReplyReader:
         self._most = limits.header_bytes
         self._bodiless = bodiless
         self._buffer = bytearray()
-        self._seen = 0  # bytes of it in which no line, or no head, ends
+        self._seen = 0  # bytes of it already searched for the end of the head
         self._lines = 0  # bytes of heads so far
-        self._left = 0  # bytes of the body, or of the chunk at hand, that have not come
+        self._left = 0  # bytes of the body or of the current chunk that have not arrived
         self._part = _ReplyPart.HEAD
         self._chunks: ChunkReader | None = None
         self._ended = False
         self._keep = False
         self.began = False
-        """Whether a single byte of it has come."""
+        """True after the first byte of the response."""
 
     def feed(self, data: bytes) -> None:
-        """What came; nothing is the end of the connection."""
+        """Add received bytes; `b""` means that the connection has ended."""
         self._buffer += data
         if data:
             self.began = True
@@ -76,37 +76,39 @@ class ReplyReader:
 
     @property
     def done(self) -> bool:
-        """All of the reply was given out."""
+        """True if the whole response was returned."""
         return self._part is _ReplyPart.DONE
 
     @property
     def ready(self) -> bool:
-        """Whether there may be something to give out without more being fed."""
+        """True if `head` or `body` may return more without another `feed`."""
         return bool(self._buffer) or self._ended or self.done
 
     @property
     def surplus(self) -> bool:
-        """Whether something has come that was not given out."""
+        """True if there are received bytes that were not returned."""
         return bool(self._buffer)
 
     @property
     def length(self) -> int:
-        """How many bytes of the body are still to be given out at least."""
+        """The number of body bytes known to follow."""
         return self._left
 
     @property
     def reusable(self) -> bool:
-        """Whether the connection can carry another request: this is done, and nothing else has come."""
+        """True if the connection can carry another request: this response is done, and no other bytes have arrived."""
         return self.done and self._keep and not self._buffer and not self._ended
 
     # The head.
 
     def head(self) -> ReplyHead | None:
-        """The head of the reply, once all of it is there; those of informational replies are skipped."""
+        """Return the head once it is complete, else None.  Informational responses (1xx) are skipped."""
         while (raw := self._raw_head()) is not None:
             minor, status, headers = _parse(raw)
             if status == 101:
-                raise RemoteProtocolError("it changed to another protocol (101), which nobody had asked for")
+                raise RemoteProtocolError(
+                    "the server switched to another protocol (101) although the request did not ask for it"
+                )
             if status >= 200:
                 self._frame(minor, status, headers)
                 return ReplyHead(status, headers)
@@ -119,11 +121,12 @@ class ReplyReader:
         buffer = self._buffer
         if not b"HTTP/".startswith(buffer[:5]):
             tls = buffer[0] in (21, 22)  # an alert, or a handshake
-            raise RemoteProtocolError(f"what came is no HTTP reply{'; it speaks TLS, so use https://' if tls else ''}")
+            hint = "; it speaks TLS, so use https://" if tls else ""
+            raise RemoteProtocolError(f"the server sent no HTTP reply{hint}")
         match = _BLANK.search(buffer, max(0, self._seen - 2))
         end = 0 if match is None else match.end()
-        del match  # while it is there, the buffer cannot shrink
-        # Informational replies count too, or somebody could send them for ever.
+        del match  # a match object keeps the buffer from shrinking
+        # Informational responses count too, or a server could send them without end.
         if self._lines + (end or len(buffer)) > self._most:
             raise RemoteProtocolError(f"the head of the reply has more than {self._most} bytes (Limits.header_bytes)")
         self._seen = 0 if end else len(buffer)
@@ -131,22 +134,22 @@ class ReplyReader:
         return take(self._buffer, end) if end else None
 
     def _frame(self, minor: str, status: int, headers: Headers) -> None:
-        """How the body is framed: RFC 9112, 6.3."""
+        """Determine how the body is framed: RFC 9112, 6.3."""
         coding, length = headers.get("Transfer-Encoding"), headers.get("Content-Length")
-        # What HTTP/1.0 calls keep-alive is not the same everywhere.
+        # Keep-alive in HTTP/1.0 differs between implementations, so such a connection is not reused.
         self._keep = minor != "0" and "close" not in _listed(headers.get("Connection", ""))
         if self._bodiless or status in (204, 304):
             self._part = _ReplyPart.DONE
         elif coding is not None:
             if coding.lower() != "chunked":
                 raise RemoteProtocolError(f"the reply has the Transfer-Encoding {shown(coding)}; only chunked is read")
-            # "A Transfer-Encoding ... overrides the Content-Length", which "ought to be handled as an error"; and 1.0
-            # has none.  Somebody before us may have read the other way.
+            # "A Transfer-Encoding ... overrides the Content-Length", which "ought to be handled as an error"; and
+            # HTTP/1.0 has no Transfer-Encoding.  A proxy may have read it the other way.
             self._keep = self._keep and length is None and minor != "0"
             self._part = _ReplyPart.CHUNKS
             self._chunks = ChunkReader(self._most)
         elif length is not None:
-            if not _LENGTH.fullmatch(length):  # several that differ are a list here
+            if not _LENGTH.fullmatch(length):  # several different ones were joined to a list
                 raise RemoteProtocolError("the Content-Length of the reply is not one number")
             self._left = int(length)
             self._part = _ReplyPart.LENGTH if self._left else _ReplyPart.DONE
@@ -157,7 +160,7 @@ class ReplyReader:
     # The body.
 
     def body(self) -> bytes:
-        """What has come of the body since; nothing if that is nothing yet, or all of it was given out."""
+        """Return the body bytes received since the last call; `b""` if none arrived or the response is done."""
         if self._part is _ReplyPart.LENGTH:
             data = take(self._buffer, self._left)
             self._left -= len(data)
@@ -196,7 +199,7 @@ _LENGTH = re.compile(r"\d{1,18}", re.ASCII)  # more digits than any body needs
 
 
 def _parse(raw: bytes) -> tuple[str, int, Headers]:
-    """The minor version, the status and the fields of a head."""
+    """Return the minor version, the status and the fields of a head."""
     text = raw.decode("latin-1")
     if "\0" in text or text.count("\r") != text.count("\r\n"):
         raise RemoteProtocolError("the head of the reply has a control character in it")
@@ -205,12 +208,14 @@ def _parse(raw: bytes) -> tuple[str, int, Headers]:
     first, *lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     match = _STATUS.fullmatch(first)
     if match is None:
-        raise RemoteProtocolError("what came is no reply of HTTP/1.1: its status line is malformed")
+        raise RemoteProtocolError("the server sent no HTTP/1.1 reply: its status line is malformed")
     fields = []
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or _TOKEN.fullmatch(name) is None:
-            raise RemoteProtocolError("a field of the reply is malformed; it has a name, a colon right behind it")
+            raise RemoteProtocolError(
+                "a field of the reply is malformed; it must be a name followed directly by a colon"
+            )
         fields.append((name, value))
     return match[1], int(match[2]), Headers(fields)
 

@@ -1,14 +1,14 @@
 """Event streams (`text/event-stream`) to and from bytes.
 
-The format is the WHATWG one; what MCP adds is only how it is used: one JSON-RPC message is the data of one event, ids
-make a stream resumable, and an event with an id and empty data ("priming") names a place to resume from before there
-is a message.  Which revision may use ids, and when a stream ends, is for `http` and `replay` to say.
+The format is the WHATWG one.  MCP defines only its use: the data of one event is one JSON-RPC message, ids make a
+stream resumable, and a "priming" event with an id and empty data gives the client an id to resume from before the first
+message.  `server_rules` and `response` decide when a stream ends, and `event_log` assigns the ids.
 
-Data is bytes in both directions.  The reader looks at line ends and field names, all of them ASCII, and hands on the
-rest as it came, so bytes that are no UTF-8 get the answer they get on every other wire: the one of `jsonrpc`.
-(Replacing them, as a browser does, would hand a silently damaged message to its reader.)
+Data is bytes in both directions.  The reader looks only at line ends and field names, all of them ASCII, and returns
+the rest unchanged.  So invalid UTF-8 gets the same answer as on every other transport: that of `jsonrpc`.  (Replacing
+it, as a browser does, would silently damage a message.)
 
-An id is narrower here than in the format: it has to fit into a header, Last-Event-ID, which is all it is for.
+An id is narrower here than in the format: its only use is the header Last-Event-ID, so it must fit into a header.
 """
 
 from __future__ import annotations
@@ -26,45 +26,46 @@ __all__ = [
 ]  # fmt: skip
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: every reader ignores it, and it keeps proxies from taking a quiet stream for a dead one."""
+"""A comment: every reader ignores it, and it stops proxies from closing a quiet stream."""
 
 _BOM = b"\xef\xbb\xbf"
 _NAME = b"data: "
-# What h11 and its like would send, and what proxies let pass: printable ASCII without spaces around it, up to 1 KiB.
+# As h11 and other HTTP writers would send it, and as proxies pass it on: printable ASCII without spaces around it, up
+# to 1 KiB.
 _ID = re.compile(r"(?! )[ -~]{0,1024}(?<! )")
 
 
 @record
 class SseEvent:
-    """One event.  `id` is the event's own: None when it has none, which leaves the reader's last id as it was."""
+    """One event.  `id` is the event's own; None leaves the reader's last id unchanged."""
 
     data: bytes
     event: str = "message"
     id: str | None = None
-    retry: int | None = None  # milliseconds to wait before reconnecting, from here on
+    retry: int | None = None  # milliseconds to wait before each later reconnection
 
 
 @record
 class Oversized:
-    """An event whose data is longer than `limit` bytes.  It was skipped; the stream goes on with the next one."""
+    """An event whose data is longer than `limit` bytes.  It was skipped; the stream continues with the next event."""
 
     limit: int
 
 
 def encode_event(event: SseEvent) -> bytes:
-    """The event as it goes on the wire.
+    """Encode an event.
 
-    Line ends of any kind in the data become separate `data` lines, which a reader joins with LF.
+    Each line of the data, whatever its line end, becomes one `data` line; a reader joins them with LF.
     """
     if not event.event or "\r" in event.event or "\n" in event.event:
         raise UsageError(f"an event name must be one line and not empty; got {shown(event.event)}")
-    # The name is written even where it is the default: some clients wait for a literal "message".
+    # The name is written even if it is the default: some clients wait for a literal "message".
     lines = [b"event: " + event.event.encode()]
     if event.id is not None:
         lines.append(b"id: %b" % _as_sent((event.id,))[0])
     if event.retry is not None:
         if event.retry < 0:
-            raise UsageError(f"retry is a number of milliseconds from 0 up; got {event.retry}")
+            raise UsageError(f"retry must be a number of milliseconds, at least 0; got {event.retry}")
         lines.append(b"retry: %d" % event.retry)
     data = event.data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines += [_NAME + line for line in data.split(b"\n")]
@@ -74,14 +75,14 @@ def encode_event(event: SseEvent) -> bytes:
 def _as_sent(ids: Sequence[str]) -> list[bytes]:
     for id in ids:
         if _ID.fullmatch(id) is None:
-            raise UsageError(f"an event id is at most 1024 printable ASCII characters; got {shown(id)}")
+            raise UsageError(f"an event id must be at most 1024 printable ASCII characters; got {shown(id)}")
     return list(map(str.encode, ids))
 
 
 def encode_message(text: bytes, id: str | None = None) -> bytes:
-    """The event that carries one JSON text.
+    """Encode one JSON text as an event.
 
-    U+0085, U+2028 and U+2029 are written as escapes: they may stand in JSON strings, and some clients (httpx-sse up to
+    U+0085, U+2028 and U+2029 are written as escapes.  JSON strings may contain them, and some clients (httpx-sse up to
     0.4.0) take them for line ends and lose the message.  In UTF-8 these byte sequences cannot be part of another
     character, and in JSON these characters can only be inside a string.
     """
@@ -90,55 +91,56 @@ def encode_message(text: bytes, id: str | None = None) -> bytes:
         text = text.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
     if b"\n" in text or b"\r" in text:
         return encode_event(SseEvent(text, id=id))
-    if id is None:  # as `encode_event` has it
+    if id is None:  # the same bytes as `encode_event`
         return b"event: message\ndata: %b\n\n" % text
     return b"event: message\nid: %b\ndata: %b\n\n" % (*_as_sent((id,)), text)
 
 
 def encode_messages(texts: Sequence[bytes], ids: Sequence[str] | None = None) -> bytes:
-    """The events that carry these JSON texts, of which each may have an id, as `encode_message` has them."""
+    """Encode JSON texts as events, each with its id if `ids` is given.  Same bytes as `encode_message`, but faster."""
     if ids is None:
         lines, events = 3, b"event: message\ndata: %b\n\n" % b"\n\nevent: message\ndata: ".join(texts)
     else:
         named = zip(_as_sent(ids), texts, strict=True)
         lines, events = 4, b"".join([b"event: message\nid: %b\ndata: %b\n\n" % each for each in named])
     if events.isascii() and events.count(b"\n") == lines * len(texts) and b"\r" not in events:
-        return events  # nearly all are so, and it is seen at once
+        return events  # true for nearly all batches, and cheap to test
     return b"".join(map(encode_message, texts, repeat(None) if ids is None else ids))
 
 
 def priming_event(id: str, retry: int | None = None) -> bytes:
-    """http-46: "an event consisting of an event ID and an empty data field", to resume from before there is a message.
+    """http-46: "an event consisting of an event ID and an empty data field".  The client can resume from it.
 
-    With `retry` it is also what a server sends before it closes a connection early.
+    With `retry`, a server also sends it before it closes a connection early.
     """
     return encode_message(b"", id) if retry is None else encode_event(SseEvent(b"", id=id, retry=retry))
 
 
 class EventReader:
-    """Bytes in, events out, in any chunks.
+    """Read events from bytes, however the bytes are split.
 
-    An event without data lines is no event, but its id and `retry` count all the same.  One with an empty data line
-    (the priming event) is an `SseEvent` with empty data, and no message.  What follows the last blank line when the
-    stream ends was never a whole event; drop the reader and it is gone.
+    An event without data lines is not returned, but its id and `retry` take effect.  An event with an empty data line
+    (the priming event) is returned as an `SseEvent` with empty data, and is not a message.  Bytes after the last blank
+    line are an incomplete event when the stream ends; dropping the reader drops them.
 
-    The data of one event is limited to `limit` bytes, and so is the rest of what is kept: one line, one id, one event
-    name.  Beyond it the event is skipped and reported, and the stream goes on, because the next event can be found; the
-    id of a skipped event counts, or resuming would ask for that same event for ever.  Comments may have any length.
+    `limit` bounds the data of one event in bytes, and also one line, one id and one event name.  A longer event is
+    skipped and reported as `Oversized`, and the stream continues, because the next event can be found.  The id of a
+    skipped event counts; without it, resuming would request the same event again for ever.  Comments may have any
+    length.
 
-    An id that no Last-Event-ID could hold (characters outside 0x20-0x7E, spaces around it, more than 1 KiB) is ignored:
-    HTTP could not send it, so a stream is resumed from the id before, and brings some messages twice.
+    An id that does not fit into Last-Event-ID (characters outside 0x20-0x7E, spaces around it, more than 1 KiB) is
+    ignored.  HTTP could not send it, so the stream resumes from the id before, and repeats some messages.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.last_event_id = ""  # of the last whole event that named one; "" as long as there is none
-        self.retry: int | None = None  # the last one seen, in milliseconds
-        self.comments = 0  # that have begun
+        self.last_event_id = ""  # of the last complete event with an id; "" before the first
+        self.retry: int | None = None  # the latest value, in milliseconds
+        self.comments = 0  # comments begun so far
         self._at_start = True
         self._after_cr = False
-        self._line = bytearray()  # the current line, as far as it came
-        self._dropping = False  # the rest of the current line does not matter
+        self._line = bytearray()  # the received part of the current line
+        self._dropping = False  # the rest of the current line is ignored
         self._clear()
 
     def _clear(self) -> None:
@@ -155,7 +157,7 @@ class EventReader:
         if self._after_cr:
             data = data.removeprefix(b"\n")
         self._after_cr = data.endswith(b"\r")
-        # bytes.splitlines() knows CR, LF and CRLF and, unlike its namesake of str, nothing else.
+        # bytes.splitlines() splits only at CR, LF and CRLF; str.splitlines() would split at other characters too.
         for piece in data.splitlines(keepends=True):
             part = piece.rstrip(b"\r\n")
             self._extend_line(part, found)
@@ -204,14 +206,14 @@ class EventReader:
                 if _ID.fullmatch(id := value.decode("latin-1")):
                     self._id = id
             case b"retry":
-                # More than fifteen digits are no time anybody means, and thousands of them int() refuses to read.
+                # No real time has more than fifteen digits, and int() raises for thousands of them.
                 if value.isdigit() and len(value) <= 15:
                     self.retry = self._retry = int(value)
             case _:
                 pass  # "The field is ignored."
 
     def _end_event(self, found: list[SseEvent | Oversized]) -> None:
-        # The id counts from here on, not from its line on: an event cut off in the middle must be sent again.
+        # The id takes effect here, not at its own line: an event that was cut off must be sent again.
         if self._id is not None:
             self.last_event_id = self._id
         if self._data and not self._oversized:

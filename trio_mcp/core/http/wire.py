@@ -1,31 +1,32 @@
-"""HTTP/1.1 to and from bytes, for a server and without I/O.
+"""Read HTTP/1.1 requests from bytes, and write responses to bytes, for a server and without I/O.
 
-`RequestReader` takes what a client sends and gives heads and bodies, one request after the other.  A head of HTTP/1.1
-that obeys the grammar to the letter, has no name twice and no Transfer-Encoding is what nearly every client sends: one
-regular expression reads it, which is stricter than any parser has to be.  Whatever else comes goes to h11 as it came,
-so that the expression decides nothing but who reads: what it takes, h11 would take and understand in the same way, and
-what it does not take, h11 understands or a refusal explains.  h11 is used in this file and nowhere else, with a new
-parser for each head.  It reads no bodies: those in chunks are read by `http_chunks`, which is stricter.  Our half of
-h11 is not used.  Its rules are about what a server might get wrong, they cost more than all the rest of a small call,
-and a response of ours is a status line, some fields and a body: `head_bytes` and `chunk` write it.
+`RequestReader` takes the bytes of a client and returns heads and bodies, one request after the other.  One regular
+expression, stricter than any parser has to be, reads the heads that nearly every client sends: they follow the grammar
+to the letter, repeat no field name and have no Transfer-Encoding.  Every other head goes to h11 unchanged.  So the
+expression decides only who reads a head: h11 would read each head that it matches in the same way, and a head that it
+does not match is read by h11 or refused with a reason.
 
-h11 is a good reader, but a lenient one, and what two readers understand differently is how requests are smuggled past
-the one in front.  So this is looked at before h11 sees it, and all of it is answered by 400 and the end of the
-connection:
+h11 is used only in this file, with a new parser for each head.  Bodies in chunks are read by `chunks`, which is
+stricter than h11.  The writing half of h11 is not used: its rules guard against mistakes of a server, and cost more
+than the rest of a small call.  A response is a status line, some fields and a body; `head_bytes` and `chunk` write
+them.
 
-| What came | h11 |
+h11 is correct but lenient, and if two readers understand the same bytes differently, a request can be smuggled past the
+one in front.  So these faults are found before h11 sees the head.  Each is answered by 400 and closes the connection:
+
+| Fault | h11 |
 |---|---|
-| Content-Length next to Transfer-Encoding | takes the latter |
-| several Content-Lengths, or a list | takes them if they are equal |
-| Transfer-Encoding in HTTP/1.0 | takes it |
-| a line that ends with a bare LF | takes it |
-| a field that goes on in the next line (obs-fold) | takes it, and no trace is left |
-| a control character in a field | takes all but NUL and white space |
-| a Host that is none | takes it |
+| Content-Length next to Transfer-Encoding | uses the latter |
+| several Content-Lengths, or a list | accepts them if they are equal |
+| Transfer-Encoding in HTTP/1.0 | accepts it |
+| a line that ends with a bare LF | accepts it |
+| a field folded over several lines (obs-fold) | accepts it, and leaves no trace of it |
+| a control character in a field | accepts all except NUL and white space |
+| an invalid Host | accepts it |
 
-The rest h11 refuses: a bad request line or field name, a space before the colon, no or several Hosts, a length that is
-no number, another Transfer-Encoding than chunked.  What is said about it is said here, without a word of
-what came: a header may be a secret.
+h11 refuses the rest: a bad request line or field name, a space before the colon, no Host or several, a length that is
+not a number, a Transfer-Encoding other than chunked.  The error messages are written here and contain none of the
+received bytes: a header may be a secret.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 class UnreadableRequest(Exception):
-    """What came cannot be read any further: send `reply` and close."""
+    """The bytes cannot be read any further.  Send `reply` and close the connection."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
@@ -68,21 +69,21 @@ class UnreadableRequest(Exception):
 
 
 def refused(status: int, why: str) -> Reply:
-    """A refusal by the server of HTTP itself."""
+    """Return a refusal by the HTTP server itself."""
     return refusal(status, Error(None, INVALID_REQUEST, why))
 
 
 @attrs.define(eq=False)
 class RequestHead:
-    """The head of a request, and what it says about the connection."""
+    """The head of a request, and its consequences for the connection."""
 
     method: str
-    target: str = attrs.field(repr=False)  # may have a session in it
+    target: str = attrs.field(repr=False)  # may contain a session id
     headers: Headers
-    chunks: bool  # whether the client reads chunks: HTTP/1.1
-    keep: bool  # whether it wants the connection to be kept
-    length: int | None  # of the body; None where it comes in chunks
-    expects: bool  # it may wait for 100 before it sends the body
+    chunks: bool  # True if the client reads chunks: HTTP/1.1
+    keep: bool  # True if the client wants to keep the connection open
+    length: int | None  # of the body; None if it comes in chunks
+    expects: bool  # True if the client may wait for 100 before it sends the body
 
     @property
     def has_body(self) -> bool:
@@ -90,17 +91,17 @@ class RequestHead:
 
     @property
     def path(self) -> str:
-        """The path of the target, which may have a scheme and a host in front of it (RFC 9112, 3.2.2)."""
+        """The path of the target.  A scheme and a host may precede it in the target (RFC 9112, 3.2.2)."""
         path = self.target.partition("?")[0]
         scheme, mark, rest = path.partition("://")
         return "/" + rest.partition("/")[2] if mark and "/" not in scheme else path
 
 
 class RequestReader:
-    """What one client sends.  Any chunking of the bytes gives the same.
+    """Read the requests of one connection.  The way the bytes are split does not change the result.
 
-    For each request call `head` after each `feed` until it gives one, then `body` in the same way.  Both raise
-    `UnreadableRequest`, after which nothing can be read any more.
+    For each request call `head` after each `feed` until it returns a head, then `body` in the same way.  Both raise
+    `UnreadableRequest`; after that, nothing more can be read.
     """
 
     __slots__ = ("_buffer", "_chunked", "_chunks", "_content", "_lags", "_length", "_limits", "_seen")
@@ -108,28 +109,28 @@ class RequestReader:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buffer = bytearray()
-        self._seen = 0  # bytes of it that are no end of a head
+        self._seen = 0  # bytes of it already searched for the end of the head
         self._length = 0
         self._chunks: ChunkReader | None = None
         self._lags = False
-        self._content = bytearray()  # of a body that comes in chunks
-        self._chunked = 0  # bytes that were read of it, chunk headers and all
+        self._content = bytearray()  # of a body in chunks
+        self._chunked = 0  # bytes read of this body, including chunk headers
 
     @property
     def waiting(self) -> int:
-        """How many bytes have come that were not given out yet."""
+        """The number of received bytes that were not returned yet."""
         return len(self._buffer)
 
     @property
     def held(self) -> int:
-        """How many bytes are kept: those that wait, and what has come of a body in chunks."""
+        """The number of bytes in memory: those not returned yet, and the content of an unfinished body in chunks."""
         return len(self._buffer) + len(self._content)
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
     def rest(self) -> bytes:
-        """All that has come after the last request; for the protocol that follows HTTP."""
+        """Remove and return all bytes after the last request, for the protocol that follows HTTP."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
@@ -137,7 +138,7 @@ class RequestReader:
     # The head.
 
     def head(self) -> RequestHead | None:
-        """The head of the next request, once all of it is there."""
+        """Return the head of the next request once it is complete, else None."""
         buffer = self._buffer
         if buffer and not 0x21 <= buffer[0] <= 0x7E:
             _check_start(buffer)
@@ -151,7 +152,7 @@ class RequestReader:
         return self._parse(take(self._buffer, end))
 
     def _unfinished(self, buffer: bytearray) -> None:
-        """Refuse what cannot become a head any more, instead of waiting for its end."""
+        """Refuse bytes that cannot become a valid head, instead of waiting for its end."""
         seen = self._seen
         new = buffer[seen - 1 if buffer[seen - 1 : seen] == b"\r" else seen :]
         if new.count(b"\n") != new.count(b"\r\n"):
@@ -188,7 +189,7 @@ class RequestReader:
             version = request.http_version.decode()
             raise UnreadableRequest(refused(505, f"HTTP/{version} is not served here; HTTP/1.1 and HTTP/1.0 are"))
         headers = Headers(request.headers)
-        there = set(headers)  # to look for what is mostly not there, and cheaply
+        there = set(headers)  # a cheap test for fields that are usually absent
         modern = minor != b"0"
         _check_host(headers["Host"] if "host" in there else None, modern)
         coded = "transfer-encoding" in there
@@ -212,18 +213,18 @@ class RequestReader:
 
     @property
     def came(self) -> int:
-        """How many bytes of the body have come."""
+        """The number of received body bytes."""
         return len(self._buffer) if self._chunks is None else self._chunked
 
     @property
     def lags(self) -> bool:
-        """Whether `body` may give more without being fed: chunks are looked at a few at a time."""
+        """True if `body` may return more without another `feed`: each call reads only some of the chunks."""
         return self._lags
 
     def body(self) -> bytes | None:
-        """The body of the request whose head was given last, once all of it is there; only once.
+        """Return the body of the current request once it is complete, else None.  It is returned only once.
 
-        Call it again, after others had their turn, as long as it `lags`.
+        While `lags` is true, call it again after other tasks had a turn.
         """
         if self._chunks is not None:
             return self._body_in_chunks(self._chunks)
@@ -254,23 +255,24 @@ class RequestReader:
 
 
 def _check_start(buffer: bytearray) -> None:
-    """What does not begin like a request may do so after empty lines."""
+    """Skip empty lines before a request, and refuse bytes that cannot begin one."""
     while buffer[:2] == b"\r\n":
         del buffer[:2]  # RFC 9112, 2.2: "SHOULD ignore at least one empty line ... received prior to the request"
     if buffer and not b"!" <= buffer[:1] <= b"~" and buffer != b"\r":
-        why = "no request begins so; the client speaks TLS, and this server does not (ssl_context)"
-        raise UnreadableRequest(refused(400, why if buffer[0] == 22 else "what came is no HTTP request"))
+        why = "the client speaks TLS, and this server does not (ssl_context)"
+        raise UnreadableRequest(refused(400, why if buffer[0] == 22 else "the client sent no HTTP request"))
 
 
-# Bytes of chunks that are looked at in one call of `body`: each may hold a byte, and nobody else is served meanwhile.
+# Bytes of chunks that one call of `body` reads.  Each chunk may hold a single byte, and other connections wait
+# meanwhile.
 _STRETCH = 8 * 1024
-_WRAPPING = 16  # bytes around one byte of content: a chunk for each needs 5
+_WRAPPING = 16  # bytes around one byte of content: a chunk of one byte needs 5
 
-_FIELDS = 256  # headers of one request: each costs many times what its bytes do, and no client has half as many
+_FIELDS = 256  # headers of one request: each costs far more than its bytes, and no client sends half as many
 
-_LINES = "a line of the head does not end with CRLF, or goes on in the next one; each field is one line"
+_LINES = "a line of the head does not end with CRLF or is folded; each field must be one line"
 _LENGTH = b"\r\ncontent-length:"
-_DIGITS = 18  # more than any body needs, and fewer than Python, or h11, refuses to read
+_DIGITS = 18  # more than any body needs, fewer than the limits of Python and h11
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
 
 
@@ -279,7 +281,7 @@ def _too_large(came: str, most: int) -> Reply:
 
 
 def _look(raw: bytes) -> int | None:
-    """Refuse what h11 would let pass, and give the Content-Length, if there is one."""
+    """Refuse the faults that h11 accepts.  Return the Content-Length, or None if there is none."""
     lines = raw.count(b"\n")
     if not lines == raw.count(b"\r") == raw.count(b"\r\n") or b"\n " in raw or b"\n\t" in raw:
         raise UnreadableRequest(refused(400, _LINES))
@@ -291,15 +293,13 @@ def _look(raw: bytes) -> int | None:
         return None
     length = lowered[start + len(_LENGTH) : lowered.index(b"\r", start + 2)].strip(b" \t")
     if lowered.count(_LENGTH) > 1 or not length.isdigit() or len(length) > _DIGITS:
-        raise UnreadableRequest(
-            refused(400, f"Content-Length must be there once, and be one number of up to {_DIGITS} digits")
-        )
+        raise UnreadableRequest(refused(400, f"a request must have one Content-Length of at most {_DIGITS} digits"))
     return int(length)
 
 
-# What nearly every client sends, by the grammar of RFC 9112, 3 and 5, and RFC 9110, 5.5 and 5.6.2: a method and a field
-# name are tokens, a field value is made of visible characters, spaces and tabs, and every line ends with CRLF.  Nothing
-# is tried twice: a character that does not belong where it stands ends it.
+# The heads that nearly every client sends, by the grammar of RFC 9112, 3 and 5, and RFC 9110, 5.5 and 5.6.2: a method
+# and a field name are tokens, a field value consists of visible characters, spaces and tabs, and every line ends with
+# CRLF.  The expression never backtracks: a character out of place ends the match.
 _PLAIN = re.compile(
     rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++) ([!-~]++) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~\x80-\xff]*+\r\n)++)\r\n"
@@ -307,13 +307,13 @@ _PLAIN = re.compile(
 
 
 def _plain(raw: bytes) -> RequestHead | None:
-    """A head that is plain, or None, which says nothing about it but that another has to look."""
+    """Read a head that matches `_PLAIN`; None if h11 must read it."""
     match = _PLAIN.fullmatch(raw)
     if match is None:
         return None
     method, target, block = match.groups()
     lines = block.decode("latin-1").split("\r\n")
-    lines.pop()  # what follows the last line's end
+    lines.pop()  # the empty string after the last line
     fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
@@ -340,18 +340,18 @@ def _plain(raw: bytes) -> RequestHead | None:
     )
 
 
-# A name, or an address in brackets, and maybe a port (RFC 3986, 3.2.2).
+# A name, or an address in brackets, then an optional port (RFC 3986, 3.2.2).
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w\-.~!$&'()*+;=%]*)(:\d*)?", re.ASCII)
 
 
 def _check_host(host: str | None, modern: bool) -> None:
     # RFC 9112, 3.2: "a server MUST respond with 400 ... to any request message that contains ... a Host header field
-    # with an invalid field value", and where there is none; h11 looks for one in 1.1 only, and 1.2 would have one too.
+    # with an invalid field value", and if it is missing.  h11 requires a Host in 1.1 only; 1.2 would need one too.
     if host is None and modern:
         raise UnreadableRequest(refused(400, _WORDS["Missing mandatory Host"]))
     if host is not None and _HOST.fullmatch(host) is None:
         raise UnreadableRequest(
-            refused(400, "the Host header is malformed; it is a name or an address, and maybe a port")
+            refused(400, "the Host header is malformed; it must be a name or an address with an optional port")
         )
 
 
@@ -359,14 +359,14 @@ def _wishes(connection: str) -> Sequence[str]:
     return [each.strip() for each in connection.lower().split(",")]
 
 
-# h11's words for a fault, up to the first colon: what follows is what came.
+# Our messages, by the beginning of h11's.  After its first colon h11 repeats the received bytes.
 _WORDS = {
-    "illegal request line": "the request line is malformed; it has a method, a target and HTTP/1.1",
-    "illegal header line": "a header is malformed; it has a name, a colon right behind it and a value",
-    "Missing mandatory Host": "the Host header is missing, which every request of HTTP/1.1 has",
-    "Found multiple Host": "there are several Host headers; each request has one",
-    "multiple Transfer-Encoding headers": "there are several Transfer-Encodings; the only one understood is chunked",
-    "Only Transfer-Encoding": "the only Transfer-Encoding that is understood is chunked",
+    "illegal request line": "the request line is malformed; it must be a method, a target and HTTP/1.1",
+    "illegal header line": "a header is malformed; it must be a name followed directly by a colon, then a value",
+    "Missing mandatory Host": "the Host header is missing; HTTP/1.1 requires it",
+    "Found multiple Host": "there are several Host headers; send one",
+    "multiple Transfer-Encoding headers": "there are several Transfer-Encodings; send chunked only",
+    "Only Transfer-Encoding": "the only supported Transfer-Encoding is chunked",
 }
 
 
@@ -374,7 +374,7 @@ def _in_our_words(error: h11.RemoteProtocolError) -> Reply:
     return refused(400, _WORDS.get(str(error).partition(":")[0], "the request is malformed"))
 
 
-# What goes back.
+# Write responses.
 
 _STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\nDate: " for each in HTTPStatus}
 
@@ -384,22 +384,22 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def date(year: int, month: int, day: int, hour: int, minute: int, second: int, weekday: int) -> str:
-    """A time of day as HTTP has it (RFC 9110, 5.6.7), in whatever language the system is."""
+    """Format a time as HTTP requires (RFC 9110, 5.6.7), independent of the system's language."""
     return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
 
 
 def head_bytes(status: int, fields: Fields, date: str, *framing: str) -> bytes:
-    """The head of a response.  `framing` are lines of the server's own, such as ``Connection: close``."""
+    """Return the head of a response.  `framing`: further lines of the server, for example ``Connection: close``."""
     lines = [f"{name}: {value}" for name, value in fields]
     lines += framing
     text = "\r\n".join([_STATUS_LINES[status] + date, *lines, "\r\n"])
-    # Nothing that we were sent gets here unread.  Should it ever, it must not begin a line of its own.
+    # No caller passes unchecked input of a client.  If one ever did, the input must not begin a line of its own.
     if text.count("\n") != len(lines) + 3 or text.count("\r") != len(lines) + 3:
         raise UsageError("a header field has a line break in it")
     return text.encode("latin-1")
 
 
 def chunk(data: bytes, *, last: bool) -> bytes:
-    """`data` as one chunk, which may be empty, and the end of the body if it is the last one."""
-    wrapped = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # a chunk without content would be that end
+    """Return `data` as one chunk, followed by the end of the body if it is the last.  `data` may be empty."""
+    wrapped = b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty chunk would end the body
     return wrapped + LAST_CHUNK if last else wrapped
