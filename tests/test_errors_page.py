@@ -19,8 +19,9 @@ from tests.client.oauth_town import town
 from tests.hardening.test_oauth_trust import HONEST, HOSTILE, PRIVATE, naming, net, server_at
 from tests.http.client import request
 from tests.http.served import served
-from trio_mcp import Application, Context, FileTokenStore, OAuth, Server, open_client, serve_http
+from trio_mcp import Context, OAuth, Server, open_client, serve_http
 from trio_mcp.client.client import Client
+from trio_mcp.oauth import Application, FileTokenStore
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 HEADINGS = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -207,7 +208,7 @@ said_by("no running event loop")(lambda: asyncio.sleep(1))
 with_client("elicitation/create needs")(lambda client: client.call_tool("ask"))
 with_client("… needs the server capability")(lambda client: client.list_prompts_page())
 with_client("ping does not exist")(lambda client: client.ping())
-with_client("nothing goes along")(lambda client: client.call_tool("add", a=1))  # type: ignore[call-overload]
+with_client("unknown request option")(lambda client: client.call_tool("add", a=1))  # type: ignore[call-overload]
 
 
 # Connections.

@@ -471,11 +471,11 @@ async def test_a_server_without_a_name_may_ask(identity: Mapping[str, Any] | Non
         ({"count": "secret"}, "content/count"),
         ({"note": "secret secret"}, "content/note"),
         ({"size": None}, 'content lacks the member "size"'),
-        ({"sice": "S"}, r"the form has no field 'sice'; it asks for \('size', 'count', 'gift', 'note'\)"),
-        ({"note": object()}, "field 'note' of the form takes .*, not this object"),
-        ({"note": {"a": "secret"}}, "not this dict"),
-        ({"note": ["a", 1]}, "not this list"),
-        ({"count": float("nan")}, "field 'count' of the form takes .*, not this float"),
+        ({"sice": "S"}, r"the form has no field 'sice'; its fields are \('size', 'count', 'gift', 'note'\)"),
+        ({"note": object()}, "the form field 'note' must be .*, got object"),
+        ({"note": {"a": "secret"}}, "got dict"),
+        ({"note": ["a", 1]}, "got list"),
+        ({"count": float("nan")}, "the form field 'count' must be .*, got float"),
         (
             True,
             "returns the values by field, an object with those fields, Accepted, Declined, Dismissed or None, not bool",
@@ -1004,7 +1004,7 @@ FAILED = "the callback for {} has failed: "
          "the elicitation callback returns the values by field, an object with those fields, Accepted, Declined, "
          "Dismissed or None, not the class Declined"),
         ({"elicitation": saying({"name": ["x"]})},
-         "what the elicitation callback returned does not fit the form: content/name must be of type string"),
+         "the values of the elicitation callback do not fit the form: content/name must be of type string"),
         ({"roots": lambda: ["rel"]}, "roots[0] must be an absolute path, as Path(...).resolve() is, or a file:// URI"),
     ],
 )  # fmt: skip

@@ -19,10 +19,11 @@ from tests.client.house import build
 from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import C, D, E
 from tests.requirements import req
-from trio_mcp import CacheHints, RequestError, Server, UsageError, open_relay, serve_http, serve_stdio
+from trio_mcp import CacheHints, RequestError, Server, UsageError, serve_http, serve_stdio
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.models import PromptReference
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.relay import open_relay
 from trio_mcp.testing import open_memory_pair
 
 FOUND = {"supportedVersions": [E], "capabilities": {"tools": {}}, "resultType": "complete"}
@@ -168,7 +169,7 @@ async def test_headers_that_do_not_fit_have_a_tool_listed_anew_and_called_once_m
 @pytest.mark.parametrize("more", [None, {"x/tenant": "A"}])
 async def test_meta_that_is_no_object_is_refused_here(meta: Any, more: Any, autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(UsageError, match="_meta is an object"):
+        with pytest.raises(UsageError, match="_meta must be a mapping, got"):
             await client.request("tools/list", {"_meta": meta}, meta=more)
         await client.list_tools_page()
 
@@ -199,9 +200,9 @@ async def test_meta_goes_along_with_any_call(call: Callable[..., Any], autojump_
 async def test_what_nothing_can_go_along_with_is_said(autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"metadata": {}}
-        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
+        with pytest.raises(TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"):
             await client.list_prompts_page(**wrong)
-        with pytest.raises(TypeError, match=r"as 'metadata', but meta, headers, timeout, max_timeout$"):
+        with pytest.raises(TypeError, match=r"^unknown request option 'metadata'; the options are meta, headers, timeout, max_timeout$"):
             await client.read_resource("notes://x", **wrong)
 
 
@@ -211,13 +212,13 @@ async def test_progress_goes_to_what_can_be_called(autojump_clock: MockClock) ->
             await client.call_tool("forecast", on_progress=cast("Any", True))
 
 
-@pytest.mark.parametrize("method", ["call_tool", "stream_tool", "prompt"])
+@pytest.mark.parametrize("method", ["call_tool", "stream_tool", "get_prompt"])
 async def test_who_gives_arguments_as_keywords_is_told_how(method: str, autojump_clock: MockClock) -> None:
     async with open_client(build()) as client:
         wrong: dict[str, Any] = {"city": "Oslo"}
         with pytest.raises(TypeError, match=rf"one mapping: {method}\('forecast', {{'city': ...}}\)"):
             await getattr(client, method)("forecast", **wrong)
-        with pytest.raises(TypeError, match=r"as 'read_timeout'.*: write timeout=5, or .* trio\.move_on_after\(5\)$"):
+        with pytest.raises(TypeError, match=r"option 'read_timeout'.*: write timeout=5, or .* trio\.move_on_after\(5\)$"):
             await getattr(client, method)("forecast", read_timeout=5)
         wrong = {"progress_callback": print}
         with pytest.raises(TypeError, match=r": write call_tool\('forecast', {\.\.\.}, on_progress=function\)$"):
@@ -241,7 +242,9 @@ async def test_what_is_no_mapping_is_refused_before_it_is_sent(
     what: str, ask: Callable[[Client, Any], Any], wrong: Any, autojump_clock: MockClock
 ) -> None:
     async with open_client(build()) as client:
-        with pytest.raises(UsageError, match=rf"^{what} must be a mapping by name, not {type(wrong).__name__}$"):
+        with pytest.raises(
+            UsageError, match=rf"^{what} must be a mapping by name, got {type(wrong).__name__}$"
+        ):
             await ask(client, wrong)
 
 
@@ -277,7 +280,7 @@ async def test_headers_that_cannot_be_made_are_the_cause_that_nothing_is_opened(
         raise broken
 
     async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(UsageError, match="could not be made") as failed:
+        with reachable(played.connect), pytest.raises(UsageError, match="function given as headers raised") as failed:
             async with open_client(url, headers=headers):
                 raise AssertionError("it was opened")
     assert failed.value.__cause__ is broken
@@ -303,14 +306,14 @@ def test_a_callback_that_would_never_be_awaited_is_refused_at_the_start(name: st
 @pytest.mark.parametrize("name", ["on_log", "on_elicitation_complete", "meta", "tap", "stderr"])
 def test_a_callback_that_cannot_be_called_is_refused_at_the_start(name: str) -> None:
     options: dict[str, Any] = {name: "Geheim"}
-    with pytest.raises(UsageError, match=f"^{name} is a function, not str$"):
+    with pytest.raises(UsageError, match=f"^{name} must be a function, got str$"):
         open_client(["python"], **options)
 
 
 def test_limits_and_headers_are_what_they_are_called() -> None:
-    with pytest.raises(UsageError, match="not int"):
+    with pytest.raises(UsageError, match="got int"):
         open_client(URL, limits=cast("Any", 5))
-    with pytest.raises(UsageError, match=r"^headers is a mapping .* not str$"):
+    with pytest.raises(UsageError, match=r"^headers must be a mapping .* got str$"):
         open_client(URL, headers=cast("Any", "Authorization: Bearer Geheim"))
 
 
@@ -329,7 +332,7 @@ async def test_a_header_that_is_no_text_is_refused(
     url: str, headers: Any, wrap: Callable[[Any], Any], autojump_clock: MockClock
 ) -> None:
     async with nothing_left(), script(Tools().play) as played:
-        with reachable(played.connect), pytest.raises(UsageError, match="must be text, not NoneType"):
+        with reachable(played.connect), pytest.raises(UsageError, match="must be strings, got NoneType"):
             async with open_client(url, headers=wrap(headers)):
                 raise AssertionError("it was opened")
 
@@ -338,7 +341,7 @@ async def test_headers_that_are_made_are_a_mapping(autojump_clock: MockClock) ->
     told: Any = {}
     async with toolbox(Tools(THREE), headers=lambda: told) as (client, _):
         told = "Authorization: Bearer Geheim"
-        with pytest.raises(UsageError, match=r"^headers must be a mapping by name, not str$"):
+        with pytest.raises(UsageError, match=r"^headers must be a mapping by name, got str$"):
             await client.call_tool("t")
         told = {"Authorization": "Bearer Geheim"}
         await client.call_tool("t")
@@ -363,7 +366,9 @@ async def test_a_server_that_misses_a_capability_has_the_option_for_it_named(
     async with toolbox(Tools(refusal)) as (client, _):
         with pytest.raises(RequestError, match="missing") as refused:
             await client.call_tool("t")
-    assert getattr(refused.value, "__notes__", []) == [f"a client declares that by its options: {x}" for x in noted]
+    assert getattr(refused.value, "__notes__", []) == [
+        f"declare it with these options of the client: {x}" for x in noted
+    ]
 
 
 # Where a client is used.

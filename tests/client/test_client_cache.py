@@ -17,10 +17,11 @@ from tests.client.http_script import URL, Asked, Out, Script, script
 from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import patiently
-from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server, SessionClosed
+from trio_mcp import Accepted, Context, RequestError, ResourceNotFound, Server
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.cache import CacheHints
 from trio_mcp.core.errors import McpError, UsageError
+from trio_mcp.errors import SessionClosed
 
 CAPABILITIES: dict[str, Any] = {"tools": {}, "resources": {}, "prompts": {}}
 
@@ -242,7 +243,7 @@ async def test_headers_that_cannot_be_made_are_one_error_for_all_calls(
     async with counted(Counting(ttlMs=9000), headers=headers) as (client, server):
         await client.list_tools_page()
         fails = True
-        with pytest.raises(UsageError, match="the headers for a request could not be made") as failed:
+        with pytest.raises(UsageError, match="the function given as headers raised an exception") as failed:
             await patiently(lambda: ask(client), "an outcome")
         assert failed.value.__cause__ is broken
         fails = False

@@ -10,10 +10,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.client.house import Forecast, build
 from tests.server.checkpoints import patiently
-from trio_mcp import RequestError, SessionClosed
+from trio_mcp import RequestError
 from trio_mcp.client.client import open_client
 from trio_mcp.client.following import ToolCall, _ToolCallBlock
 from trio_mcp.client.tools import ToolFailed
+from trio_mcp.errors import SessionClosed
 
 
 async def forever(on_progress: Any) -> str:
@@ -27,7 +28,7 @@ async def test_a_call_that_was_left_has_no_result_after_its_block() -> None:
         async for report in call:
             assert report.message == "begun"
             break
-    with pytest.raises(SessionClosed, match="left"):
+    with pytest.raises(SessionClosed, match="was cancelled"):
         await patiently(call.result, "an outcome")
     assert [report async for report in call] == []
 
@@ -43,7 +44,7 @@ async def test_another_task_that_waits_for_the_result_hears_that_the_call_was_le
     async with trio.open_nursery() as nursery, _ToolCallBlock(forever, "a call") as call:
         nursery.start_soon(wait, call)
         await wait_all_tasks_blocked()
-    assert heard == ["the call was left before it had a result"]
+    assert heard == ["the call was cancelled before it had a result"]
 
 
 async def test_what_a_call_has_failed_with_is_not_lost_with_who_only_follows_it() -> None:

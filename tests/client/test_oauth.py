@@ -19,27 +19,20 @@ from tests.client.oauth_town import ISSUER, RESOURCE, quiet, town
 from tests.core.auth_server import CALLBACK, AuthServer, McpServer, Visitor, World, key, unsigned
 from tests.http.stage import A, B, C, D, E
 from tests.requirements import req
-from trio_mcp import (
+from trio_mcp import Client, OAuth, RequestError, Server, UsageError, open_client
+from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.errors import AuthorizationFailed, RemoteProtocolError
+from trio_mcp.oauth import (
     Application,
-    AuthorizationFailed,
     Blame,
-    ChangeKind,
-    Client,
     ClientCredentials,
     IdentityAssertion,
-    JsonObject,
     MemoryTokenStore,
-    OAuth,
     OAuthClient,
-    RemoteProtocolError,
-    RequestError,
-    Server,
-    UsageError,
     WorkloadIdentity,
-    open_client,
-    open_relay,
 )
-from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.relay import open_relay
+from trio_mcp.types import ChangeKind, JsonObject
 
 PLACES = [
     *(("http", revision) for revision in (B, C, D, E)),
@@ -586,7 +579,7 @@ def test_tokens_are_not_sent_in_the_open(url: str) -> None:
 
 def test_what_is_no_authorization_is_named_without_its_value() -> None:
     for given in ("Geheim", {"Authorization": "Geheim"}):
-        with pytest.raises(UsageError, match=r"auth is OAuth\(...\), not (str|dict)") as failed:
+        with pytest.raises(UsageError, match=r"auth must be an OAuth object, got (str|dict)") as failed:
             open_client("https://mcp.example/mcp", auth=given)  # type: ignore[arg-type]
         assert "Geheim" not in str(failed.value)
 
@@ -601,7 +594,7 @@ def test_what_is_no_authorization_is_named_without_its_value() -> None:
         ({"visit": print}, "takes a redirect_uri"),
         ({"redirect_uri": "http://app.example/callback"}, "is not https"),
         ({"redirect_uri": "https://app.example/callback"}, "with visit, something else may"),
-        ({"user_seconds": "10"}, "user_seconds is a number of seconds"),
+        ({"user_seconds": "10"}, "user_seconds must be a number of seconds"),
         ({"application": Application("V", grant=WorkloadIdentity())}, "WorkloadIdentity takes an assertion"),
         (
             {"application": Application("V", grant=IdentityAssertion("https://idp.example", OAuthClient("x")))},

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 import pytest
 
 from tests.requirements import req
-from trio_mcp import RemoteProtocolError, RequestError, SessionClosed, UsageError
+from trio_mcp import RequestError, UsageError
 from trio_mcp.client.tools import ReturnType, ToolBook, ToolFailed
 from trio_mcp.core.content import (
     AudioContent,
@@ -22,6 +22,7 @@ from trio_mcp.core.content import (
 from trio_mcp.core.jsonrpc import ABSENT
 from trio_mcp.core.models import CallToolResult, Tool
 from trio_mcp.core.schema.schema import Field
+from trio_mcp.errors import RemoteProtocolError, SessionClosed
 
 
 @dataclass
@@ -198,7 +199,7 @@ async def test_tools_that_cannot_be_listed_are_called_all_the_same(error: Except
 
 async def test_what_our_own_side_did_wrong_is_raised_where_tools_are_looked_for() -> None:
     async def walk() -> None:
-        raise UsageError("the headers for a request could not be made")
+        raise UsageError("the function given as headers raised an exception")
 
     with pytest.raises(UsageError):
         await ToolBook(lambda why: None).look_for("t", walk)

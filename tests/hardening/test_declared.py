@@ -10,7 +10,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.client.everywhere import Where, everywhere, visiting
 from tests.http.stage import D, E
 from tests.requirements import req
-from trio_mcp import Context, RequestError, Resource, Server, SubscriptionUnsupported, UsageError, open_client
+from trio_mcp import Context, RequestError, Server, UsageError, open_client
+from trio_mcp.errors import SubscriptionUnsupported
+from trio_mcp.types import Resource
 
 EXPERIMENTAL: dict[str, Any] = {"com.example/voice": {"rates": [8000, 16000]}, "com.example/video": {}}
 

@@ -262,7 +262,7 @@ class Answering:
             return forms.ElicitResult("cancel")
         if isinstance(said, Declined):
             return forms.ElicitResult("decline")
-        return forms.ElicitResult("accept", form.filled_in(_values(said.value if isinstance(said, Accepted) else said)))
+        return forms.ElicitResult("accept", form.fill_in(_values(said.value if isinstance(said, Accepted) else said)))
 
     async def _visit(self, params: JsonObject, terms: Terms) -> forms.ElicitResult:
         """elic-51: the answer has no content, ever."""

@@ -1,11 +1,11 @@
-"""What the callbacks of a client are given: a question to its model, a form to fill in, a page to visit.
+"""Requests of the server, as the callbacks of a client get them: to sample a model, to fill in a form, to open a page.
 
-Each is told which server asks (elic-04), by the name that the server gives itself: good to show, and proof of nothing.
-What the server says may be private, so none of it is in a repr (samp-10).
+Each request has the name of the server that asks (elic-04).  The server chooses this name itself: show it, but do not
+trust it.  The texts of the server may be private, so no repr shows them (samp-10).
 
-A request is checked before it is one: what a server may not ask raises `RemoteProtocolError`, and no callback hears of
-it.  What is filled in is held against the form here as well; `UsageError` names the place that does not fit,
-never what stood there.
+A request is checked before a callback gets it.  A request that breaks the rules raises `RemoteProtocolError`, and no
+callback is called.  The values that a callback returns for a form are checked against the form, too.  The `UsageError`
+names the field that does not fit, never its value.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ __all__ = ["AnswerForm", "FormElicitationRequest", "SamplingRequest", "UrlElicit
 
 @attrs.frozen(eq=False)
 class SamplingRequest:
-    """The server asks the client's model.
+    """The server asks the model of the client.
 
-    `params` has the messages and all that goes with them, as they came.  `max_tokens` is never to be exceeded (samp-23)
-    and `tool_choice` is to be obeyed (samp-16); the rest is advice.
+    `params` has the messages and all options of the server.  The answer must not exceed `max_tokens` and must obey
+    `tool_choice`; the other options are advice.
     """
 
     params: models.CreateMessageParams = attrs.field(repr=False)
     server: models.Implementation | None
 
     def pick_model(self, available: Iterable[str]) -> str | None:
-        """The model of `available` that the server would like most; None if its hints speak for none.
+        """Return the model of `available` that the server prefers, or None if no hint matches.
 
-        A hint is a part of a name, in any case of letters; of several models that have it the first is taken.
+        A hint is a part of a model's name; case does not matter.  If several models match a hint, the first is
+        returned.
         """
         names = list(available)
         preferences = self.params.model_preferences
@@ -57,8 +58,7 @@ class SamplingRequest:
 class FormElicitationRequest:
     """The server asks the user to fill in a form.
 
-    `defaults` are the values to show before the user has entered any (elic-17), and what stands for a field that the
-    callback leaves out.
+    `defaults` are the values to show first.  If the callback leaves a field out, its default is sent.
     """
 
     params: forms.ElicitFormParams = attrs.field(repr=False)
@@ -67,21 +67,24 @@ class FormElicitationRequest:
 
     @property
     def message(self) -> str:
-        """What is asked, and why."""
+        """The question, and the reason for it."""
         return self.params.message
 
     @property
     def fields(self) -> Mapping[str, forms.FieldSchema | MalformedContent]:
-        """The fields by name.  A `MalformedContent` one is more than a form may have: its `raw` is a JSON Schema."""
+        """The fields by name.  A field that the protocol does not allow in a form is a `MalformedContent`: its `raw` is
+        a JSON Schema.
+        """
         return self.params.requested_schema.properties
 
 
 @attrs.frozen(eq=False)
 class UrlElicitationRequest:
-    """The server asks the user to visit a page.
+    """The server asks the user to open a web page.
 
-    Show the whole `url`, with `host` and `warnings`, and open it only if the user agrees, in a browser of the user's
-    own.  It is what the server sent, and as the browser will understand it: no invisible or look-alike characters.
+    Show the whole `url`, `host` and `warnings`, and open the page only if the user agrees, in the user's own browser.
+    `url` is exactly what the server sent.  It has only ASCII characters, so it cannot contain invisible or look-alike
+    characters.
     """
 
     params: forms.ElicitUrlParams = attrs.field(repr=False)
@@ -90,7 +93,7 @@ class UrlElicitationRequest:
 
     @property
     def message(self) -> str:
-        """Why the page is to be visited."""
+        """The reason to open the page."""
         return self.params.message
 
     @property
@@ -99,7 +102,7 @@ class UrlElicitationRequest:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know of the URL before saying yes (elic-41)."""
+        """Warnings about the URL to show before the user agrees."""
         parts = urlsplit(self.url)
         return tuple(warning for warning, applies in _WARNINGS if applies(parts))
 
@@ -108,9 +111,9 @@ class UrlElicitationRequest:
 
 
 class AnswerForm:
-    """The schema of a form, as what is filled in is held against it.
+    """The schema of a form.  It checks the values of the user.
 
-    Raises `RemoteProtocolError` for one that is no schema, or too much work.
+    Raises `RemoteProtocolError` if the schema is invalid or takes too much work to check.
     """
 
     __slots__ = ("_check", "_names", "defaults")
@@ -119,32 +122,32 @@ class AnswerForm:
         properties = schema["properties"]
         try:
             self._check = compile_schema(schema)
-            alone = compile_schema({key: each for key, each in schema.items() if key != "required"})
-        except UsageError as error:  # said of us, but the schema is the server's
+            one_field = compile_schema({key: each for key, each in schema.items() if key != "required"})
+        except UsageError as error:  # it blames this side, but the schema is the server's
             raise RemoteProtocolError(f"requestedSchema: {error}") from None
         self._names = tuple(properties)
-        self.defaults = _defaults(properties, alone)
+        self.defaults = _defaults(properties, one_field)
 
-    def filled_in(self, values: Mapping[str, Any]) -> dict[str, forms.ElicitValue]:
-        """The content of the answer (elic-44)."""
+    def fill_in(self, values: Mapping[str, Any]) -> dict[str, forms.ElicitValue]:
+        """Return the content of the answer (elic-44): the values, with defaults for the missing fields."""
         for name in values:
             if name not in self._names:
-                raise UsageError(f"the form has no field {shown(name)}; it asks for {shown(self._names)}")
+                raise UsageError(f"the form has no field {shown(name)}; its fields are {shown(self._names)}")
         given = {**self.defaults, **values}
         content = {name: _plain(name, value) for name, value in given.items() if value is not None}
         if problems := self._check.errors(content):
             why = "; ".join(f"content{each.path} {each.message}" for each in problems)
-            raise UsageError(f"what the elicitation callback returned does not fit the form: {why}")
+            raise UsageError(f"the values of the elicitation callback do not fit the form: {why}")
         return content
 
 
-def _defaults(properties: Mapping[str, Json], alone: CompiledSchema) -> dict[str, forms.ElicitValue]:
-    """The defaults that would be answers: one that does not fit its own field is nobody's."""
-    said = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
-    plain = {name: value for name, value in said.items() if _is_plain(value)}
-    if not alone.judges(plain):  # each by itself may be little work, and all of them more than anybody has time for
+def _defaults(properties: Mapping[str, Json], schema: CompiledSchema) -> dict[str, forms.ElicitValue]:
+    """Return the valid defaults.  A default that does not fit the schema of its own field is ignored."""
+    defaults = {name: each.get("default") for name, each in properties.items() if isinstance(each, dict)}
+    plain = {name: value for name, value in defaults.items() if _is_plain(value)}
+    if not schema.judges(plain):  # the check of each is cheap, but the check of all together may not be
         return {}
-    return {name: value for name, value in plain.items() if not alone.errors({name: value})}
+    return {name: value for name, value in plain.items() if not schema.errors({name: value})}
 
 
 def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:
@@ -155,26 +158,27 @@ def _is_plain(value: object) -> TypeGuard[forms.ElicitValue]:
 
 def _plain(name: str, value: Any) -> forms.ElicitValue:
     if not _is_plain(value):
-        wanted = "a str, a finite number, a bool or a list of str"
-        raise UsageError(f"field {shown(name)} of the form takes {wanted}, not this {type(value).__name__}")
+        expected = "a str, a finite number, a bool or a list of str"
+        raise UsageError(f"the form field {shown(name)} must be {expected}, got {type(value).__name__}")
     return list(value) if isinstance(value, tuple) else value
 
 
 # Pages
 
-# RFC 3986, and no more: what lies beyond, such as a backslash or a tab, one program drops and another reads as a slash.
+# Only the characters of RFC 3986.  Programs disagree about others: one drops a backslash or a tab, another reads it as
+# a slash.
 _URL = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
 
 
 def host_of(url: str) -> str:
-    """The host of a page to visit.  Raises `RemoteProtocolError` unless it is the one to which any browser goes."""
+    """Return the host of a URL.  Raises `RemoteProtocolError` unless all browsers read the same host from it."""
     try:
         parts = urlsplit(url)
         host = parts.hostname if _URL.fullmatch(url) and parts.scheme in ("http", "https") and parts.port != 0 else None
-    except ValueError:  # half a bracket; a port that is no number
+    except ValueError:  # an unclosed bracket, or a port that is not a number
         host = None
     if not host or "%" in host:
-        # Not repeated: it may hold what is meant for the page alone.
+        # The URL is not shown: it may contain secrets for the page.
         raise RemoteProtocolError("url: expected an absolute http or https URL, percent-encoded, its host in ASCII")
     return host
 
@@ -185,7 +189,7 @@ _WARNINGS: tuple[tuple[str, Callable[[SplitResult], bool]], ...] = (
         "the host is written in Punycode: it may look like another one",
         lambda parts: any(label.startswith("xn--") for label in (parts.hostname or "").split(".")),
     ),
-    ("what stands before the @ is no host", lambda parts: "@" in parts.netloc),
+    ("the text before the @ is not the host", lambda parts: "@" in parts.netloc),
     (
         "the page is not encrypted",
         lambda parts: parts.scheme == "http" and parts.hostname not in _LOOPBACK,

@@ -1,4 +1,4 @@
-"""Client: what a program asks of a server, in whatever revision and by whatever transport the two have found.
+"""The client: `open_client`, `connect_client`, and `Client` with a method for each request of the protocol.
 
     async with open_client("http://127.0.0.1:3000/mcp") as client:
         for tool in await client.list_tools():
@@ -6,8 +6,12 @@
         with trio.move_on_after(5):
             result = await client.call_tool("forecast", {"city": "Oslo"})
 
-`open_client` is a block; `connect_client` puts the client into a nursery of yours, and any task may close it.  A
-caller's cancel scope is the timeout of a call: leaving it tells the server, and the connection stays usable.
+`Client` has the same methods for every revision and every transport.  It leaves the connection and its sessions to
+`keeper`, the transports to `connecting`, the callbacks to `answering`, and the schemas of tools to `tools`.
+
+`open_client` is a block.  `connect_client` starts the client in a nursery of the program, and any task may close it.
+Use a cancel scope as the timeout of a call: when the scope is cancelled, the server is told, and the connection stays
+usable.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ from trio_mcp.client.options import (
     CHILD,
     ClientOptions,
     RequestOptions,
-    check_along,
     check_options,
+    check_request_options,
     checked_level,
+    copy_mapping,
     fields_of,
     log_level_of,
-    members,
     offer_of,
 )
 from trio_mcp.client.subscriptions import Subscription
@@ -92,24 +96,27 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 
 _COMPLETE = "completion/complete"
-_LEAVING = 40.0  # seconds that the end of a block is shielded; a `Keeper` closes within 30
+_CLOSE_TIMEOUT = 40.0  # seconds; `Keeper` closes within 30
 
 
 def open_client(target: Target, **options: Unpack[ClientOptions]) -> AbstractAsyncContextManager[Client]:
-    """``async with open_client(target) as client``: a client for as long as the block.
+    """``async with open_client(target) as client``: open a client, and close it at the end of the block.
 
-    `target` is a URL (http, https, ws, wss), a command as a list of words, a `Server` of this process, or any stream
-    with one message a line.  Raises UsageError for what is none and for options that it has no use for.
-    Entering raises `HandshakeError` if the two sides have no revision in common, and `McpError` (as `ConnectionFailed`
-    or `ServerExited`) if there is no connection.  What the block raises leaves it as it is.
+    `target` is a URL (http, https, ws, wss), a command as a list of strings, a `Server` of this process, or a stream
+    with one message per line.  `options` are explained at `ClientOptions`.
+
+    Raises UsageError if the target is not one of these, or if it does not support one of the options.  Entering the
+    block raises `HandshakeError` if the client and the server have no revision in common, and `McpError` (for example
+    `ConnectionFailed` or `ServerExited`) if there is no connection.  Entering may be cancelled.  An exception of the
+    block leaves it unchanged, not in an exception group.
     """
     return _OpenClient(Client(target, options))
 
 
 async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpack[ClientOptions]) -> Client:
-    """A client that lives in `nursery`, and is closed by `aclose`, which any task may call.
+    """Return a client that runs in `nursery`.  Close it with `Client.aclose`; any task may do that.
 
-    Raises as `open_client`.
+    Raises the same errors as `open_client` and its block.  May be cancelled.
     """
     client = Client(target, options)
     await nursery.start(client._keeper.live, name="a client")
@@ -117,7 +124,11 @@ async def connect_client(nursery: trio.Nursery, target: Target, **options: Unpac
 
 
 class _OpenClient(Block["Client"]):
-    """A class, as `groups.open_nursery` is one."""
+    """The block of `open_client`.
+
+    A class because another task would close a generator that is dropped in a crash, and that task must not close the
+    nursery.
+    """
 
     _usage = "async with open_client(...) as client; or, without a block, client = await connect_client(nursery, ...)"
 
@@ -138,21 +149,28 @@ class _OpenClient(Block["Client"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        # Shielded, or being cancelled would take the place of what the block has raised.  It takes no longer: the
-        # nursery waits for the same.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _LEAVING):
+        # Shielded, because otherwise `Cancelled` would replace the exception of the block.  It takes no extra time: the
+        # nursery waits for the same tasks.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIMEOUT):
             await self._client.aclose()
         return await self._nursery.__aexit__(kind, error, traceback)
 
 
 class Client:
-    """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many at once.
+    """A client of one server; made by `open_client` or `connect_client`.  Any task may use it, many tasks at once.
 
-    Every method that asks the server raises `RequestError` if that answers with an error, `RemoteProtocolError` if its
-    answer breaks the rules, `SessionClosed` (or what it was closed by) if there is none, `NotInThisRevision` and
-    `NotDeclared` for what this server cannot be asked, and `InputUnavailable` if it wanted something first that it was
-    not given.  All of them may be cancelled: the server is told, and what it says too late is forgotten.  With a
-    timeout (see `ClientOptions` and `RequestOptions`) they raise `trio.TooSlowError` when that is over.
+    The methods that send a request raise:
+
+    | Error | Reason |
+    |---|---|
+    | `RequestError` | the server answered with an error |
+    | `RemoteProtocolError` | the answer breaks the protocol |
+    | `SessionClosed`, or the error that closed the connection | there is no answer |
+    | `NotInThisRevision`, `NotDeclared` | the server does not support the request; it was not sent |
+    | `InputUnavailable` | the server asked for input first, and no callback gave it |
+    | `trio.TooSlowError` | a timeout of `ClientOptions` or `RequestOptions` has expired |
+
+    All of them may be cancelled: the server is told, and a late answer is dropped.
     """
 
     def __init__(self, target: Target, options: ClientOptions) -> None:
@@ -170,7 +188,7 @@ class Client:
         self._meta = options.get("meta")
         self._timeout = options.get("timeout") or math.inf
         self._max_timeout = options.get("max_timeout") or math.inf
-        self._timed = min(self._timeout, self._max_timeout) < math.inf
+        self._has_timeout = min(self._timeout, self._max_timeout) < math.inf
         self._offer = offer_of(options, self._answering.capabilities)
         parts = ClientParts(
             self._answering,
@@ -187,17 +205,17 @@ class Client:
             self._offer,
             self._limits,
             parts,
-            headers=self._own_headers,
+            headers=self._client_headers,
             mirrors=self._mirrors,
             tap=options.get("tap"),
         )
         self._book = ToolBook(self._keeper.loss)
 
-    if not TYPE_CHECKING:  # or a type checker would take any attribute for one that there is
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __new__(cls, target: object = None, options: object = None, **other: object) -> Client:
-            if options is None or other:  # as FastMCP has it
-                raise TypeError(f"a Client is made by open_client: write {_OpenClient._usage}")
+            if options is None or other:  # this is how clients of FastMCP are made
+                raise TypeError(f"create a Client with open_client: {_OpenClient._usage}")
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Never:
@@ -206,52 +224,52 @@ class Client:
             raise attribute_error(self, name)
 
     async def aclose(self) -> None:
-        """Close the connection in good order: a session is ended, a child process is waited for.
+        """Close the connection: end the session and wait until a child process has exited.
 
-        Any task may call it, and more than one; all return when it is closed.  If this is cancelled, it is closed all
-        the same.
+        Any task may call it, more than once; each call returns when the connection is closed.  If the call is
+        cancelled, the connection is closed nevertheless.
         """
         await self._keeper.aclose()
 
-    # What is known of the other side.
+    # The server
 
     @property
     def negotiation(self) -> Negotiation:
-        """What was tried when the session was opened, what came back, what was chosen and why."""
+        """How the session was opened: the attempts, the answers of the server, the result and the reason for it."""
         return self._keeper.connection.negotiation
 
     @property
     def revision(self) -> str:
-        """The revision that is spoken, such as "2026-07-28"."""
+        """The protocol revision of the session, such as "2026-07-28"."""
         return self._terms.revision.name
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """How the server introduced itself: name, version, and what else it said.  It is proof of nothing."""
+        """The name, the version and other data that the server gives about itself.  Do not trust them."""
         return self._terms.identity or {}
 
     @property
     def capabilities(self) -> Mapping[str, Any]:
-        """What the server declares."""
+        """The capabilities that the server declares."""
         return self._terms.capabilities
 
     @property
     def instructions(self) -> str | None:
-        """The server's advice on how to use it."""
+        """The server's text about how to use it, or None."""
         return self._keeper.connection.caller.session.instructions
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """What the server did off the protocol, as far as it cost nothing; the newest of it."""
+        """Harmless violations of the protocol by the server, as texts.  Only the newest 100 are kept."""
         return tuple(self._keeper.deviations)
 
     @property
     def _terms(self) -> Terms:
         terms = self._keeper.connection.caller.session.terms
-        assert terms is not None  # it was opened
+        assert terms is not None  # the session is open
         return terms
 
-    # Asking.
+    # Requests
 
     async def request(
         self,
@@ -259,44 +277,50 @@ class Client:
         params: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> JsonObject:
-        """The result of any request of the protocol, as it came, with the server's questions answered on the way.
+        """Send any request of the protocol, and return its result as JSON.
 
-        `on_progress` is called in this task; what it raises ends the request, and is raised.
+        If the server asks for input first, the callbacks of the client answer it.  `on_progress` is called in this task
+        with each progress report.  If it raises, the request is cancelled and the exception leaves this method.
         """
-        check_along(along)
-        asked = self._with_meta(members("params", params), along.get("meta"))
-        timer, headers = self._timer(along, progress=True), along.get("headers")
+        check_request_options(options)
+        sent_params = self._with_meta(copy_mapping("params", params), options.get("meta"))
+        timer, headers = self._timer(options, progress=True), options.get("headers")
         try:
-            result = await self._keeper.ask(method, asked, on_progress, self._fields(headers), timer)
+            result = await self._keeper.ask(method, sent_params, on_progress, self._fields(headers), timer)
         except HeadersRefused as error:
             raise error.error from error
         if not is_complete(result):
-            result, _ = await self._rounds(result, method, asked, on_progress, headers, timer)
+            result, _ = await self._rounds(result, method, sent_params, on_progress, headers, timer)
         return result
 
-    def _timer(self, along: RequestOptions, *, progress: bool = False) -> Timer | None:
-        """What bounds a call; None if nothing does.  `progress`: its server may be asked for reports."""
-        seconds, at_most = along.get("timeout"), along.get("max_timeout")
+    def _timer(self, options: RequestOptions, *, progress: bool = False) -> Timer | None:
+        """Return the timer of a call, or None if it has no timeout.
+
+        `progress`: the timer may ask the server for progress reports.
+        """
+        seconds, at_most = options.get("timeout"), options.get("max_timeout")
         seconds = self._timeout if seconds is None else seconds
         at_most = self._max_timeout if at_most is None else at_most
         return None if seconds == at_most == math.inf else Timer(seconds, at_most, progress=progress)
 
-    async def _ask_anew(
+    async def _retry_with_new_headers(
         self,
         refused: HeadersRefused,
-        asked: JsonObject,
+        sent_params: JsonObject,
         on_progress: OnProgress | None,
         headers: Mapping[str, str] | None,
         timer: Timer | None,
     ) -> JsonObject:
-        """Call a tool once more, with the headers that it wants by now (http-93)."""
+        """List the tools again, and repeat the call with the headers that the current schema of the tool wants
+        (http-93).
+        """
         if self._keeper.cache is not None:
             self._keeper.cache.forget("tools/list")
-        await self._walk_tools()
+        await self._list_all_tools()
         try:
-            return await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers), timer)
+            return await self._keeper.ask("tools/call", sent_params, on_progress, self._fields(headers), timer)
         except HeadersRefused as error:
             raise error.error from refused
 
@@ -304,132 +328,136 @@ class Client:
         self,
         result: JsonObject,
         method: str,
-        asked: JsonObject,
+        sent_params: JsonObject,
         on_progress: OnProgress | None,
         headers: Mapping[str, str] | None,
         timer: Timer | None,
         *,
-        anew: bool = False,
+        refresh_tools: bool = False,
     ) -> tuple[JsonObject, JsonObject]:
-        """What becomes of a result that is not complete as it stands, and the params of the request that had it.
+        """Answer the questions of the server until a result is complete.  Returns it and the params of its request.
 
-        With `anew` a round whose headers do not fit the tool any more is sent again with others.
+        With `refresh_tools`, the tools are listed again if the server refuses the headers of a round.
         """
         terms = self._terms
-        rounds = Rounds(terms.revision, method, asked, self._offer.declared(Role.CLIENT, terms.revision))
+        rounds = Rounds(terms.revision, method, sent_params, self._offer.declared(Role.CLIENT, terms.revision))
         while isinstance(step := rounds.receive(result), Ask):
             answer = partial(self._answering.answer_all, step.questions, terms, rounds.abandon)
-            asked = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
+            sent_params = rounds.retry(await (answer() if timer is None else timer.run(method, answer, request=False)))
             try:
                 try:
-                    # A user may have thought for longer than a token in the headers holds.
-                    result = await self._keeper.ask(method, asked, on_progress, self._fields(headers), timer)
+                    # New headers for each round: the user may take longer to answer than a token is valid.
+                    result = await self._keeper.ask(method, sent_params, on_progress, self._fields(headers), timer)
                 except HeadersRefused as refused:
-                    if not anew:
+                    if not refresh_tools:
                         raise refused.error from refused
-                    result = await self._ask_anew(refused, asked, on_progress, headers, timer)
-            except ConnectionFailed as error:  # which says that nothing was asked of the server
+                    result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
+            except ConnectionFailed as error:  # it means that the request of this round was not sent
                 raise NoResponse(f"{method} has no answer after its first round: {error}") from error
             except NoResponse as error:
-                error.request_may_have_run = True  # an earlier round of it has
+                error.request_may_have_run = True  # an earlier round of this call has run
                 raise
-        return step.result, asked
+        return step.result, sent_params
 
     def _with_meta(self, params: JsonObject, meta: Mapping[str, Json] | None) -> JsonObject:
         if meta is None and self._meta is None and "_meta" not in params:
             return params
         given = params.get("_meta", {})
         if not isinstance(given, Mapping):
-            raise UsageError(f"_meta is an object, not {type(given).__name__}; leave it out if there is none")
-        more = {**(self._meta() if self._meta is not None else {}), **members("meta", meta)}
+            raise UsageError(f"_meta must be a mapping, got {type(given).__name__}; leave it out if it is empty")
+        more = {**(self._meta() if self._meta is not None else {}), **copy_mapping("meta", meta)}
         if more:
             check_meta(more, self._terms.revision)
         return {**params, "_meta": {**given, **more}} if more else params
 
     def _fields(self, headers: Mapping[str, str] | None) -> Fields:
-        """The headers of a call, those of all calls among them: made once, so that what is cached is whose it is."""
+        """Return the headers of a call, with those of the client.
+
+        They are made once per call, because the key in the cache depends on them.
+        """
         if headers is None:
-            return self._own_headers() if self._headers else ()
+            return self._client_headers() if self._headers else ()
         own = fields_of(headers)
         named = {name.lower() for name, _ in own}
-        return (*[(name, value) for name, value in self._own_headers() if name.lower() not in named], *own)
+        return (*[(name, value) for name, value in self._client_headers() if name.lower() not in named], *own)
 
-    async def _cached(self, method: str, params: JsonObject, along: RequestOptions) -> JsonObject:
-        """As `request`, of what the server may have said how long it holds."""
-        await self._keeper.caller()  # who has closed the client has no more use for it
-        timer, headers = self._timer(along), along.get("headers")
-        asked, fields = self._with_meta(params, along.get("meta")), self._fields(headers)
+    async def _cached(self, method: str, params: JsonObject, options: RequestOptions) -> JsonObject:
+        """Send a request whose result may be in the cache."""
+        await self._keeper.caller()  # raises SessionClosed if the client is closed
+        timer, headers = self._timer(options), options.get("headers")
+        sent_params, fields = self._with_meta(params, options.get("meta")), self._fields(headers)
         cache = self._keeper.cache
         principal = _principal(fields if self._authorization is None else (*fields, self._authorization.generation))
         if cache is not None:
-            kept = cache.get(method, asked, now=trio.current_time(), principal=principal)
-            if kept is not None:
+            cached = cache.get(method, sent_params, now=trio.current_time(), principal=principal)
+            if cached is not None:
                 await trio.lowlevel.checkpoint()
-                return kept
+                return cached
 
         async def ask(timer: Timer | None = None) -> JsonObject:
             changes = 0 if cache is None else cache.changes
-            result, complete = await self._keeper.ask(method, asked, None, fields, timer), asked
+            result, complete = await self._keeper.ask(method, sent_params, None, fields, timer), sent_params
             if not is_complete(result):
-                result, complete = await self._rounds(result, method, asked, None, headers, timer)
+                result, complete = await self._rounds(result, method, sent_params, None, headers, timer)
             if cache is not None:
-                # Offered with the params that had it, by which the cache sees a retry (cache-03).
+                # Stored with the params of the last round, which tell the cache that it was a retry (cache-03).
                 cache.store(method, complete, result, asked=changes, now=trio.current_time(), principal=principal)
             return result
 
         if cache is None or method != _COMPLETE:
             return await ask(timer)
-        # cmpl-03: it is asked for with each key that a user presses.
-        key = cache.key(method, asked, principal=principal)
+        # cmpl-03: a program asks for completions at each key press.
+        key = cache.key(method, sent_params, principal=principal)
         if timer is None:
             return await self._keeper.share(key, ask)
         return await timer.run(method, lambda: self._keeper.share(key, ask))
 
-    async def _page(self, method: str, shape: type[M], cursor: str | None, along: RequestOptions) -> M:
-        check_along(along)
-        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, along))
+    async def _page(self, method: str, shape: type[M], cursor: str | None, options: RequestOptions) -> M:
+        check_request_options(options)
+        return from_json(shape, await self._cached(method, {} if cursor is None else {"cursor": cursor}, options))
 
-    async def _pages(self, method: str, shape: type[M], along: RequestOptions) -> AsyncIterator[M]:
-        check_along(along)
+    async def _pages(self, method: str, shape: type[M], options: RequestOptions) -> AsyncIterator[M]:
+        check_request_options(options)
         pager = Pager(limits=self._limits)
         while not pager.done:
             params = pager.params
             try:
-                result = await self._cached(method, params, along)
+                result = await self._cached(method, params, options)
             except RequestError:
                 if self._keeper.cache is not None and "cursor" in params:
-                    self._keeper.cache.forget(method)  # cache-22: no page of this walk is worth anything now
+                    self._keeper.cache.forget(method)  # the other pages of this list are invalid now
                 raise
             pager.received(result)
             yield from_json(shape, result)
 
-    def _good(self, items: Iterable[T | MalformedContent]) -> list[T]:
-        """What can be read; one that cannot must not hide the others."""
-        good = []
+    def _readable(self, items: Iterable[T | MalformedContent]) -> list[T]:
+        """Return the readable items.  The others are reported as deviations and must not hide the rest of the list."""
+        readable = []
         for each in items:
             if isinstance(each, MalformedContent):
-                self._keeper.loss(f"left out of a list: {each.why}")
+                self._keeper.loss(f"an invalid list item is left out: {each.why}")
             else:
-                good.append(each)
-        return good
+                readable.append(each)
+        return readable
 
     async def ping(self) -> None:
-        """Ask whether the server is there.  2026-07-28 has no such request."""
+        """Ask the server to answer.  2026-07-28 has no such request: there it raises `NotInThisRevision`."""
         await self._keeper.ask("ping", {}, timer=self._timer({}))
 
-    # Tools.
+    # Tools
 
-    async def list_tools_page(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListToolsResult:
-        """One page of the tools, from `cursor`.  `list_tools` gets all pages."""
-        page = await self._page("tools/list", ListToolsResult, cursor, along)
-        self._learn(page)
+    async def list_tools_page(self, cursor: str | None = None, **options: Unpack[RequestOptions]) -> ListToolsResult:
+        """Return one page of the tools, from `cursor`.  `list_tools` returns all pages."""
+        page = await self._page("tools/list", ListToolsResult, cursor, options)
+        self._remember_tools(page)
         return page
 
-    async def list_tools(self, **along: Unpack[RequestOptions]) -> list[Tool]:
-        """All tools of all pages.  A tool that cannot be called is left out and named in `deviations`."""
-        return [tool async for page in self._pages("tools/list", ListToolsResult, along) for tool in self._learn(page)]
+    async def list_tools(self, **options: Unpack[RequestOptions]) -> list[Tool]:
+        """Return all tools of all pages.  Tools that cannot be called are left out; `deviations` says why."""
+        pages = self._pages("tools/list", ListToolsResult, options)
+        return [tool async for page in pages for tool in self._remember_tools(page)]
 
-    def _learn(self, page: ListToolsResult) -> list[Tool]:
+    def _remember_tools(self, page: ListToolsResult) -> list[Tool]:
         return self._book.learn(page.tools, mirroring=self._keeper.connection.caller.session.link is LinkKind.EXCHANGE)
 
     def _mirrors(self, name: str) -> Sequence[Mirror]:
@@ -442,7 +470,7 @@ class Client:
         arguments: Mapping[str, Json] | None = None,
         *,
         on_progress: OnProgress | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> CallToolResult: ...
 
     @overload
@@ -453,7 +481,7 @@ class Client:
         *,
         returns: type[T],
         on_progress: OnProgress | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> T: ...
 
     @overload
@@ -462,9 +490,9 @@ class Client:
         name: str,
         arguments: Mapping[str, Json] | None = None,
         *,
-        returns: Any,  # a union or None, which to a type checker are no types
+        returns: Any,  # a union or None, which type checkers do not accept as `type[T]`
         on_progress: OnProgress | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> Any: ...
 
     async def call_tool(
@@ -474,37 +502,43 @@ class Client:
         *,
         returns: Any = ABSENT,
         on_progress: OnProgress | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> Any:
-        """The result of a tool: all of it, or with `returns` its structured value, as that type.
+        """Call a tool, and return its result; with `returns`, return its structured value as that type.
 
-        `returns` also takes the text of a tool that returns nothing else, the bytes, or nothing (None).  A tool that
-        has failed says so in its result (`is_error`), which is for the model; with `returns` that raises `ToolFailed`.
-        A result that is not what the tool has promised raises RemoteProtocolError, as far as the tool was listed
-        before; with `returns` it is, if need be and if the server has a list.
+        If the tool fails, the result says so in `is_error`, with a text for the model; with `returns` it raises
+        `ToolFailed`.
+
+        `returns` may also be `str` for a tool that returns only text, `bytes` for an image, audio or a binary resource,
+        or None for a tool without a result.
+
+        Raises RemoteProtocolError if the result does not fit the output schema of the tool.  The schema is known if the
+        tools were listed before; with `returns` they are listed first if necessary.
         """
-        if along:
-            check_along(along, "call_tool", name)
-        params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
+        if options:
+            check_request_options(options, "call_tool", name)
+        params: JsonObject = {"name": name, "arguments": copy_mapping("arguments", arguments)}
         returned: ReturnType[Any] | None = None
         if returns is not ABSENT:
-            returned = ReturnType(returns)  # before anything is done
-            await self._book.look_for(name, self._walk_tools)
-        asked, headers = self._with_meta(params, along.get("meta")), along.get("headers")
-        timer = self._timer(along, progress=True) if along or self._timed else None
+            returned = ReturnType(returns)  # raises UsageError before a request is sent
+            await self._book.look_for(name, self._list_all_tools)
+        sent_params, headers = self._with_meta(params, options.get("meta")), options.get("headers")
+        timer = self._timer(options, progress=True) if options or self._has_timeout else None
         try:
-            said = await self._keeper.ask("tools/call", asked, on_progress, self._fields(headers), timer)
+            raw_result = await self._keeper.ask("tools/call", sent_params, on_progress, self._fields(headers), timer)
         except HeadersRefused as refused:
-            said = await self._ask_anew(refused, asked, on_progress, headers, timer)
-        if not is_complete(said):
-            said, _ = await self._rounds(said, "tools/call", asked, on_progress, headers, timer, anew=True)
-        result = from_json(CallToolResult, said)
+            raw_result = await self._retry_with_new_headers(refused, sent_params, on_progress, headers, timer)
+        if not is_complete(raw_result):
+            raw_result, _ = await self._rounds(
+                raw_result, "tools/call", sent_params, on_progress, headers, timer, refresh_tools=True
+            )
+        result = from_json(CallToolResult, raw_result)
         self._book.judge(name, result)
         return result if returned is None else returned.value(name, result, boxed=self._book.boxes(name))
 
     @overload
     def stream_tool(
-        self, name: str, arguments: Mapping[str, Json] | None = None, **along: Unpack[RequestOptions]
+        self, name: str, arguments: Mapping[str, Json] | None = None, **options: Unpack[RequestOptions]
     ) -> _ToolCallBlock[CallToolResult]: ...
 
     @overload
@@ -514,12 +548,12 @@ class Client:
         arguments: Mapping[str, Json] | None = None,
         *,
         returns: type[T],
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> _ToolCallBlock[T]: ...
 
     @overload
     def stream_tool(
-        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **along: Unpack[RequestOptions]
+        self, name: str, arguments: Mapping[str, Json] | None = None, *, returns: Any, **options: Unpack[RequestOptions]
     ) -> _ToolCallBlock[Any]: ...
 
     def stream_tool(
@@ -528,80 +562,84 @@ class Client:
         arguments: Mapping[str, Json] | None = None,
         *,
         returns: Any = ABSENT,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> _ToolCallBlock[Any]:
-        """``async with client.stream_tool(...) as call``: the call runs beside the block, which iterates over its
-        progress and asks for its `result`, which is as that of `call_tool`; see `ToolCall`.  A call that is not
-        done at the end is cancelled.
+        """``async with client.stream_tool(...) as call``: call a tool while the block runs.
+
+        The block iterates over `call` for progress reports, and awaits ``call.result()`` for the result, which is the
+        same as that of `call_tool`; see `ToolCall`.  If the call is not complete at the end of the block, it is
+        cancelled.
         """
 
-        check_along(along, "stream_tool", name)
-        given = members("arguments", arguments)
+        check_request_options(options, "stream_tool", name)
+        given = copy_mapping("arguments", arguments)
 
         async def call(on_progress: OnProgress) -> Any:
-            return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **along)
+            return await self.call_tool(name, given, returns=returns, on_progress=on_progress, **options)
 
-        return _ToolCallBlock(call, f"tools/call {name[:80]!r}, followed")
+        return _ToolCallBlock(call, f"tools/call {name[:80]!r}, streamed")
 
-    async def _walk_tools(self) -> None:
+    async def _list_all_tools(self) -> None:
         for _ in await self.list_tools():
             pass
 
-    # Resources.
+    # Resources
 
     async def list_resources_page(
-        self, cursor: str | None = None, **along: Unpack[RequestOptions]
+        self, cursor: str | None = None, **options: Unpack[RequestOptions]
     ) -> ListResourcesResult:
-        """One page of the resources, from `cursor`.  `list_resources` gets all pages."""
-        return await self._page("resources/list", ListResourcesResult, cursor, along)
+        """Return one page of the resources, from `cursor`.  `list_resources` returns all pages."""
+        return await self._page("resources/list", ListResourcesResult, cursor, options)
 
-    async def list_resources(self, **along: Unpack[RequestOptions]) -> list[Resource]:
-        """All resources of all pages."""
-        pages = self._pages("resources/list", ListResourcesResult, along)
-        return [resource async for page in pages for resource in self._good(page.resources)]
+    async def list_resources(self, **options: Unpack[RequestOptions]) -> list[Resource]:
+        """Return all resources of all pages."""
+        pages = self._pages("resources/list", ListResourcesResult, options)
+        return [resource async for page in pages for resource in self._readable(page.resources)]
 
     async def list_resource_templates_page(
-        self, cursor: str | None = None, **along: Unpack[RequestOptions]
+        self, cursor: str | None = None, **options: Unpack[RequestOptions]
     ) -> ListResourceTemplatesResult:
-        """One page of the resource templates, from `cursor`.  `list_resource_templates` gets all pages."""
-        return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, along)
+        """Return one page of the resource templates, from `cursor`.  `list_resource_templates` returns all pages."""
+        return await self._page("resources/templates/list", ListResourceTemplatesResult, cursor, options)
 
-    async def list_resource_templates(self, **along: Unpack[RequestOptions]) -> list[ResourceTemplate]:
-        """All resource templates of all pages."""
-        pages = self._pages("resources/templates/list", ListResourceTemplatesResult, along)
-        return [template async for page in pages for template in self._good(page.resource_templates)]
+    async def list_resource_templates(self, **options: Unpack[RequestOptions]) -> list[ResourceTemplate]:
+        """Return all resource templates of all pages."""
+        pages = self._pages("resources/templates/list", ListResourceTemplatesResult, options)
+        return [template async for page in pages for template in self._readable(page.resource_templates)]
 
-    async def read_resource(self, uri: str, **along: Unpack[RequestOptions]) -> ReadResourceResult:
-        """What is in a resource.  Raises `ResourceNotFound` where the server says that there is none."""
-        check_along(along)
+    async def read_resource(self, uri: str, **options: Unpack[RequestOptions]) -> ReadResourceResult:
+        """Return the content of a resource.  Raises `ResourceNotFound` if the server has no resource at this URI."""
+        check_request_options(options)
         try:
-            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, along))
+            return from_json(ReadResourceResult, await self._cached("resources/read", {"uri": uri}, options))
         except RequestError as error:
-            # res-08: either code is heard from servers in either era.
+            # res-08: servers of both eras send either code.
             if error.code not in (RESOURCE_NOT_FOUND, INVALID_PARAMS):
                 raise
             missing = ResourceNotFound(uri, error.message)
             missing.code, missing.data = error.code, error.data
             raise missing from None
 
-    # Prompts and completion.
+    # Prompts and completion
 
-    async def list_prompts_page(self, cursor: str | None = None, **along: Unpack[RequestOptions]) -> ListPromptsResult:
-        """One page of the prompts, from `cursor`.  `list_prompts` gets all pages."""
-        return await self._page("prompts/list", ListPromptsResult, cursor, along)
+    async def list_prompts_page(
+        self, cursor: str | None = None, **options: Unpack[RequestOptions]
+    ) -> ListPromptsResult:
+        """Return one page of the prompts, from `cursor`.  `list_prompts` returns all pages."""
+        return await self._page("prompts/list", ListPromptsResult, cursor, options)
 
-    async def list_prompts(self, **along: Unpack[RequestOptions]) -> list[Prompt]:
-        """All prompts of all pages."""
-        pages = self._pages("prompts/list", ListPromptsResult, along)
-        return [prompt async for page in pages for prompt in self._good(page.prompts)]
+    async def list_prompts(self, **options: Unpack[RequestOptions]) -> list[Prompt]:
+        """Return all prompts of all pages."""
+        pages = self._pages("prompts/list", ListPromptsResult, options)
+        return [prompt async for page in pages for prompt in self._readable(page.prompts)]
 
     async def get_prompt(
-        self, name: str, arguments: Mapping[str, str] | None = None, **along: Unpack[RequestOptions]
+        self, name: str, arguments: Mapping[str, str] | None = None, **options: Unpack[RequestOptions]
     ) -> GetPromptResult:
-        """A prompt, filled in."""
-        check_along(along, "prompt", name)
-        params: JsonObject = {"name": name, "arguments": members("arguments", arguments)}
-        return from_json(GetPromptResult, await self.request("prompts/get", params, **along))
+        """Return the messages of a prompt, with these arguments filled in."""
+        check_request_options(options, "get_prompt", name)
+        params: JsonObject = {"name": name, "arguments": copy_mapping("arguments", arguments)}
+        return from_json(GetPromptResult, await self.request("prompts/get", params, **options))
 
     async def complete(
         self,
@@ -610,20 +648,20 @@ class Client:
         value: str,
         *,
         context: Mapping[str, str] | None = None,
-        **along: Unpack[RequestOptions],
+        **options: Unpack[RequestOptions],
     ) -> Completion:
-        """What the server would complete `value` to, as this argument of a prompt or template.
+        """Return the server's completions of `value`, which is the start of an argument of a prompt or of a template.
 
-        `context` are the other arguments that have a value already; revisions before 2025-06-18 do without.  Equal
-        questions at the same time are one request, and its answer is used again for ten seconds, unless a list of
-        prompts or resources changes before or the option `cache` is off.
+        `context` has the values of the other arguments, if the user has entered some; revisions before 2025-06-18
+        ignore it.  Equal calls at the same time share one request.  Its answer is cached for ten seconds, or until a
+        list of prompts or resources changes; the option `cache` turns this off.
         """
-        check_along(along)
-        others = None if context is None else CompletionContext(members("context", context))
+        check_request_options(options)
+        others = None if context is None else CompletionContext(copy_mapping("context", context))
         params = to_json(CompleteParams(ref, CompletionArgument(argument, value), others), self._terms.revision)
-        return from_json(CompleteResult, await self._cached(_COMPLETE, params, along)).completion
+        return from_json(CompleteResult, await self._cached(_COMPLETE, params, options)).completion
 
-    # What the server tells, and what it is told.
+    # Changes, logs and roots
 
     def listen(
         self,
@@ -633,10 +671,13 @@ class Client:
         resources: bool | str | Iterable[str] = False,
         undeclared: bool = False,
     ) -> AbstractAsyncContextManager[Subscription]:
-        """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: hear of changes for as long
-        as the block; see `Subscription`.  ``resources=True`` is the list of resources, URIs are what the resources
-        hold.  With ``undeclared=True`` the block also waits for what the server does not declare: some, such as mcp up
-        to 1.30, send it all the same.
+        """``async with client.listen(tools=True, resources=["notes://todo"]) as changes``: iterate over changes.
+
+        The block is subscribed until it ends; see `Subscription`.  ``resources=True`` subscribes to the list of
+        resources, URIs to the contents of these resources.  With ``undeclared=True`` the block also waits for changes
+        that the server does not declare; some servers, such as mcp up to 1.30, send them nevertheless.
+
+        Entering raises `SubscriptionUnsupported` if the server supports none of the changes.
         """
         self._keeper.check_run()
         return self._keeper.listening.listen(
@@ -644,18 +685,21 @@ class Client:
         )
 
     async def set_log_level(self, level: LogLevel | None) -> None:
-        """From which level on the server is to send log messages, which go to `on_log`.
+        """Set the lowest level of the log messages that the server sends; they go to `on_log`.
 
-        None: none from now on.  Raises `NotInThisRevision` for that in revisions before 2026-07-28, whose servers
-        cannot be told to stop; "emergency" comes next to it there.
+        None turns them off.  In revisions before 2026-07-28 that raises `NotInThisRevision`, because those servers
+        cannot turn logs off; use "emergency" there.
         """
         wanted = checked_level(level)
         self._keeper.check_run()
-        await trio.lowlevel.checkpoint()  # in the modern era nothing is sent
+        await trio.lowlevel.checkpoint()  # since 2026-07-28 this method sends no request
         await self._keeper.set_log_level(wanted, self._timer({}))
 
     async def set_roots(self, roots: GivenRoots) -> None:
-        """Directories that the server may work in from now on; the option `roots` has to have been given."""
+        """Replace the directories that the server may work in.
+
+        Raises UsageError if the option `roots` was not given, or if a root is invalid.
+        """
         self._keeper.check_run()
         await trio.lowlevel.checkpoint()
         caller = await self._keeper.caller()
@@ -663,17 +707,20 @@ class Client:
         if changed and terms_of(caller).revision.handshake:
             caller.notify("notifications/roots/list_changed")
 
-    def _own_headers(self) -> Fields:
+    def _client_headers(self) -> Fields:
         if not self._headers:
             return ()
         try:
             headers = self._headers() if callable(self._headers) else self._headers
-        except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
-            raise UsageError("the headers for a request could not be made") from error
+        except Exception as error:  # a callback may raise anything
+            raise UsageError("the function given as headers raised an exception") from error
         return fields_of(headers)
 
 
 def _principal(fields: Fields) -> str | None:
-    """cache-17: another token is another context, and a cookie or a key may be one; a digest tells them apart."""
-    told = sorted((name.lower(), value) for name, value in fields)
-    return sha256(repr(told).encode()).hexdigest() if told else None
+    """Return a digest of the headers for the cache.
+
+    cache-17: another token is another context, and so is another cookie or key.
+    """
+    pairs = sorted((name.lower(), value) for name, value in fields)
+    return sha256(repr(pairs).encode()).hexdigest() if pairs else None

@@ -1,9 +1,11 @@
-"""A call that is followed while it runs: its progress is iterated over, and its result waited for.
+"""`Client.stream_tool`: a tool call that runs while the block iterates over its progress.
 
-async with client.stream_tool("forecast", {"city": "Oslo"}) as call:
-    async for report in call:
-        print(report.progress, report.total, report.message)
-    result = await call.result()
+    async with client.stream_tool("forecast", {"city": "Oslo"}) as call:
+        async for report in call:
+            print(report.progress, report.total, report.message)
+        result = await call.result()
+
+The call runs in a task of its own.  `ToolCall` holds its progress reports and its outcome for the block.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Progress:
-    """How far a call has got."""
+    """A progress report of a call."""
 
     progress: float
     total: float | None = None
@@ -35,56 +37,64 @@ class Progress:
 
 
 class ToolCall(Generic[T]):
-    """An asynchronous iterator of `Progress`, for one task at a time; it ends with the call, well or not."""
+    """A running tool call: an asynchronous iterator of `Progress`, made by `Client.stream_tool`.
+
+    One task at a time may iterate.  The iterator ends when the call ends, also if the call fails; `result` then returns
+    the result or raises the error.  Waiting may be cancelled; the call goes on until its block ends.
+    """
 
     def __init__(self) -> None:
         self._reports: Reports[Progress] = Reports()
-        self._news = trio.Event()
-        self._over = trio.Event()
+        self._changed = trio.Event()
+        self._ended = trio.Event()
         self._result: T | Absent = ABSENT
         self._error: Exception | None = None
-        self._told = False  # somebody has heard of the error
+        self._error_raised = False  # `result` has raised the error
 
     def __aiter__(self) -> ToolCall[T]:
         return self
 
     async def __anext__(self) -> Progress:
         while not self._reports:
-            if self._over.is_set():
+            if self._ended.is_set():
                 raise StopAsyncIteration
-            await self._news.wait()
-            self._news = trio.Event()
+            await self._changed.wait()
+            self._changed = trio.Event()
         await trio.lowlevel.checkpoint()
         return self._reports.take()
 
     async def result(self) -> T:
-        """The result of the call, once it has ended.  Raises as the call does; SessionClosed if that was cancelled."""
-        await self._over.wait()
+        """Wait until the call ends, and return its result.
+
+        Raises the same errors as `Client.call_tool`, and SessionClosed if the call was cancelled.
+        """
+        await self._ended.wait()
         if self._error is not None:
-            self._told = True
+            self._error_raised = True
             raise self._error
-        if self._result is ABSENT:  # its block was left, or the nursery around it
-            raise SessionClosed("the call was left before it had a result")
+        if self._result is ABSENT:  # the block or its nursery was cancelled
+            raise SessionClosed("the call was cancelled before it had a result")
         return self._result
 
-    def _reported(self, progress: float, total: float | None, message: str | None) -> None:
+    def _add_report(self, progress: float, total: float | None, message: str | None) -> None:
         self._reports.add(Progress(progress, total, message))
-        self._news.set()
+        self._changed.set()
 
     async def _run(self, call: Callable[[OnProgress], Awaitable[T]]) -> None:
         try:
-            self._result = await call(self._reported)
-        except Exception as error:  # noqa: BLE001  # it is for whoever waits for the result
+            self._result = await call(self._add_report)
+        except Exception as error:  # noqa: BLE001  # `result` raises it
             self._error = error
         finally:
-            self._over.set()
-            self._news.set()
+            self._ended.set()
+            self._changed.set()
 
 
 class _ToolCallBlock(Generic[T]):
-    """The block of a followed call; a class, as `groups.open_nursery` is one.  Its end cancels the call.
+    """The block of `Client.stream_tool`.  The call is cancelled when the block ends.
 
-    What a call has failed with is raised at the end of a block that did not ask for the result.
+    If the call failed and the block did not ask for the result, the end of the block raises the error.  It is a class
+    because another task would close a generator that is dropped in a crash, and that task must not close the nursery.
     """
 
     def __init__(self, call: Callable[[OnProgress], Awaitable[T]], name: str) -> None:
@@ -94,15 +104,15 @@ class _ToolCallBlock(Generic[T]):
     async def __aenter__(self) -> ToolCall[T]:
         self._nursery = open_nursery()
         nursery = await self._nursery.__aenter__()
-        self._followed: ToolCall[T] = ToolCall()
-        nursery.start_soon(self._followed._run, self._call, name=self._name)
-        return self._followed
+        self._tool_call: ToolCall[T] = ToolCall()
+        nursery.start_soon(self._tool_call._run, self._call, name=self._name)
+        return self._tool_call
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        left = await self._nursery.__aexit__(kind, error, traceback)
-        failure = self._followed._error
-        if error is None and failure is not None and not self._followed._told:
+        suppress = await self._nursery.__aexit__(kind, error, traceback)
+        failure = self._tool_call._error
+        if error is None and failure is not None and not self._tool_call._error_raised:
             raise failure
-        return left
+        return suppress

@@ -481,7 +481,7 @@ class PostTransport:
         except UsageError:
             raise
         except Exception as error:  # it is a callback, and what it raises belongs to whoever asks
-            raise UsageError("the headers for a request could not be made") from error
+            raise UsageError("the function given as headers raised an exception") from error
 
     @contextmanager
     def _running(self, deadline: float = math.inf) -> Iterator[trio.CancelScope]:

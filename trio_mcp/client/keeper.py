@@ -24,7 +24,7 @@ from trio_mcp.client.answering import Answering
 from trio_mcp.client.asked import UrlElicitationRequest
 from trio_mcp.client.caller import Caller, Failure, OnProgress, SessionLost, Timer, failure_of
 from trio_mcp.client.connecting import Hold, OpenSession, SessionOptions
-from trio_mcp.client.options import name_the_options
+from trio_mcp.client.options import note_missing_options
 from trio_mcp.client.subscriptions import SubscriptionManager
 from trio_mcp.core.cache import ResponseCache
 from trio_mcp.core.codec import from_json
@@ -307,7 +307,7 @@ class Keeper:
             try:
                 return await caller.request(method, params, on_progress=on_progress, headers=headers, timer=timer)
             except RequestError as error:
-                name_the_options(error)
+                note_missing_options(error)
                 raise
             except SessionLost as error:
                 if again or error.request_may_have_run:

@@ -1,4 +1,4 @@
-"""What a client can be told: the options of `open_client`, and what goes along with one request."""
+"""The options of a client (`open_client`) and of one request, and their checks."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ __all__ = [
     "CHILD",
     "ClientOptions",
     "RequestOptions",
-    "check_along",
     "check_options",
+    "check_request_options",
     "checked_level",
+    "copy_mapping",
     "fields_of",
     "log_level_of",
-    "members",
-    "name_the_options",
+    "note_missing_options",
     "offer_of",
 ]
 
 
 class RequestOptions(TypedDict, total=False):
-    """What goes along with one request, whatever goes along with all of them."""
+    """Options of one request.  Each is a keyword of the methods of `Client` that send requests."""
 
     meta: Mapping[str, Json] | None
-    """As `_meta`."""
+    """Members to add to `_meta` of the request."""
     headers: Mapping[str, str] | None
-    """As headers of its HTTP requests; they go before those of the option `headers`."""
+    """HTTP headers of this request.  They replace headers of the same name from the option `headers` of the client."""
     timeout: float | None
-    """Instead of the option `timeout`; `math.inf` for none."""
+    """Replaces the option `timeout` of the client; `math.inf` turns it off."""
     max_timeout: float | None
-    """Instead of the option `max_timeout`; `math.inf` for none."""
+    """Replaces the option `max_timeout` of the client; `math.inf` turns it off."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -59,74 +59,79 @@ class ClientOptions(TypedDict, total=False):
 
     name: str
     version: str
-    """How the client introduces itself."""
+    """The name and the version that the client sends to the server."""
     revision: str | None
-    """The only revision to speak, such as "2025-11-25"; without it, the newest that both sides have."""
+    """The only protocol revision to use, such as "2025-11-25".  Default: the newest one that both sides have."""
     sampling: OnSampling
-    """Asked for an answer of a model; `answering` tells what these callbacks are given and return."""
+    """Callback that asks a language model for the server.  The module `trio_mcp.client.answering` has a table of the
+    callbacks, their arguments and their results."""
     sampling_tools: bool
-    """`sampling` understands tools."""
+    """True if the callback `sampling` supports tools."""
     elicitation: OnElicitation
-    """Asked to have the user fill in a form."""
+    """Callback that asks the user to fill in a form."""
     elicitation_url: OnElicitationUrl
-    """Asked for the user's consent to visit a page."""
+    """Callback that asks the user for consent to open a web page."""
     roots: GivenRoots
     """Directories that the server may work in."""
     experimental: Mapping[str, Mapping[str, Any]]
-    """Experimental capabilities of the client, as they are declared: objects by name."""
+    """Experimental capabilities of the client: an object for each name.  They are declared unchanged."""
     on_elicitation_complete: Callable[[UrlElicitationRequest], object]
-    """Called when the server says that what the user was to do on a page is done."""
+    """Called when the server reports that the user has finished on a web page."""
     on_log: Callable[[LoggingMessageParams], object]
     """Called with each log message of the server."""
     on_notification: Callable[[str, JsonObject], object]
-    """Called with the method and the params of each notification that nothing here waits for, such as a change without
-    a `listen` block, or a log message without `on_log`."""
+    """Called with the method and the params of each notification that no other callback and no block receives: for
+    example a change without a `listen` block, or a log message without `on_log`."""
     log_level: LogLevel | None
-    """From which level on the server is asked to send them; "info" where there is an `on_log`."""
+    """The lowest level of log messages that the server is asked to send.  Default: "info" if `on_log` is given."""
     headers: Mapping[str, str] | Callable[[], Mapping[str, str]]
-    """What goes along with each HTTP request, such as Authorization; a function is asked for each call."""
+    """HTTP headers of each request, such as Authorization.  A function is called for each request."""
     auth: OAuth
-    """Gets the tokens that an HTTP server wants."""
+    """Gets the access tokens that an HTTP server requires."""
     meta: Callable[[], Mapping[str, Json]]
-    """What goes along with each request as `_meta`, such as a trace context.  Raises `UsageError` for keys that
-    are reserved or malformed."""
+    """A function that returns members to add to `_meta` of each request, such as a trace context.  A request raises
+    `UsageError` if a key is reserved or malformed."""
     cache: bool
-    """Whether results may be used again for as long as the server says so (2026-07-28); they are, by default."""
+    """True (the default): a result is used again for as long as the server allows (2026-07-28)."""
     timeout: float | None
-    """Seconds for which a request may have neither an answer nor progress.  Beyond: `trio.TooSlowError`, and the server
-    is told.  None by default: the caller's cancel scope is the timeout."""
+    """Seconds that a request may take without an answer and without progress.  After that the call raises
+    `trio.TooSlowError` and the server is told that the request is cancelled.  Default: None, no timeout except the
+    cancel scopes of the program."""
     max_timeout: float | None
-    """Seconds for a whole call, whatever progress it makes, and with what callbacks answer in its course.  None by
-    default.  Beyond: as `timeout`."""
+    """Seconds that a whole call may take, including the time of callbacks that answer the server, with or without
+    progress.  After that the same happens as with `timeout`.  Default: None."""
     ping_seconds: float | None
-    """Seconds from one ping of the server to the next, in revisions that have `ping`.  If nothing comes from it for as
-    long after one, the connection counts as lost.  None by default: there are none."""
+    """Seconds between two pings of the server, in revisions that have `ping`.  The connection is closed if no message
+    comes for this many seconds after a ping.  Default: None, no pings."""
     limits: Limits
     ssl_context: ssl.SSLContext
     tap: Tap
-    """Called with "in" or "out" and the bytes that were received or are about to be sent."""
+    """Called with "in" and the received bytes, or with "out" and the bytes that are about to be sent."""
     probe: float
-    """Seconds for which a server on a stream may think about whether it is a modern one."""
+    """Seconds that a server on a stream may take to answer the first request, which asks if it speaks 2026-07-28 or
+    later.  After that the client tries the older handshake."""
     env: Mapping[str, str | None]
-    """Variables that a child process gets beside those of `environment`; None removes one."""
+    """Variables to add to the environment of a child process; None as a value removes one."""
     environment: Environment
-    """"minimal" (the default): HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TMPDIR and USER; "inherit": all of ours;
-    or just these variables."""
+    """The environment of a child process before `env` is added.  "minimal" (the default): HOME, LANG, LC_*, LOGNAME,
+    PATH, SHELL, TERM, TMPDIR and USER.  "inherit": all variables of this process.  A mapping: these variables only."""
     cwd: str | os.PathLike[str]
     start_timeout: float
-    """Seconds for the first message of a child process, or on a stream: 120; `math.inf` for no bound."""
+    """Seconds that a child process, or a server on a stream, may take to send its first message: 120; `math.inf` for no
+    limit."""
     garbage_timeout: float
-    """Seconds for it after the first line there that is no message: 30; `math.inf` for no bound."""
+    """Seconds that it may take to send its first message after its first line that is not a message: 30; `math.inf` for
+    no limit."""
     shutdown_timeout: float
-    """Seconds for which a child process may take its leave, and again after SIGTERM."""
+    """Seconds that a child process may take to exit after its stdin is closed, and again after SIGTERM."""
     stderr: Callable[[bytes], object] | None
-    """Called with what a child process writes to standard error, as it comes; None: nobody is.  By default that is
-    written to our own."""
+    """Called with each piece of output that a child process writes to stderr; None discards it.  Default: it is written
+    to stderr of this process."""
 
 
 CHILD = ("env", "environment", "cwd", "shutdown_timeout", "stderr", "start_timeout", "garbage_timeout")
 ANSWERING = ("sampling", "sampling_tools", "elicitation", "elicitation_url", "roots")
-# By capability and its member; "" is that it is there at all.
+# The options that declare a capability and its members.  The key "" stands for the capability itself.
 _DECLARED_BY = {
     "sampling": {"": "sampling", "tools": "sampling_tools"},
     "elicitation": {"": "elicitation", "form": "elicitation", "url": "elicitation_url"},
@@ -137,26 +142,28 @@ _TIMEOUTS = ("timeout", "max_timeout")
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that there is not, and UsageError for one that can be of no use."""
+    """Check the options of a client.  Raises TypeError for an unknown option, UsageError for a wrong value."""
     if unknown := given.keys() - ClientOptions.__annotations__:
         known = ", ".join(ClientOptions.__annotations__)
-        raise TypeError(f"a client has no option {min(unknown)!r}; there are {known}")
+        raise TypeError(f"unknown client option {min(unknown)!r}; the options are {known}")
     for name in _PLAIN:
         _check_plain(name, given.get(name))
     if given.get("auth") is not None:
         from trio_mcp.oauth.client import OAuth
 
         if not isinstance(auth := given["auth"], OAuth):
-            raise UsageError(f"auth is OAuth(...), not {type(auth).__name__}; headers takes a token you have")
+            raise UsageError(
+                f"auth must be an OAuth object, got {type(auth).__name__}; to send a token of your own, use headers"
+            )
     if not isinstance(limits := given.get("limits"), Limits | None):
-        raise UsageError(f"limits are Limits(...), not {type(limits).__name__}")
+        raise UsageError(f"limits must be a Limits object, got {type(limits).__name__}")
     _check_seconds(given, *_TIMEOUTS, "ping_seconds")
 
 
 def _check_seconds(given: Mapping[str, Any], *names: str) -> None:
     for name in names:
         seconds = given.get(name)
-        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # NaN is not
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):  # `not >` also refuses NaN
             raise UsageError(f"{name} must be a number of seconds above 0, or None; got {seconds!r}")
 
 
@@ -164,30 +171,32 @@ def _check_plain(name: str, callback: Any) -> None:
     if callback is None or (name == "headers" and isinstance(callback, Mapping)):
         return
     if not callable(callback):
-        wanted = "a mapping such as {'Authorization': ...}, or a function" if name == "headers" else "a function"
-        raise UsageError(f"{name} is {wanted}, not {type(callback).__name__}")  # no value: it may be a secret
+        expected = "a mapping such as {'Authorization': ...} or a function" if name == "headers" else "a function"
+        # The value is not shown: it may be a secret.
+        raise UsageError(f"{name} must be {expected}, got {type(callback).__name__}")
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise UsageError(f"{name} is called in the middle of things and cannot wait; give a plain function")
+        raise UsageError(f"{name} must be a plain function, got an async function; the client calls it without await")
 
 
-def check_along(along: Mapping[str, object], method: str = "", name: str = "") -> None:
-    """Raise TypeError for a keyword that no request has; with `method`, it may be an argument of what has this name.
+def check_request_options(given: Mapping[str, object], method: str = "", name: str = "") -> None:
+    """Check the options of one request.  Raises TypeError for an unknown keyword, UsageError for a wrong timeout.
 
-    Raises UsageError for a timeout that is none.
+    `method` and `name`: the method of `Client` and the tool or prompt.  They are for the hint in the error, because a
+    caller may have passed an argument of a tool as a keyword.
     """
-    _check_seconds(along, *_TIMEOUTS)
-    if along and (unknown := along.keys() - RequestOptions.__annotations__):
+    _check_seconds(given, *_TIMEOUTS)
+    if given and (unknown := given.keys() - RequestOptions.__annotations__):
         keyword, known = min(unknown), ", ".join(RequestOptions.__annotations__)
-        instead = f"; arguments are one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
+        hint = f"; pass the arguments as one mapping: {method}({name!r}, {{{keyword!r}: ...}})" if method else ""
         if "timeout" in keyword:
-            instead = ": write timeout=5, or put a cancel scope around the call: with trio.move_on_after(5)"
+            hint = ": write timeout=5, or put a cancel scope around the call: with trio.move_on_after(5)"
         elif method == "call_tool" and keyword in ("progress_callback", "progress_handler"):
-            instead = f": write call_tool({name!r}, {{...}}, on_progress=function)"
-        raise TypeError(f"nothing goes along with a request as {keyword!r}, but {known}{instead}")
+            hint = f": write call_tool({name!r}, {{...}}, on_progress=function)"
+        raise TypeError(f"unknown request option {keyword!r}; the options are {known}{hint}")
 
 
-def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was given by name, as a dict of its own.  Raises UsageError for what is no mapping."""
+def copy_mapping(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of a mapping as a dict.  Raises UsageError if it is not a mapping; `what` names it in the error."""
     if given is None:
         return {}
     return dict(given if type(given) is dict else _mapping(what, given))
@@ -195,17 +204,20 @@ def members(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _mapping(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise UsageError(f"{what} must be a mapping by name, not {type(given).__name__}")
+        raise UsageError(f"{what} must be a mapping by name, got {type(given).__name__}")
     return given
 
 
 def fields_of(headers: Mapping[str, str]) -> Fields:
-    """Headers as they are sent.  Raises UsageError for what is no text, as the None of a variable not set."""
+    """Return the headers as a tuple of pairs.
+
+    Raises UsageError if a name or a value is not a string, such as None from an environment variable that is not set.
+    """
     fields = tuple(_mapping("headers", headers).items())
     for name, value in fields:
         if not (isinstance(name, str) and isinstance(value, str)):
             wrong = value if isinstance(name, str) else name
-            raise UsageError(f"the header {name!r} must be text, not {type(wrong).__name__}")
+            raise UsageError(f"header names and values must be strings, got {type(wrong).__name__} in {name!r}")
     return fields
 
 
@@ -214,27 +226,29 @@ def offer_of(options: ClientOptions, capabilities: JsonObject) -> Offer:
     revisions = tuple(REVISIONS.values())
     if (name := options.get("revision")) is not None:
         if name not in REVISIONS:
-            raise UsageError(f"there is no revision {name!r}; there are {', '.join(REVISIONS)}")
+            raise UsageError(f"unknown revision {name!r}; the revisions are {', '.join(REVISIONS)}")
         revisions = (REVISIONS[name],)
     experimental = options.get("experimental")
     if experimental is not None:
-        capabilities = {**capabilities, "experimental": members("experimental", experimental)}
+        capabilities = {**capabilities, "experimental": copy_mapping("experimental", experimental)}
     return Offer(info, capabilities, revisions)
 
 
 def log_level_of(options: ClientOptions) -> str | None:
-    """Who listens to logs wants some: servers of 2026-07-28 send none unasked."""
+    """Return the log level to ask for; "info" if only `on_log` is given, because servers of 2026-07-28 send no logs
+    unasked.
+    """
     return checked_level(options.get("log_level", "info" if "on_log" in options else None))
 
 
 def checked_level(level: str | None) -> str | None:
     if level is not None and level not in LOG_LEVELS:
-        raise UsageError(f"a log level is one of {', '.join(LOG_LEVELS)}; not {level!r}")
+        raise UsageError(f"the log level must be one of {', '.join(LOG_LEVELS)}; got {level!r}")
     return level
 
 
-def name_the_options(error: RequestError) -> None:
-    """Note on an error of a server that misses a capability of the client by which option that is declared."""
+def note_missing_options(error: RequestError) -> None:
+    """Add a note to MISSING_CLIENT_CAPABILITY errors: the options of the client that declare the missing capability."""
     needed = error.data.get("requiredCapabilities") if isinstance(error.data, dict) else None
     if error.code != MISSING_CLIENT_CAPABILITY or not isinstance(needed, dict):
         return
@@ -244,4 +258,4 @@ def name_the_options(error: RequestError) -> None:
         if isinstance(inside, dict):
             names += [name for member, name in options.items() if member in (inside or {"": {}})]
     if names:
-        error.add_note(f"a client declares that by its options: {', '.join(names)}")
+        error.add_note(f"declare it with these options of the client: {', '.join(names)}")
