@@ -14,7 +14,8 @@ import os
 import sys
 from hmac import compare_digest
 
-from trio_mcp import Context, HttpRequest, Server
+from trio_mcp import Context, Server
+from trio_mcp.types import HttpRequest
 
 TOKENS = {user: os.environ.get(f"{user.upper()}_TOKEN", "") for user in ("alice", "bob")}
 

@@ -14,20 +14,15 @@ from pathlib import Path
 
 import trio
 
-from trio_mcp import (
-    Client,
+from trio_mcp import Client, McpError, RequestError, ToolFailed, connect_client, open_client
+from trio_mcp.types import (
     ClientOptions,
     FormElicitationRequest,
     LoggingMessageParams,
-    McpError,
     PromptReference,
-    RequestError,
     ResourceReference,
     SamplingRequest,
-    ToolFailed,
     UrlElicitationRequest,
-    connect_client,
-    open_client,
 )
 
 HERE = Path(__file__).resolve().parent

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import trio
 
-from trio_mcp import Accepted, CacheHints, Context, Field, ResourceNotFound, Server, ToolAnnotations, ToolError
+from trio_mcp import Accepted, CacheHints, Context, Field, ResourceNotFound, Server, ToolError
+from trio_mcp.types import ToolAnnotations
 
 MENU = "menu://today"
 

@@ -15,21 +15,17 @@ from collections.abc import Collection, Iterable
 
 import trio
 
-from trio_mcp import (
+from trio_mcp import Client, McpError, TextContent, UsageError, open_client
+from trio_mcp.core.forms import BooleanSchema, MultiSelectSchema, NumberSchema
+from trio_mcp.types import (
     CallToolResult,
-    Client,
     FormElicitationRequest,
-    McpError,
     Prompt,
     PromptArgument,
     Resource,
     ResourceTemplate,
-    TextContent,
     Tool,
-    UsageError,
-    open_client,
 )
-from trio_mcp.core.forms import BooleanSchema, MultiSelectSchema, NumberSchema
 
 
 async def fill_in(form: FormElicitationRequest) -> dict[str, object] | None:

@@ -15,7 +15,9 @@ import sys
 
 import trio
 
-from trio_mcp import AuthorizationFailed, FileTokenStore, McpError, OAuth, open_client
+from trio_mcp import McpError, OAuth, open_client
+from trio_mcp.errors import AuthorizationFailed
+from trio_mcp.oauth import FileTokenStore
 
 STORE = FileTokenStore("~/.trio_mcp_example/tokens.json")
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trio_mcp import Field, Server, ToolAnnotations, ToolError
+from trio_mcp import Field, Server, ToolError
+from trio_mcp.types import ToolAnnotations
 
 SECONDS = 5.0
 LONGEST_TEXT = 10_000

@@ -16,7 +16,8 @@ import trio
 
 from examples import blocking_client
 from tests.requirements import req
-from trio_mcp import RequestError, SessionClosed, open_client
+from trio_mcp import RequestError, open_client
+from trio_mcp.errors import SessionClosed
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}

@@ -25,35 +25,15 @@ from tests.http.stage import OLD, Stage, plays
 from tests.requirements import req
 from tests.server.wire import CLIENT_INFO, REVISION_NAMES, connected
 from trio_mcp import (
-    Annotations,
-    AudioContent,
     Client,
     Context,
-    CreateMessageResult,
     Elicit,
     ElicitUrl,
-    Icon,
-    Inquiry,
     McpError,
-    NotDeclared,
-    NotInThisRevision,
-    Prompt,
-    PromptArgument,
-    PromptReference,
     RequestError,
-    Resource,
-    ResourceLink,
-    ResourceTemplate,
-    Root,
     Sample,
-    SamplingMessage,
-    SamplingRequest,
     Server,
     TextContent,
-    TextResourceContents,
-    Tool,
-    ToolAnnotations,
-    UrlElicitationRequired,
     UsageError,
     open_client,
 )
@@ -64,7 +44,27 @@ from trio_mcp.core.models import ToolExecution
 from trio_mcp.core.opening import ClientProtocol
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.session import Offer
+from trio_mcp.errors import NotDeclared, NotInThisRevision, UrlElicitationRequired
 from trio_mcp.testing import open_memory_pair
+from trio_mcp.types import (
+    Annotations,
+    AudioContent,
+    CreateMessageResult,
+    Icon,
+    Inquiry,
+    Prompt,
+    PromptArgument,
+    PromptReference,
+    Resource,
+    ResourceLink,
+    ResourceTemplate,
+    Root,
+    SamplingMessage,
+    SamplingRequest,
+    TextResourceContents,
+    Tool,
+    ToolAnnotations,
+)
 
 A, B, C, D = REVISION_NAMES[:4]
 

@@ -29,28 +29,21 @@ from trio_mcp import (
     CacheHints,
     Client,
     Context,
-    FormElicitationRequest,
-    HandshakeError,
-    Icon,
     InputRequired,
     ListRoots,
-    NoResponse,
-    NotInThisRevision,
     Principal,
-    PromptMessage,
-    PromptReference,
     RequestError,
     Server,
     TextContent,
-    Tool,
     ToolFailed,
-    Unauthorized,
     open_client,
     serve_http,
 )
 from trio_mcp.core.subscriptions import resource_updated
+from trio_mcp.errors import HandshakeError, NoResponse, NotInThisRevision, Unauthorized
 from trio_mcp.testing import MemoryPair, open_memory_pair
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.types import FormElicitationRequest, Icon, PromptMessage, PromptReference, Tool
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 DEMO = [sys.executable, "-m", "trio_mcp.cli.demo.server"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import trio
 
-from trio_mcp import Context, RequestError, Resource, Server, ToolError
+from trio_mcp import Context, RequestError, Server, ToolError
+from trio_mcp.types import Resource
 
 __all__ = ["Forecast", "Size", "build"]
 

@@ -29,8 +29,9 @@ from tests.core.auth_server import CALLBACK, NOW, AuthServer
 from tests.http.served import MemoryListener
 from tests.http.stage import OLD
 from tests.server.checkpoints import Pair, PipeEnd, running_tasks, unwrapped, where_all_stand, wide
-from trio_mcp import Application, Client, OAuth, Principal, Server, open_client, serve_http
+from trio_mcp import Client, OAuth, Principal, Server, open_client, serve_http
 from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.oauth import Application
 
 __all__ = ["ISSUER", "RESOURCE", "URLS", "Town", "quiet", "town"]
 

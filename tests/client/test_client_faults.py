@@ -22,7 +22,7 @@ from tests.http.served import MemoryListener
 from tests.http.stage import OLD, A, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, PipeEnd, anything, cancel_everywhere, patiently, where_all_stand, wide
-from trio_mcp import Context, Server, Tool, UsageError, serve_http, serve_stream
+from trio_mcp import Context, Server, UsageError, serve_http, serve_stream
 from trio_mcp.client.caller import HandshakeError
 from trio_mcp.client.client import Client, connect_client, open_client
 from trio_mcp.client.http_posts import NoResponse
@@ -31,6 +31,7 @@ from trio_mcp.transport.child import ServerExited
 from trio_mcp.transport.http_pool import ConnectionFailed
 from trio_mcp.transport.nursery import open_nursery
 from trio_mcp.transport.outbox import CLOSING
+from trio_mcp.types import Tool
 
 JUNK = b"\x00\xffjunk\r\n\r\n{]\n"
 WS = "ws://127.0.0.1:3000/ws"

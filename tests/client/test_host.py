@@ -18,7 +18,6 @@ from trio_mcp import (
     Client,
     Context,
     McpError,
-    PromptReference,
     RequestError,
     ResourceNotFound,
     Server,
@@ -31,6 +30,7 @@ from trio_mcp.core.content import TextContent
 from trio_mcp.core.errors import ConnectionFailed, RemoteProtocolError, SessionClosed, UsageError
 from trio_mcp.core.models import CreateMessageResult, Tool
 from trio_mcp.testing import open_memory_pair
+from trio_mcp.types import PromptReference
 
 BOTH = pytest.mark.parametrize("revision", [D, E])
 

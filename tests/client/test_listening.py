@@ -14,7 +14,7 @@ from tests.client.linked import Link, Peer, Recorder, connect, linked, scripted,
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently, pipe_pair
 from tests.server.wire import CANCELLED, LATEST, everywhere, legacy, modern
-from trio_mcp import Limits, Resource, Server, UsageError
+from trio_mcp import Limits, Server, UsageError
 from trio_mcp.client.caller import Failure, Unauthorized
 from trio_mcp.client.subscriptions import Subscription, SubscriptionManager, SubscriptionUnsupported
 from trio_mcp.core.errors import McpError, RemoteProtocolError, RequestError, SessionClosed
@@ -29,6 +29,7 @@ from trio_mcp.core.subscriptions import (
     ChangeKind,
     resource_updated,
 )
+from trio_mcp.types import Resource
 
 Object = dict[str, Any]
 ONE, TWO = resource_updated("r://one"), resource_updated("r://two")

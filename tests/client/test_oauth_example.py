@@ -20,7 +20,9 @@ from tests.client.http_script import Script
 from tests.client.oauth_town import Town
 from tests.core.auth_server import AuthServer
 from tests.server.checkpoints import PipeEnd
-from trio_mcp import AuthorizationFailed, Blame, ConnectionFailed, serve_http
+from trio_mcp import serve_http
+from trio_mcp.errors import AuthorizationFailed, ConnectionFailed
+from trio_mcp.oauth import Blame
 
 ROOT = Path(__file__).parents[2]
 CALLBACK = "http://127.0.0.1:3999/callback"

@@ -16,19 +16,10 @@ from tests.core.auth_server import key
 from tests.http.stage import B, D, E
 from tests.requirements import req
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from trio_mcp import (
-    Application,
-    AuthorizationFailed,
-    Blame,
-    Client,
-    Key,
-    MemoryTokenStore,
-    ReplyBroken,
-    Unauthorized,
-    UpgradeRefused,
-    UsageError,
-)
+from trio_mcp import Client, UsageError
 from trio_mcp.core.oauth.deeds import SendRequest
+from trio_mcp.errors import AuthorizationFailed, ReplyBroken, Unauthorized, UpgradeRefused
+from trio_mcp.oauth import Application, Blame, Key, MemoryTokenStore
 
 in_both_eras = pytest.mark.parametrize("revision", [D, E])
 Deed = Callable[[], Awaitable[None]]

@@ -14,7 +14,9 @@ import trio
 from tests.http.auth_site import AuthSite, Hold, auth_site, protected_by
 from tests.peers.programs.surf import Browser
 from tests.requirements import req
-from trio_mcp import AuthorizationFailed, Client, MemoryTokenStore, OAuth, open_client
+from trio_mcp import Client, OAuth, open_client
+from trio_mcp.errors import AuthorizationFailed
+from trio_mcp.oauth import MemoryTokenStore
 
 PATIENCE = 60.0  # seconds for all of a test, which takes one
 

@@ -19,18 +19,13 @@ from tests.client.linked import Peer
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere, patiently
 from trio_mcp import (
     Accepted,
-    CallToolResult,
     Context,
     Declined,
     Elicit,
     ElicitUrl,
-    PromptReference,
     RequestError,
-    ResourceReference,
     Sample,
     Server,
-    SessionClosed,
-    Tool,
     UsageError,
     serve_http,
     serve_stream,
@@ -38,7 +33,9 @@ from trio_mcp import (
 from trio_mcp.client.client import Client, open_client
 from trio_mcp.core.models import LoggingMessageParams
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.errors import SessionClosed
 from trio_mcp.relay.relay import open_relay
+from trio_mcp.types import CallToolResult, PromptReference, ResourceReference, Tool
 
 A, B, C, D, E = REVISIONS
 HERE = Path(__file__).parent

@@ -18,9 +18,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.server.checkpoints import Attempt, anything, cancel_everywhere
-from trio_mcp import Context, Server, SessionClosed, testing
+from trio_mcp import Context, Server, testing
 from trio_mcp.client.client import open_client
 from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.errors import SessionClosed
 from trio_mcp.testing import (
     Line,
     ReplayedServer,

@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from tests.requirements import req
-from trio_mcp import FileTokenStore, MemoryTokenStore, TokenStore, UsageError
+from trio_mcp import UsageError
+from trio_mcp.oauth import FileTokenStore, MemoryTokenStore, TokenStore
 
 URL, OTHER = "https://mcp.example/mcp", "https://other.example/mcp"
 ENTRY = {"form": 1, "secret": "Geheim"}
@@ -158,7 +159,7 @@ async def test_a_store_that_is_locked_for_ever_is_given_up(
 
 WRITER = """
 import sys, trio
-from trio_mcp import FileTokenStore
+from trio_mcp.oauth import FileTokenStore
 
 async def main(path, who):
     store = FileTokenStore(path)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.requirements import req
 from trio_mcp.core.errors import UsageError
-from trio_mcp.core.oauth.principals import Principal, covers, declared_scopes
+from trio_mcp.core.oauth.principals import Principal, declared_scopes, has_scopes
 
 
 def test_a_principal_shows_its_name_and_scopes_and_no_claims() -> None:
@@ -49,7 +49,7 @@ def test_a_token_ends_at_a_time(expires: Any) -> None:
     ],
 )
 def test_whoever_has_all_scopes_is_served(who: object, needed: list[str], good: bool) -> None:
-    assert covers(who, needed) is good
+    assert has_scopes(who, needed) is good
 
 
 def test_declared_scopes_are_kept_in_order_and_once() -> None:

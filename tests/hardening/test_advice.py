@@ -22,23 +22,12 @@ from tests.http.served import MemoryListener
 from tests.http.stage import C, D, E
 from tests.requirements import req
 from tests.server.wire import connected
-from trio_mcp import (
-    BlobResourceContents,
-    Context,
-    EmbeddedResource,
-    Field,
-    InvalidSchema,
-    RemoteProtocolError,
-    Request,
-    Server,
-    TextResourceContents,
-    Tool,
-    UsageError,
-    open_client,
-)
+from trio_mcp import Context, Field, Server, UsageError, open_client
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.content import ToolResultContent, ToolUseContent
 from trio_mcp.core.models import CreateMessageResult, SamplingMessage
+from trio_mcp.errors import InvalidSchema, RemoteProtocolError
+from trio_mcp.types import BlobResourceContents, EmbeddedResource, Request, TextResourceContents, Tool
 
 ROOT = Path(__file__).parents[2]
 TYPES = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}

@@ -23,20 +23,11 @@ from tests.http.client import Web
 from tests.http.served import bearer, by_token, served
 from tests.http.stage import OLD
 from tests.server.checkpoints import patiently
-from trio_mcp import (
-    Client,
-    FormElicitationRequest,
-    Limits,
-    McpError,
-    RemoteProtocolError,
-    RequestError,
-    Server,
-    TextContent,
-    open_client,
-    open_relay,
-    serve_stream,
-)
+from trio_mcp import Client, Limits, McpError, RequestError, Server, TextContent, open_client, serve_stream
 from trio_mcp.asgi import AsgiApp
+from trio_mcp.errors import RemoteProtocolError
+from trio_mcp.relay import open_relay
+from trio_mcp.types import FormElicitationRequest
 
 FEW = Limits(values=1000)
 

@@ -16,7 +16,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.server.wire import LATEST
-from trio_mcp import HandshakeError, McpError, Server, ServerExited, SessionClosed, UsageError, open_client
+from trio_mcp import McpError, Server, UsageError, open_client
+from trio_mcp.errors import HandshakeError, ServerExited, SessionClosed
 
 # A server with one tool, which tells of the environment.
 TELLS = """
@@ -295,7 +296,7 @@ async def test_cat_is_no_server() -> None:
 @pytest.mark.parametrize("seconds", [-1, math.nan, "30", None])
 def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
     options: Any = {name: seconds}
-    with pytest.raises(UsageError, match=f"{name} is a number of seconds"):
+    with pytest.raises(UsageError, match=f"{name} must be a number of seconds"):
         open_client(["cat"], **options)
 
 

@@ -21,24 +21,14 @@ from tests.http.stage import D, E
 from tests.requirements import req
 from tests.server.checkpoints import wide
 from trio_mcp import (
-    ChangeKind,
     Client,
-    ClientError,
     Context,
     Elicit,
-    FormElicitationRequest,
-    InputUnavailable,
     Limits,
     ListRoots,
-    NoResponse,
-    NotInThisRevision,
-    PromptReference,
     RequestError,
     Sample,
-    SamplingRequest,
     Server,
-    SessionClosed,
-    SubscriptionUnsupported,
     UsageError,
     connect_client,
     open_client,
@@ -46,7 +36,16 @@ from trio_mcp import (
     serve_http_stream,
     serve_stream,
 )
+from trio_mcp.errors import (
+    ClientError,
+    InputUnavailable,
+    NoResponse,
+    NotInThisRevision,
+    SessionClosed,
+    SubscriptionUnsupported,
+)
 from trio_mcp.testing import open_replayed
+from trio_mcp.types import ChangeKind, FormElicitationRequest, PromptReference, SamplingRequest
 
 BOTH = pytest.mark.parametrize("revision", [D, E])
 

@@ -18,17 +18,8 @@ from tests.client.house import build
 from tests.client.linked import Peer
 from tests.http.served import MemoryListener, bearer, by_token
 from tests.http.stage import A, D, E
-from trio_mcp import (
-    Client,
-    Context,
-    Limits,
-    RequestError,
-    Server,
-    SessionClosed,
-    open_client,
-    serve_http,
-    serve_stream,
-)
+from trio_mcp import Client, Context, Limits, RequestError, Server, open_client, serve_http, serve_stream
+from trio_mcp.errors import SessionClosed
 from trio_mcp.relay.relay import open_relay
 
 FORM = {"message": "transfer?", "requestedSchema": {"type": "object", "properties": {"yes": {"type": "boolean"}}}}

@@ -18,18 +18,10 @@ from tests.http.stage import D, E
 from tests.simulation.plan import Client as Program
 from tests.simulation.plan import Fault, Line, Move, Plan
 from tests.simulation.world import play
-from trio_mcp import (
-    Client,
-    Context,
-    Limits,
-    NoResponse,
-    Request,
-    Resource,
-    Server,
-    SessionLost,
-    open_client,
-    open_relay,
-)
+from trio_mcp import Client, Context, Limits, Server, open_client
+from trio_mcp.errors import NoResponse, SessionLost
+from trio_mcp.relay import open_relay
+from trio_mcp.types import Request, Resource
 
 
 @dataclass

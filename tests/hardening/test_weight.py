@@ -27,12 +27,14 @@ from tests.http.test_asgi import posted
 from tests.http.ws import CONTINUED, PING, TEXT, frame
 from tests.server.checkpoints import pipe_pair
 from tests.server.wire import connected
-from trio_mcp import ClientError, Context, Limits, RequestError, SamplingRequest, Server, serve_stream
+from trio_mcp import Context, Limits, RequestError, Server, serve_stream
 from trio_mcp.asgi import AsgiApp
 from trio_mcp.core.jsonrpc import Notification, Request
 from trio_mcp.core.peer import Peer
 from trio_mcp.core.revisions import Role
 from trio_mcp.core.subscriptions import Listeners, Subscriptions, resource_updated
+from trio_mcp.errors import ClientError
+from trio_mcp.types import SamplingRequest
 
 MIB = 1024 * 1024
 SSE = {"sse_path": "/sse", "message_path": "/messages"}

@@ -343,7 +343,7 @@ async def _serve_and_forget() -> None:
 
     def watched(lane: ResponseStream, *args: Any) -> Any:
         owner = lane._owner
-        kept.extend(map(weakref.ref, (lane, owner.conversation, args[0])))
+        kept.extend(map(weakref.ref, (lane, owner.server_session, args[0])))
         return attach(lane, *args)
 
     with pytest.MonkeyPatch.context() as patch:

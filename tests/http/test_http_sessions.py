@@ -767,7 +767,7 @@ class Fake:
     """A session as the registry knows it."""
 
     def __init__(self) -> None:
-        self.conversation: Any = SimpleNamespace(account=SimpleNamespace(holder=None))
+        self.server_session: Any = SimpleNamespace(account=SimpleNamespace(holder=None))
         self.present = self.in_use = False
         self.overrun = False
         self.ended: list[Any] = []
@@ -788,7 +788,7 @@ async def test_the_registry_ends_what_is_not_used(autojump_clock: MockClock) -> 
             assert sessions.make_room(None)
             sessions.add(name, fake)
             await trio.sleep(10)
-        assert len(sessions) == len(sessions.conversations) == 3
+        assert len(sessions) == len(sessions.server_sessions) == 3
         fakes["b"].present = True
         sessions.touch("c")
         sessions.touch("never there")
@@ -816,7 +816,7 @@ async def test_the_registry_ends_all_or_gives_them_away(autojump_clock: MockCloc
         sessions.end_all("the end", retry=2.0)
         for n in range(2, 4):
             sessions.add(str(n), fakes[n])
-        assert sessions.take_all() == [fake.conversation for fake in fakes[2:]]
+        assert sessions.take_all() == [fake.server_session for fake in fakes[2:]]
         await trio.sleep(1000)
         nursery.cancel_scope.cancel()
     assert [fake.ended for fake in fakes] == [[(0, 2.0)], [(0, 2.0)], [], []]

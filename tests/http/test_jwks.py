@@ -25,7 +25,8 @@ from tests.client.everywhere import reachable
 from tests.http.client import Web, request
 from tests.http.served import MemoryListener, bearer, served
 from tests.requirements import req
-from trio_mcp import CannotVerify, Context, Principal, Server, UsageError
+from trio_mcp import Context, Principal, Server, UsageError
+from trio_mcp.errors import CannotVerify
 from trio_mcp.oauth.jwks import JwksVerifier
 
 ISSUER = "https://auth.example.com"

@@ -23,7 +23,7 @@ from trio_mcp.core.http.sse import encode_message
 from trio_mcp.core.http.verdicts import Answer
 from trio_mcp.core.jsonrpc import Batch, Error, Id, Notification, Request, Response
 from trio_mcp.core.revisions import REVISIONS
-from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, Spoken, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, OutgoingMessage, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 
 B, D, E = REVISIONS["2025-03-26"], REVISIONS["2025-11-25"], REVISIONS["2026-07-28"]
@@ -35,10 +35,10 @@ class Voice(StreamOwner):
     """Says what a test tells it to; also the session of its own conversation."""
 
     def __init__(self) -> None:
-        self.conversation = cast("Any", self)
+        self.server_session = cast("Any", self)
         self.session = self
         self.lane: ResponseStream
-        self.said: list[Spoken] = []
+        self.said: list[OutgoingMessage] = []
         self.open: set[Id] = set()
         self.told: list[str] = []
         self.unsent: list[Id] = []
@@ -72,15 +72,15 @@ class Voice(StreamOwner):
 
     # What a test says.
 
-    def say(self, *messages: Spoken | int) -> None:
+    def say(self, *messages: OutgoingMessage | int) -> None:
         self.said += [note(each) if isinstance(each, int) else each for each in messages]
         self.lane.wake()
 
-    def answer(self, id: Id = 1, message: Spoken | None = None) -> None:
+    def answer(self, id: Id = 1, message: OutgoingMessage | None = None) -> None:
         self.open.discard(id)
         self.say(Response(id, {"n": "answer"}) if message is None else message)
 
-    def ready(self, *messages: Spoken) -> None:
+    def ready(self, *messages: OutgoingMessage) -> None:
         """What is there before anybody asks for it, all being answered."""
         self.open.clear()
         self.said += messages
@@ -141,11 +141,11 @@ class Scene:
         await wait_all_tasks_blocked()
         return self.response
 
-    async def say(self, *messages: Spoken | int) -> None:
+    async def say(self, *messages: OutgoingMessage | int) -> None:
         self.voice.say(*messages)
         await wait_all_tasks_blocked()
 
-    async def answer(self, id: Id = 1, message: Spoken | None = None) -> None:
+    async def answer(self, id: Id = 1, message: OutgoingMessage | None = None) -> None:
         self.voice.answer(id, message)
         await wait_all_tasks_blocked()
 
@@ -777,7 +777,7 @@ async def test_nothing_keeps_a_lane_alive_that_is_over(autojump_clock: MockClock
                 await it.say(*says)
                 await it.answer()
             kept = [weakref.ref(it.lane), weakref.ref(it.voice)]
-            it.voice.conversation = it.voice.session = None  # type: ignore[assignment]  # the test's own cycle
+            it.voice.server_session = it.voice.session = None  # type: ignore[assignment]  # the test's own cycle
             del it
             await trio.lowlevel.checkpoint()
             assert [ref() for ref in kept] == [None, None]

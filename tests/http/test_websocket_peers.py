@@ -16,7 +16,8 @@ import trustme
 
 from tests.server.checkpoints import wide
 from tests.server.wire import Wire, everywhere
-from trio_mcp import ConnectionFailed, Context, Limits, Server, SessionClosed, TextContent, UpgradeRefused, open_client
+from trio_mcp import Context, Limits, Server, TextContent, open_client
+from trio_mcp.errors import ConnectionFailed, SessionClosed, UpgradeRefused
 from trio_mcp.server.http.listener import serve_http
 
 LARGE = 3_000_000

@@ -16,25 +16,21 @@ import attrs
 import trio
 
 from tests.peers.programs.report import LARGE, ODD
-from trio_mcp import (
+from trio_mcp import Client, McpError, RequestError, TextContent, open_client
+from trio_mcp.types import (
     BlobResourceContents,
     CallToolResult,
     ChangeEvent,
-    Client,
     EmbeddedResource,
     FormElicitationRequest,
     ImageContent,
     LoggingMessageParams,
-    McpError,
     PromptReference,
-    RequestError,
     ResourceReference,
     Root,
     SamplingMessage,
     SamplingRequest,
-    TextContent,
     TextResourceContents,
-    open_client,
 )
 
 __all__ = ["TOO_LATE", "Visitor", "visiting"]

@@ -16,7 +16,8 @@ import trio
 from tests.peers.installed import PROGRAMS, SHELF, needs
 from tests.peers.listening import listening
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, visiting
-from trio_mcp import (
+from trio_mcp import RequestError, TextContent
+from trio_mcp.types import (
     BlobResourceContents,
     ChangeEvent,
     ChangeKind,
@@ -24,11 +25,9 @@ from trio_mcp import (
     FormElicitationRequest,
     ImageContent,
     PromptReference,
-    RequestError,
     ResourceLink,
     SamplingMessage,
     SamplingRequest,
-    TextContent,
     TextResourceContents,
     UrlElicitationRequest,
 )

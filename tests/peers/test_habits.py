@@ -16,7 +16,8 @@ import trio
 from tests.peers.installed import PEERS, PROGRAMS, needs, python_of
 from tests.peers.listening import listening
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, visiting
-from trio_mcp import NoResponse, SessionClosed, SubscriptionUnsupported, ToolFailed
+from trio_mcp import ToolFailed
+from trio_mcp.errors import NoResponse, SessionClosed, SubscriptionUnsupported
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 

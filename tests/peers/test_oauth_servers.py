@@ -12,7 +12,8 @@ from tests.peers.installed import PEERS, needs
 from tests.peers.listening import listening
 from tests.peers.programs.surf import Browser
 from tests.requirements import req
-from trio_mcp import Client, MemoryTokenStore, OAuth, open_client
+from trio_mcp import Client, OAuth, open_client
+from trio_mcp.oauth import MemoryTokenStore
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the peer
 

@@ -18,7 +18,8 @@ import pytest
 
 from tests.peers.installed import SHELF, needs, tool
 from tests.peers.shelf import Gaps, Says, Table, Visit, calls, check, code_of, lists, said, visiting
-from trio_mcp import ChangeEvent, ChangeKind, ImageContent, SubscriptionUnsupported, TextResourceContents
+from trio_mcp.errors import SubscriptionUnsupported
+from trio_mcp.types import ChangeEvent, ChangeKind, ImageContent, TextResourceContents
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the first visit installs the server
 

@@ -36,25 +36,12 @@ from tests.server.wire import (
     since,
 )
 from tests.server.wires import Nowhere, session_of
-from trio_mcp import (
-    Context,
-    Elicit,
-    ElicitUrl,
-    InputRequired,
-    ListRoots,
-    NotDeclared,
-    NotInThisRevision,
-    RequestError,
-    Sample,
-    Server,
-    SessionClosed,
-    UrlElicitationRequired,
-    UsageError,
-)
+from trio_mcp import Context, Elicit, ElicitUrl, InputRequired, ListRoots, RequestError, Sample, Server, UsageError
 from trio_mcp.core.jsonrpc import Notification, Request, Response
 from trio_mcp.core.models import ModelPreferences, Tool
 from trio_mcp.core.rounds import MAX_ROUNDS
 from trio_mcp.core.terms import LOG_LEVELS
+from trio_mcp.errors import NotDeclared, NotInThisRevision, SessionClosed, UrlElicitationRequired
 from trio_mcp.server.questions import Inquiry
 
 Object = dict[str, Any]

@@ -31,34 +31,34 @@ from tests.server.wire import (
     until,
 )
 from trio_mcp import (
-    AudioContent,
-    BlobResourceContents,
-    CallToolResult,
-    Completion,
     Context,
-    EmbeddedResource,
-    GetPromptResult,
-    ImageContent,
     Limits,
-    NotDeclared,
-    NotInThisRevision,
-    PromptMessage,
-    ReadResourceResult,
-    RemoteProtocolError,
     RequestError,
-    ResourceLink,
     ResourceNotFound,
     Server,
     TextContent,
-    TextResourceContents,
-    Tool,
     ToolError,
     UsageError,
     file,
     image,
 )
 from trio_mcp.core.terms import LOG_LEVELS
+from trio_mcp.errors import NotDeclared, NotInThisRevision, RemoteProtocolError
 from trio_mcp.transport.paths import PathRefused
+from trio_mcp.types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    Completion,
+    EmbeddedResource,
+    GetPromptResult,
+    ImageContent,
+    PromptMessage,
+    ReadResourceResult,
+    ResourceLink,
+    TextResourceContents,
+    Tool,
+)
 
 Object = dict[str, Any]
 

@@ -23,22 +23,11 @@ from tests.server.wire import (
     legacy,
     modern,
 )
-from trio_mcp import (
-    CallNext,
-    Context,
-    JsonObject,
-    Limits,
-    Prompt,
-    Request,
-    Resource,
-    ResourceTemplate,
-    Server,
-    Tool,
-    UsageError,
-)
+from trio_mcp import Context, Limits, Server, UsageError
 from trio_mcp.core.revisions import META_SUBSCRIPTION_ID
 from trio_mcp.core.subscriptions import TOOLS_CHANGED
 from trio_mcp.server.publishing import Publisher
+from trio_mcp.types import CallNext, JsonObject, Prompt, Request, Resource, ResourceTemplate, Tool
 
 Object = dict[str, Any]
 BURST = 0.05

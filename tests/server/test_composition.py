@@ -14,17 +14,9 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from tests.requirements import req
 from tests.server.callers import known_callers, named
 from tests.server.wire import PROGRESS, Wire, WireError, connected, everywhere
-from trio_mcp import (
-    Context,
-    Limits,
-    RequestError,
-    Server,
-    Tool,
-    ToolError,
-    UsageError,
-    serve_stream,
-)
+from trio_mcp import Context, Limits, RequestError, Server, ToolError, UsageError, serve_stream
 from trio_mcp.core.jsonrpc import Request
+from trio_mcp.types import Tool
 
 Object = dict[str, Any]
 CallNext = Callable[[Request], Any]

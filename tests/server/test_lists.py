@@ -12,26 +12,20 @@ from trio.testing import MockClock
 from tests.requirements import req
 from tests.server.callers import known_callers, named
 from tests.server.wire import LATEST, Wire, WireError, connected, everywhere, modern
-from trio_mcp import (
+from trio_mcp import CacheHints, Context, ElicitUrl, InputRequired, Limits, ResourceNotFound, Server
+from trio_mcp.core.jsonrpc import Request
+from trio_mcp.types import (
     Annotations,
-    CacheHints,
     CallNext,
-    Context,
-    ElicitUrl,
     Icon,
-    InputRequired,
-    Limits,
     Prompt,
     ReadResourceResult,
     Resource,
-    ResourceNotFound,
     ResourceTemplate,
-    Server,
     TextResourceContents,
     Tool,
     ToolAnnotations,
 )
-from trio_mcp.core.jsonrpc import Request
 
 Object = dict[str, Any]
 

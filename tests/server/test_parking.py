@@ -37,15 +37,14 @@ from trio_mcp import (
     RequestError,
     Sample,
     Server,
-    SessionClosed,
     ToolError,
-    UrlElicitationRequired,
     UsageError,
 )
 from trio_mcp.core.jsonrpc import Request
 from trio_mcp.core.revisions import REVISIONS
 from trio_mcp.core.rounds import MAX_PARKED, MAX_PARKED_EACH, MAX_ROUNDS, STATE_TTL, StateSealer
 from trio_mcp.core.terms import Terms
+from trio_mcp.errors import SessionClosed, UrlElicitationRequired
 from trio_mcp.server.driver import converse
 from trio_mcp.server.parking import ParkedCall, Parking
 from trio_mcp.server.questions import Inquiry

@@ -115,7 +115,7 @@ def test_the_grace_is_a_number_of_seconds(shutdown_timeout: Any) -> None:
     async def serve(_: ProcessLife) -> None:
         pytest.fail("it began")
 
-    with pytest.raises(UsageError, match="shutdown_timeout is a number of seconds"):
+    with pytest.raises(UsageError, match="shutdown_timeout must be a number of seconds"):
         live(Server("impatient"), serve, shutdown_timeout=shutdown_timeout)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import subprocess
@@ -18,68 +17,11 @@ from trio.testing import MockClock
 import trio_mcp
 from tests.requirements import req
 from tests.server.wire import REVISION_NAMES, WireError, connected, everywhere
-from trio_mcp import (
-    CacheHints,
-    Context,
-    Limits,
-    Prompt,
-    RequestError,
-    Resource,
-    ResourceTemplate,
-    Server,
-    Tool,
-    UsageError,
-)
+from trio_mcp import CacheHints, Context, Limits, RequestError, Server, UsageError
+from trio_mcp.types import Prompt, Resource, ResourceTemplate, Tool
 
 PACKAGE = Path(trio_mcp.__file__).parent
 Object = dict[str, Any]
-
-# The public names.
-
-
-def imported_for_type_checkers() -> dict[str, str]:
-    """The names under `if TYPE_CHECKING`, with the modules that they come from."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    assert isinstance(block.test, ast.Name)
-    assert block.test.id == "TYPE_CHECKING"
-    found = {}
-    for node in block.body:
-        assert isinstance(node, ast.ImportFrom)
-        for each in node.names:
-            assert each.asname is None
-            found[each.name] = str(node.module)
-    return found
-
-
-def test_the_public_names_are_the_same_wherever_they_stand() -> None:
-    assert imported_for_type_checkers() == trio_mcp._HOME_OF
-    assert sorted(trio_mcp._HOME_OF) == sorted(trio_mcp.__all__)
-    assert len(set(trio_mcp.__all__)) == len(trio_mcp.__all__)
-
-
-@pytest.mark.parametrize("name", trio_mcp.__all__)
-def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
-    value = getattr(trio_mcp, name)
-    home = sys.modules[trio_mcp._HOME_OF[name]]
-    assert value is getattr(home, name)
-    assert name in home.__all__
-    alias = not isinstance(value, type) and not inspect.isfunction(value)  # it says what it is by itself
-    assert alias or inspect.getdoc(value)
-    assert vars(trio_mcp)[name] is value  # found once
-
-
-def test_a_name_that_is_not_there_is_said_to_be_missing() -> None:
-    with pytest.raises(AttributeError, match="module 'trio_mcp' has no attribute 'Sever'"):
-        trio_mcp.Sever  # noqa: B018
-
-
-def test_a_fresh_interpreter_finds_every_name_at_once() -> None:
-    script = "from trio_mcp import *; import trio_mcp; print(all(name in globals() for name in trio_mcp.__all__))"
-    run = [sys.executable, "-W", "error", "-c", script]
-    done = subprocess.run(run, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
-
 
 # What needs no words: the name says it all.
 _PLAIN = {"remove_tool", "remove_prompt", "remove_resource", "remove_template", "method", "request_id"}
@@ -386,10 +328,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import trio
-from trio_mcp import (
-    CacheHints, Context, Field, UsageError, Prompt, RequestError, Resource, ResourceTemplate, Server, Tool,
-    ToolAnnotations, ToolError, image, serve_stdio, serve_stream,
-)
+from trio_mcp import CacheHints, Context, Field, RequestError, Server, ToolError, UsageError
+from trio_mcp import image, serve_stdio, serve_stream
+from trio_mcp.types import Prompt, Resource, ResourceTemplate, Tool, ToolAnnotations
 from trio_mcp.core.content import Described
 from trio_mcp.core.jsonrpc import JsonObject, Request
 from trio_mcp.server.dispatch import CallNext
@@ -581,10 +522,6 @@ async def test_a_lifespan_that_is_none_says_what_to_write(lifespan: Any, autojum
 def test_a_server_has_a_name() -> None:
     with pytest.raises(UsageError, match="a server has a name"):
         Server("")
-
-
-def test_all_public_names_are_completed() -> None:
-    assert set(trio_mcp.__all__) <= set(dir(trio_mcp))
 
 
 @req("core-25")

@@ -30,17 +30,15 @@ from typing import Any
 import attrs
 import trio
 
-from trio_mcp import (
+from trio_mcp import McpError, RequestError, UsageError
+from trio_mcp.errors import (
     ConnectionFailed,
     InputUnavailable,
-    McpError,
     NoResponse,
-    RequestError,
     SessionClosed,
     SessionLost,
     SubscriptionUnsupported,
     Unauthorized,
-    UsageError,
 )
 from trio_mcp.oauth.client import AuthorizationFailed
 

@@ -14,9 +14,10 @@ from unittest import mock
 
 import trio
 
-from trio_mcp import Client, Context, NoResponse, SessionLost
+from trio_mcp import Client, Context
 from trio_mcp.core.shares import Account
 from trio_mcp.core.subscriptions import Listeners
+from trio_mcp.errors import NoResponse, SessionLost
 from trio_mcp.server.dispatch import Dispatcher
 
 __all__ = ["MISTAKES"]

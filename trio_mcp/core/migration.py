@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["MODULE", "OPTIONS", "attribute_error", "import_error", "option_error"]
+__all__ = ["OPTIONS", "attribute_error", "option_error"]
 
 _RUN = 'server.run(http="127.0.0.1:8000")'
 _SERVE = 'await serve_stdio(server), or await serve_http(server, "127.0.0.1", 3000)'
@@ -76,20 +76,6 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-MODULE: Mapping[str, str] = {
-    **dict.fromkeys(("FastMCP", "MCPServer"), "Server"),
-    **dict.fromkeys(
-        ("ClientSession", "StdioServerParameters", "sse_client", "stdio_client", "streamablehttp_client"),
-        "open_client",
-    ),
-    "stdio_server": "serve_stdio",
-    "Image": "image",
-    "Audio": "audio",
-    "ResourceNotFoundError": "ResourceNotFound",
-    "get_context": "Context",
-}
-
-
 def option_error(owner: str, name: str, known: Iterable[str]) -> TypeError:
     if name in OPTIONS:
         return TypeError(f"{owner} has no option {name!r}; write {OPTIONS[name]}")
@@ -102,7 +88,3 @@ def attribute_error(thing: object, name: str) -> AttributeError:
     if name in write:
         return AttributeError(f"a {kind} has no {name!r}; write {write[name]}")  # without what Python would suggest
     return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=thing)
-
-
-def import_error(name: str) -> ImportError:
-    return ImportError(f"trio_mcp has no {name!r}; write from trio_mcp import {MODULE[name]}")

@@ -1,1 +1,65 @@
 """The server: what an author registers, how requests are dispatched, and how a process serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio_mcp._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trio_mcp.server.admission import *
+    from trio_mcp.server.arguments import *
+    from trio_mcp.server.catalog import *
+    from trio_mcp.server.context import *
+    from trio_mcp.server.conversation import *
+    from trio_mcp.server.description import *
+    from trio_mcp.server.dispatch import *
+    from trio_mcp.server.driver import *
+    from trio_mcp.server.entries import *
+    from trio_mcp.server.handlers import *
+    from trio_mcp.server.parking import *
+    from trio_mcp.server.process import *
+    from trio_mcp.server.publishing import *
+    from trio_mcp.server.questions import *
+    from trio_mcp.server.rates import *
+    from trio_mcp.server.registration import *
+    from trio_mcp.server.results import *
+    from trio_mcp.server.run import *
+    from trio_mcp.server.server import *
+    from trio_mcp.server.stdio import *
+    from trio_mcp.server.threads import *
+    from trio_mcp.server.watchdog import *
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "admission": "Admission Share",
+            "arguments": "Arguments BadArguments arguments_of text_arguments",
+            "catalog": "CHANGES Catalog LISTS",
+            "context": "ClientError ClientGone Context ContextLink LOG",
+            "conversation": "UNFINISHED",
+            "description": (
+                "CAPABILITIES check_cache check_hooks check_list check_numbers check_switches experimental_of "
+                "info_of kind_of offers_of revisions_of text_of"
+            ),
+            "dispatch": "CallNext Dispatcher Middleware ServerFeatures",
+            "driver": "address_of converse serve_stream socket_of",
+            "entries": "Completer Completing Entry PromptEntry ResourceEntry TemplateEntry ToolEntry check_tool_name",
+            "handlers": "Handler RunMode raw typed",
+            "parking": "ParkedCall Parking next_round read_answer volunteered worded",
+            "process": "ProcessLife live place",
+            "publishing": "ListenerKey ListeningConnection Publisher",
+            "questions": "Elicit ElicitUrl Inquiry ListRoots Sample UrlElicitationRequired",
+            "rates": "Rates",
+            "registration": "completer_of prompt_of raw_prompt raw_resource raw_template raw_tool resource_of tool_of",
+            "results": (
+                "BadResult InputRequired OutputSchema ToolError audio completion_result file image prompt_result "
+                "resource_result tool_failure tool_result"
+            ),
+            "run": "Draining Run RunMember Runs Statistics",
+            "server": "Server",
+            "stdio": "serve_stdio",
+            "threads": "Threads no_threads",
+            "watchdog": "watched",
+        },
+    )

@@ -45,7 +45,7 @@ from trio_mcp.core.errors import (
 )
 from trio_mcp.core.json_text import parse, to_text
 from trio_mcp.core.jsonrpc import CachedResult, JsonObject, Request
-from trio_mcp.core.oauth.principals import Principal, covers
+from trio_mcp.core.oauth.principals import Principal, has_scopes
 from trio_mcp.core.revisions import capability_object
 from trio_mcp.core.terms import NOTHING
 from trio_mcp.server.arguments import BadArguments
@@ -267,7 +267,7 @@ class Dispatcher:
         if not (isinstance(who, Principal) or ctx.headers):
             return
         needed = self._needed(entry.scopes)
-        if not covers(who, needed):
+        if not has_scopes(who, needed):
             told = " ".join(needed)
             data = {"error": "insufficient_scope", "scope": told}
             raise RequestError(INVALID_REQUEST, f"the access token lacks a scope; this request needs {told}", data)

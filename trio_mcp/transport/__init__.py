@@ -1,1 +1,40 @@
 """Trio streams for both roles: nurseries, workers, writers, stdio, child processes, HTTP connections, paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trio_mcp._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from trio_mcp.transport.child import *
+    from trio_mcp.transport.command import *
+    from trio_mcp.transport.dial import *
+    from trio_mcp.transport.duplex import *
+    from trio_mcp.transport.http_pool import *
+    from trio_mcp.transport.nursery import *
+    from trio_mcp.transport.outbox import *
+    from trio_mcp.transport.paths import *
+    from trio_mcp.transport.stderr import *
+    from trio_mcp.transport.stdio import *
+    from trio_mcp.transport.workers import *
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "child": "Child ServerExited start_child",
+            "command": "Command Environment arguments_of name_of variables_of why_not",
+            "dial": "CONNECTING Connect Origin Proxies Proxy is_ours locate",
+            "duplex": "Duplex Framing Lines SessionHandler Tap close keep_alive write_now",
+            "http_pool": "HttpPool HttpReply KEPT ReplyBroken ReplyTooLong",
+            "nursery": "Block check_trio is_but open_nursery sole",
+            "outbox": "CLOSING GONE Outbox Wire",
+            "paths": "PathRefused Roots below file_path",
+            "stderr": "Stderr take_no_signals unhindered_stderr",
+            "stdio": "own_stdio owned_stdio",
+            "workers": (
+                "HandlerEscape LeftOpen RunStopped Watchdog Work Worker WorkerPool called contained guarded stale "
+                "watchdog"
+            ),
+        },
+    )

@@ -12,19 +12,17 @@ from typing import Any, TypeAlias, Unpack
 
 import trio
 
-from trio_mcp import (
-    Client,
+from trio_mcp import Client, open_client, serve_http
+from trio_mcp.cli.demo.server import Star, server
+from trio_mcp.core.revisions import REVISIONS
+from trio_mcp.types import (
     ClientOptions,
     FormElicitationRequest,
     HttpOptions,
     OnElicitation,
     OnProgress,
     TextResourceContents,
-    open_client,
-    serve_http,
 )
-from trio_mcp.cli.demo.server import Star, server
-from trio_mcp.core.revisions import REVISIONS
 
 __all__ = [
     "Play",

@@ -15,11 +15,12 @@ from typing import Any
 
 import trio
 
-from trio_mcp import Client, ClientOptions, __version__
+from trio_mcp import Client, __version__
 from trio_mcp.cli.demo import scenes, server
 from trio_mcp.cli.demo.screen import FIRM, Screen
 from trio_mcp.testing import Line, Transcript
 from trio_mcp.transport.nursery import open_nursery
+from trio_mcp.types import ClientOptions
 
 __all__ = ["run", "said", "tour"]
 

@@ -16,7 +16,7 @@ import attrs
 from trio_mcp.core.errors import UsageError
 from trio_mcp.core.records import record
 
-__all__ = ["Principal", "covers", "declared_scopes"]
+__all__ = ["Principal", "declared_scopes", "has_scopes"]
 
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749, 3.3; none of it needs quoting in a challenge
 
@@ -62,6 +62,6 @@ class Principal:
     claims: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
 
-def covers(who: object, needed: Collection[str]) -> bool:
+def has_scopes(who: object, needed: Collection[str]) -> bool:
     """Whether whoever asks has all of these scopes."""
     return not needed or (isinstance(who, Principal) and who.scopes.issuperset(needed))
