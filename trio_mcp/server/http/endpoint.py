@@ -1,23 +1,23 @@
-"""An HTTP request, and what happens then: the verdicts of `core.http`, carried out for one running server.
+"""The HTTP endpoint of one server in one run: judges each request by the rules of `core.http`, and carries them out.
 
-Whoever has the connections, an HTTP server of ours or one behind ASGI, does for each request
+The endpoint knows no sockets.  The owner of the connections (`connection` or `asgi`) calls for each request
 
-1. `admit` with its head: sites, paths, types and sizes, how often this client asks, and who it is;
-2. `serve` with its body and a `HttpResponse`, through which everything is written from then on, by whatever task has
-   something to say.  Nothing is spawned for a request but its handler.
+1. `admit` with its head: checks host, origin, path, type and size, the request rate, and authentication;
+2. `serve` with its body and an `HttpResponse`.  From then on the task that has a message writes it to that response.
+   The only task that is started for a request is its handler.
 
-| Verdict | What its message is fed to |
+| Request | Its message goes to |
 |---|---|
-| a modern request, or a legacy one where there are no sessions | a conversation of its own |
-| `initialize` | a session that begins with it |
-| whatever comes in a session | that session |
+| a modern request, or a legacy one on a server without sessions | a `ServerSession` for this request alone |
+| `initialize` | a new `HttpSession` |
+| any other request in a session | that session |
 
-A request that stands alone is over when its response has ended.  When its client closes a modern one before that, it is
-cancelled (cancel-14); a legacy one goes on, for as long as a session does whose client is absent.
+A single request, outside a session, is over when its response has ended.  If its client closes the response before, a
+modern request is cancelled (cancel-14).  A legacy one continues for `Limits.session_idle_seconds`, as a session does
+when its client is absent.
 
-While the server drains no new work is taken: such requests are refused with 503, so that the client asks another
-server.  What belongs to the work that goes on still comes in: answers and cancellations, retries, and whoever comes
-back to a stream.
+While the server drains, new work is refused with 503, so that the client asks another server.  Requests that belong to
+running work are still accepted: answers, cancellations, retries, and requests to resume a stream.
 """
 
 from __future__ import annotations
@@ -72,28 +72,28 @@ _refusals = logging.getLogger("trio_mcp.http")
 OnDisconnect = Callable[[], None]
 _Accepted: TypeAlias = Serve | Deliver | OpenStream | OpenLegacyStream | EndSession
 
-_BUSY = 30  # seconds after which it is worth asking a server again that is full, or is being replaced
-_RETRY = 1.0  # seconds after which the client of a stream that ends with the server looks whether there is another one
-_LOOK = 10.0  # seconds for which a stream may outlive the token in whose name it stands
+_BUSY = 30  # Retry-After in seconds, from a server that is full or shuts down
+_RETRY = 1.0  # seconds after which a client should reconnect whose stream ends with the server
+_LOOK = 10.0  # seconds by which a stream may outlive its access token
 _SHUTTING_DOWN = "the server is shutting down"
 
 
-@attrs.define(eq=False, repr=False)  # one for each request, which frozen ones would make dearer
+@attrs.define(eq=False, repr=False)  # one for each request; frozen classes are slower to make
 class AdmittedRequest:
-    """A request whose head was good: its body may be read, and `serve` be called."""
+    """A request with an accepted head: read its body and call `serve`."""
 
     head: Screened
     caller: Caller
     holder: str | None
-    """In whose name it takes of what all clients share."""
+    """The holder of the accounts and shares that this request uses."""
     peer: str | None
     headers: Headers
-    """Those that handlers get to see."""
+    """The headers that handlers see."""
 
 
 @attrs.define(eq=False, repr=False)
 class _Exchange:
-    """One request, and what answers it."""
+    """One request with its response."""
 
     request: HttpRequest
     admitted: AdmittedRequest
@@ -110,7 +110,7 @@ async def send_reply(response: HttpResponse, reply: Reply) -> None:
 
 
 class _SingleRequest(StreamOwner):
-    """A request that brings everything with it, and leaves nothing behind."""
+    """A request outside any session: its `ServerSession` ends with its response."""
 
     def __init__(
         self,
@@ -128,29 +128,29 @@ class _SingleRequest(StreamOwner):
         self.stream = ResponseStream(self, ResponseMode(verdict.answer, revision), shared, _ids(verdict.message))
         link = LinkKind.EXCHANGE if self._modern else LinkKind.SESSION
         terms = None if self._modern or revision is None else Terms(revision)
-        self.conversation = ServerSession(
+        self.server_session = ServerSession(
             run, self.stream, account=account, link=link, terms=terms, changes=self._modern
         )
-        all.add(self.conversation)
+        all.add(self.server_session)
 
     def pull(self, stream: ResponseStream) -> None:
-        pull_all(self.conversation, stream)
+        pull_all(self.server_session, stream)
 
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         if self._modern:
-            self.conversation.connection_lost("the client has closed the response stream")  # cancel-14
+            self.server_session.connection_lost("the client has closed the response stream")  # cancel-14
         else:
-            self._detached.touch(self.conversation)
+            self._detached.touch(self.server_session)
 
     def ended(self, stream: ResponseStream) -> None:
-        self._all.discard(self.conversation)
+        self._all.discard(self.server_session)
         if not self._modern:
-            self._detached.forget(self.conversation)
-            self.conversation.connection_lost("the response has ended")
+            self._detached.forget(self.server_session)
+            self.server_session.connection_lost("the response has ended")
 
 
 class _GuardedLog:
-    """An event log that raises nothing which ends more than what it is asked for."""
+    """Calls an author's event log through `called`, so that its exceptions do not end the server."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -160,46 +160,44 @@ class _GuardedLog:
 
 
 class Endpoint:
-    """One server under one policy, in one run; see the head of this file.
+    """The endpoint of one server in one run; see the head of this file.
 
-    It takes part in the run as one connection, for as long as `run` runs.  Raises `UsageError` for options that
-    cannot be.
+    While `run` runs, the endpoint is one of the connections of the run.  Raises `UsageError` for invalid
+    options.
     """
 
     def __init__(self, run: Run, **options: Unpack[HttpOptions]) -> None:
         self.policy = policy_of(run, options)
         self.public_url = public_url_of(options)
-        """Without a slash at its end; None if none was given."""
+        """Without a slash at its end; None if it is not given."""
         self.keep_alive = keep_alive_of(options)
         protection, seconds = run.dispatcher.protection(), run.limits.authenticate_seconds
         self._authenticator = Authenticator(options, protection, self.policy.path, run.workers, seconds)
         self.paths = frozenset(self.policy.places) | self._authenticator.paths
-        """The paths at which something is, without a slash at their ends."""
+        """All paths that are served, without a slash at their ends."""
         self._event_log = options.get("event_log")
         self._run = run
         self._limits = run.limits
         self._rates = Rates(run.limits.request_rate)
         self._sessions = Sessions(run.limits.sessions, run.limits.session_idle_seconds)
-        self._single_requests: set[ServerSession] = set()  # requests that belong to no session
-        self._detached: IdleOrder[ServerSession] = IdleOrder(
-            run.limits.session_idle_seconds
-        )  # those whose clients have on_disconnect
-        # Beside those of the run, which may be shared with others and go on without this endpoint.
+        self._single_requests: set[ServerSession] = set()
+        # The single requests whose clients have disconnected.
+        self._detached: IdleOrder[ServerSession] = IdleOrder(run.limits.session_idle_seconds)
+        # In addition to the flags of the run, which may be shared and continue without this endpoint.
         self._draining = False
         self._aborting = False
-        self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = (
-            WeakKeyDictionary()
-        )  # until when their tokens are good
+        # The streams that end with their access tokens.
+        self._token_deadlines: WeakKeyDictionary[ResponseStream, float] = WeakKeyDictionary()
         self._attached: IdleOrder[ResponseStream] = IdleOrder(self.keep_alive)
         self._streams = EndpointStreams(run.nursery, run.limits.outgoing, self._attached)
 
     async def run(self) -> None:
-        """Take part in the run, tell that streams live, and end sessions that nobody uses; until it is cancelled."""
+        """Join the run, send keep-alives and end idle sessions, until cancelled."""
         self._run.connections[self] = None
         try:
             async with open_nursery() as nursery:
                 nursery.start_soon(self._sessions.expire)
-                nursery.start_soon(self._end_for_nobody)
+                nursery.start_soon(self._end_detached)
                 if self._run.dispatcher.protection() is not None:
                     nursery.start_soon(self._end_with_tokens)
                 while True:
@@ -208,27 +206,31 @@ class Endpoint:
             self._run.connections.pop(self, None)
             self.stop()
 
-    async def _end_for_nobody(self) -> None:
+    async def _end_detached(self) -> None:
         while True:
             (await self._detached.next()).connection_lost(
                 "the client was absent for too long (Limits.session_idle_seconds)"
             )
 
     async def _end_with_tokens(self) -> None:
-        """Streams that stand open end with their tokens, for what they tell is for who has one; the client comes back
-        with another.  A call that was begun in time may take longer."""
+        """End subscription streams when their access tokens expire; the client reconnects with a new token.
+
+        A call that began before the token expired may take longer.
+        """
         while True:
             await trio.sleep(_LOOK)
             now = trio.current_time()
             for stream in [stream for stream, until in self._token_deadlines.items() if until <= now]:
-                self._token_deadlines[stream] = math.inf  # unless another response carries it on
+                self._token_deadlines[stream] = math.inf  # until the client resumes it with a new token
                 stream.cut()
 
     # The head.
 
     async def admit(self, request: HttpRequest, peer: str | None = None, prefix: str = "") -> Reply | AdmittedRequest:
-        """Judge what needs no body; a reply is final.  `peer` is the client's address, if it has one; `prefix` is where
-        the paths of the policy are mounted."""
+        """Judge the head of a request.  Returns the refusal, or the admitted request.
+
+        `peer` is the client's address, if it has one.  `prefix` is the path under which the application is mounted.
+        """
         admitted = await self._admit(request, peer, prefix)
         if isinstance(admitted, Reply):
             log_refusal(admitted, request, peer)
@@ -242,8 +244,8 @@ class Endpoint:
             return head
         if head.websocket and (self._run.draining or self._draining):
             return busy(503, _SHUTTING_DOWN, head.cors)
-        # The address is counted first, or a client could guess credentials as often as it likes; it gets that back when
-        # it is a principal, because many of those may come by one proxy.
+        # The address is charged first, or a client could guess credentials without limit.  The charge is given back if
+        # the request has a principal, because many principals may share the address of one proxy.
         holder = holder_of(None, peer)
         if self._rates.limited and (wait := self._rates.wait(holder)):
             return self._too_often(wait, head.cors)
@@ -274,17 +276,17 @@ class Endpoint:
     # The body.
 
     def account(self, holder: str | None) -> Account:
-        """Where the bytes are charged that one connection of this holder has sent."""
+        """The account for bytes that one connection of this holder has sent."""
         return self._run.bytes.account(holder)
 
     async def serve(
         self, admitted: AdmittedRequest, request: HttpRequest, response: HttpResponse, prefix: str = ""
     ) -> OnDisconnect:
-        """Do what the request asks for.  `prefix` is as for `admit`.
+        """Carry out an admitted request.  `prefix` is as for `admit`.
 
-        Returns when there is nothing to be written at once; what comes later is written by whoever has it.  What is
-        returned is to be called when the client has on_disconnect before the response has ended.  Raises `BrokenResourceError`
-        if it has on_disconnect already.
+        Returns when no part of the response is ready to be written; later parts are written by the tasks that have
+        them.  The caller calls the returned function if the client disconnects before the response has ended.  Raises
+        `BrokenResourceError` if the client has already disconnected.
         """
         exchange = _Exchange(request, admitted, response, prefix)
         verdict = judge(
@@ -314,7 +316,8 @@ class Endpoint:
         return _ignore_disconnect
 
     def _forbidden(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
-        """Why this principal may not have it.  A batch is refused as a whole, so that one step up is enough for it."""
+        """The refusal if the principal lacks scopes.  A batch is refused as a whole and names all scopes it needs, so
+        that the client has to authorize once only."""
         dispatcher, message = self._run.dispatcher, getattr(verdict, "message", None)
         needed = list(dispatcher.scopes)
         for each in message.items if isinstance(message, Batch) else (message,):
@@ -326,12 +329,12 @@ class Endpoint:
         return self._authenticator.forbidden(exchange.admitted.caller, tuple(dict.fromkeys(needed)), verdict.cors, id)
 
     def _refused(self, verdict: _Accepted, exchange: _Exchange) -> Reply | None:
-        """What is said to a good request that cannot be taken on now."""
+        """The refusal of a valid request that cannot be accepted now, or None."""
         draining = self._run.draining or self._draining
         if (draining and _is_new_work(verdict)) or (self._aborting and isinstance(verdict, Serve)):
             return busy(503, _SHUTTING_DOWN, verdict.cors)
         if isinstance(verdict, Serve) and verdict.session is None and not verdict.opens_session:
-            return None  # it stands alone
+            return None  # a single request
         if isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, Serve) and verdict.opens_session):
             why = f"this client has its share of {self._limits.sessions} sessions, all in use (Limits.sessions)"
             return None if self._sessions.make_room(exchange.admitted.holder) else busy(503, why, verdict.cors)
@@ -340,27 +343,27 @@ class Endpoint:
         if opens and isinstance(session, HttpSession) and session.streams >= self._limits.streams:
             return self._too_many_streams(verdict.cors)
         if session is not None and session.overrun:
-            return busy(429, "too much waits to be read on this session's stream (Limits.outgoing)", verdict.cors)
+            return busy(429, "the client has to read this session's stream first (Limits.outgoing)", verdict.cors)
         return None
 
     def _too_many_streams(self, cors: Fields) -> Reply:
         return busy(429, f"{self._limits.streams} streams are open in this session (Limits.streams)", cors)
 
     async def _serve(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
-        """Answer the requests in a message."""
+        """Serve the requests in a message."""
         if verdict.opens_session:
             return await self._open_session(verdict, exchange)
         if verdict.session is not None:
             session = self._session(verdict.session)
-            conversation, stream = session.conversation, session.answer(verdict.answer, _ids(verdict.message))
+            server_session, stream = session.server_session, session.answer(verdict.answer, _ids(verdict.message))
         else:
             account = self.account(exchange.admitted.holder)
             single = _SingleRequest(self._run, self._streams, verdict, self._single_requests, account, self._detached)
-            conversation, stream = single.conversation, single.stream
-        if getattr(verdict.message, "method", None) == "subscriptions/listen":  # which may go on for ever
+            server_session, stream = single.server_session, single.stream
+        if getattr(verdict.message, "method", None) == "subscriptions/listen":  # has no end of its own
             self._close_with_token(stream, exchange)
         on_disconnect = stream.attach(exchange.response, verdict.cors)
-        self._receive(conversation, verdict.message, exchange, stream)
+        self._receive(server_session, verdict.message, exchange, stream)
         return await _begin(stream, on_disconnect)
 
     async def _open_session(self, verdict: Serve, exchange: _Exchange) -> OnDisconnect:
@@ -377,23 +380,23 @@ class Endpoint:
         )
         stream = session.answer(verdict.answer, _ids(verdict.message))
         on_disconnect = stream.attach(exchange.response, verdict.cors)
-        self._receive(session.conversation, verdict.message, exchange, stream)
-        if session.conversation.session.terms is not None:  # else initialize was refused
+        self._receive(session.server_session, verdict.message, exchange, stream)
+        if session.server_session.session.terms is not None:  # else `initialize` was refused
             self._sessions.add(id, session)
             stream.session_id = id
         return await _begin(stream, on_disconnect)
 
     def _deliver(self, verdict: Deliver, exchange: _Exchange) -> None:
         session = self._sessions.get(verdict.session or "")
-        if session is not None:  # else it stands alone, and is nothing to anybody
+        if session is not None:  # a notification outside a session has no receiver
             self._sessions.touch(verdict.session or "")
-            self._receive(session.conversation, verdict.message, exchange, None)
+            self._receive(session.server_session, verdict.message, exchange, None)
             session.wake()
 
     def _receive(
-        self, conversation: ServerSession, message: Message, exchange: _Exchange, stream: ResponseStream | None
+        self, server_session: ServerSession, message: Message, exchange: _Exchange, stream: ResponseStream | None
     ) -> None:
-        conversation.receive(
+        server_session.receive(
             message, trio.current_time(),
             wire=stream, principal=exchange.admitted.caller, headers=exchange.admitted.headers,
             size=weight(exchange.request.body, self._limits.values),
@@ -412,16 +415,16 @@ class Endpoint:
             return await self._cannot_resume(replay.why, verdict, exchange)
         resumed = session.find(replay.stream)
         if resumed is None and not replay.finished:
-            return await self._cannot_resume("the stream has broken off", verdict, exchange)
+            return await self._cannot_resume("the stream has failed", verdict, exchange)
         if resumed is not None and not resumed.attached and session.streams >= self._limits.streams:
             return await _refuse(self._too_many_streams(verdict.cors), exchange)
         missed = b"".join([encode_message(event.data, event.id) for event in replay.events])
         taken = len(missed) if len(missed) > LONG else 0
-        account = session.conversation.account
+        account = session.server_session.account
         if (limit := account.take(taken)) is not None:
-            why = f"too much waits to be read by this client; try again later (Limits.{limit})"
+            why = f"this client has too many unread bytes; try again later (Limits.{limit})"
             return await _refuse(busy(503, why, verdict.cors), exchange)
-        if resumed is None:  # nothing is added to the stream any more
+        if resumed is None:  # the stream is over, so the logged events are all
             try:
                 await exchange.response.begin(200, reply_headers(verdict.cors, stream=True), missed, more=False)
             finally:
@@ -451,7 +454,8 @@ class Endpoint:
         return await _begin(legacy.stream, legacy.stream.attach(exchange.response, verdict.cors))
 
     def _session(self, id: str) -> HttpSession:
-        """The session that a verdict of this moment names; it is heard of by that."""
+        """The session that the verdict names, which exists because no checkpoint was passed since.  Counts as activity
+        of its client."""
         session = self._sessions.get(id)
         assert isinstance(session, HttpSession)
         self._sessions.touch(id)
@@ -464,36 +468,36 @@ class Endpoint:
         return len(self._sessions) + len(self._single_requests)
 
     async def drain(self) -> None:
-        """Wait for what runs, then end the sessions, and wait until every response has ended."""
+        """Wait for running work, then end the sessions, and wait until every response has ended."""
         self._draining = True
         while True:
-            # Those with answers come in conversations of their own, and go on with calls that others have begun.
+            # A retry with answers is a new `ServerSession`, and continues a call of an older one: so look again.
             async with trio.open_nursery() as nursery:
-                for conversation in self._conversations:
-                    nursery.start_soon(conversation.drain)
+                for server_session in self._server_sessions:
+                    nursery.start_soon(server_session.drain)
             await self._run.parking.come_back_all()
             await self._sessions.wait_for_clients()
-            if not any(conversation.busy for conversation in self._conversations) and not self._run.parking:
+            if not any(server_session.busy for server_session in self._server_sessions) and not self._run.parking:
                 break
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
         await self._attached.empty()
 
     def abort_pending(self) -> None:
         self._aborting = True
-        for conversation in self._conversations:
-            conversation.abort_pending(UNFINISHED)
-        # One that does not end in this moment is not to cut off the streams of all others.
+        for server_session in self._server_sessions:
+            server_session.abort_pending(UNFINISHED)
+        # Do not wait for all handlers: one that ignores its cancellation must not delay the streams of other clients.
         self._sessions.end_all(_SHUTTING_DOWN, retry=_RETRY)
 
     @property
-    def _conversations(self) -> tuple[ServerSession, ...]:
-        return (*self._single_requests, *self._sessions.conversations)
+    def _server_sessions(self) -> tuple[ServerSession, ...]:
+        return (*self._single_requests, *self._sessions.server_sessions)
 
     def stop(self) -> None:
-        """The run is over: nobody is served any more."""
-        for conversation in (*self._single_requests, *self._sessions.take_all()):
-            conversation.stop()
-        for stream in tuple(self._attached):  # of sessions that had ended already
+        """End everything at once: the run is over."""
+        for server_session in (*self._single_requests, *self._sessions.take_all()):
+            server_session.stop()
+        for stream in tuple(self._attached):  # the rest: streams of sessions that have ended before
             stream.close()
 
 
@@ -504,52 +508,52 @@ async def _refuse(reply: Reply, exchange: _Exchange) -> OnDisconnect:
 
 
 def log_refusal(reply: Reply, request: HttpRequest | None, peer: str | None) -> None:
-    """Tell whoever runs the server what it refuses, and to whom; `request` is None where none could be read.
+    """Log a refusal for the operator.  `request` is None if no request could be read.
 
-    Without the query, where HTTP+SSE clients have their session.
+    The log line omits the query, which holds the session id of HTTP+SSE clients.
     """
     if reply.error is None or not _refusals.isEnabledFor(logging.INFO):
         return
-    what = "a connection"
+    subject = "a connection"
     if request is not None:
-        what = f"{shown(request.method)} {shown(request.target.partition('?')[0])}"
-    _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", what, reply.status, reply.error.message)
+        subject = f"{shown(request.method)} {shown(request.target.partition('?')[0])}"
+    _refusals.info("%s%s: %d, %s", f"{peer}: " if peer else "", subject, reply.status, reply.error.message)
 
 
 async def _begin(stream: ResponseStream, on_disconnect: OnDisconnect) -> OnDisconnect:
-    """Write what there is at once; what comes later is written by whoever has it."""
+    """Write the parts of the response that are ready."""
     try:
         await stream.begin()
-    except BaseException:  # a cancelled caller cannot be told whom to tell that the client has on_disconnect
+    except BaseException:  # the caller does not get `on_disconnect`, so it is called here
         on_disconnect()
         raise
     return on_disconnect
 
 
 def _is_new_work(verdict: _Accepted) -> bool:
-    """Whether nothing that runs waits for this."""
+    """Whether no running work waits for this request."""
     if isinstance(verdict, Serve):
         return not (isinstance(verdict.message, Request) and "requestState" in verdict.message.params)
     return isinstance(verdict, OpenLegacyStream) or (isinstance(verdict, OpenStream) and verdict.after is None)
 
 
 def _ids(message: Message) -> tuple[Id, ...]:
-    """The requests in it."""
+    """The ids of the requests in a message."""
     if isinstance(message, Request):
         return (message.id,)
-    assert isinstance(message, Batch)  # nothing else has any
+    assert isinstance(message, Batch)  # other messages contain no requests
     return tuple(item.id for item in message.items if isinstance(item, Request))
 
 
 def busy(status: int, why: str, cors: Fields = (), wait: int = _BUSY) -> Reply:
-    """What is said where a request cannot be taken on now, and may be later."""
+    """A refusal of a request that may succeed later, after `wait` seconds."""
     return refusal(status, Error(None, INTERNAL_ERROR, why), cors, (("Retry-After", str(wait)),))
 
 
 def over_limit(limit: str, cors: Fields = ()) -> Reply:
-    """What is said where a body is not read any further, because its client has sent too much that waits."""
-    return busy(503, f"too much waits that this client has sent; try again later (Limits.{limit})", cors)
+    """The refusal of a body of a client that has sent too many bytes that wait to be processed."""
+    return busy(503, f"too many bytes from this client wait to be processed; try again later (Limits.{limit})", cors)
 
 
 def _ignore_disconnect() -> None:
-    """What is to be done when the client has on_disconnect, where it had nothing to lose."""
+    """The reaction to a disconnect if the response has no stream."""

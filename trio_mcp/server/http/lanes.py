@@ -1,26 +1,29 @@
-"""What goes back to a client over HTTP: the answer to one POST, or a stream of events.
+"""Response streams: the messages that go back to a client over HTTP, as one JSON reply or as an event stream.
 
-A stream is one such way.  Where the client takes both kinds of answer it begins undecided.  Once it is a stream, comments
-tell that it lives.  A stream in a session outlives its connection: what is sent is logged first, under an id that the
-client will know it by, and when the client names the last id that it has seen, another response carries the stream on.
+A `ResponseStream` answers the requests of one POST, or carries the messages of a session that belong to no request.
+If the client accepts both kinds of answer, the kind is open at first.  An event stream gets comments as keep-alives.
 
-| | carried, undecided | carried, a stream | not carried, with ids | not carried, without |
+A stream in a session outlives its HTTP response.  Each event is logged with an id before it is sent.  When the client
+reconnects with the last id that it has read, the stream is attached to the new HTTP response.
+
+| | attached, kind open | attached, event stream | detached, with event ids | detached, without |
 |---|---|---|---|---|
-| a message | becomes a stream | is logged and sent | is logged | is lost; a question fails |
-| all is answered | one JSON reply; over | sent; over | logged; over | over |
-| all was cancelled | 202; over | over | over | over |
-| silence | becomes a stream; a comment | a comment | | |
-| its client leaves | not carried | not carried; what waits is logged | | |
-| to be hung up | becomes a stream, and is | an id and `retry`; not carried | no | no |
-| it is resumed | | another response carries it | carried; what was missed is sent | |
+| a message | becomes an event stream | logged and sent | logged | lost; a question fails |
+| all requests answered | one JSON reply; over | sent; over | logged; over | over |
+| all requests cancelled | 202; over | over | over | over |
+| idle | becomes an event stream; a comment | a comment | | |
+| the client disconnects | detached | detached; queued messages are logged | | |
+| `hang_up` | becomes an event stream; then as that | an event with an id and `retry`; detached | refused | refused |
+| the client resumes it | | attached to the new response | attached; missed events are sent | |
 
-Most streams have said all that they ever say before anything was written: one JSON reply, or a stream of one answer.
-That is written by whoever has it, in one piece, and nothing is set up for it: an `Outbox`, with its turns and its
-writer, there is from the moment on when there is something to share.
+- With event ids, the client can reconnect and resume.
+- A JSON-only response stays open until all its requests are answered, and drops all other messages.
+- A stream that answers no request ends with `finish`.
+- Every message goes out on exactly one stream (http-39).
 
-With an id its client can come back.  What may only be JSON stays undecided until all is answered, and drops whatever
-else there is.  A stream that answers no request is over when it is told so.  Every message goes out on exactly one stream
-(http-39).
+Most streams are complete before their first write: one JSON reply, or an event stream with one answer.  The task that
+has the answer writes it in one piece.  An `Outbox`, with its queue of writers and its writer task, is made only when
+several tasks have to share the response.
 """
 
 from __future__ import annotations
@@ -47,45 +50,48 @@ from trio_mcp.transport.outbox import GONE, Outbox
 if TYPE_CHECKING:
     from trio_mcp.server.conversation import ServerSession
 
-__all__ = ["EndpointStreams", "HttpResponse", "ResponseMode", "ResponseStream", "Spoken", "StreamOwner"]
+__all__ = ["EndpointStreams", "HttpResponse", "OutgoingMessage", "ResponseMode", "ResponseStream", "StreamOwner"]
 
 _log = logging.getLogger("trio_mcp")
 
-Spoken: TypeAlias = Request | Notification | Response | Error | Batch
+OutgoingMessage: TypeAlias = Request | Notification | Response | Error | Batch
 _ANSWERS = (Response, Error, Batch)
 
 
 class HttpResponse(Protocol):
-    """One HTTP response, as the server that has its connection sends it.
+    """One HTTP response, as the HTTP server that owns the connection implements it.
 
-    Content-Length, chunks and the like are that server's business.  `begin` and `send` raise `BrokenResourceError` when
-    the client has gone.  They are never called at the same time, and not at all after one with ``more=False``.  No
-    cancellation cuts them short, but for the end of everything.
+    That server adds Content-Length, chunks and other framing.  `begin` and `send` raise `BrokenResourceError` if the
+    client has disconnected.  They are never called at the same time, nor after a call with ``more=False``.  A
+    cancellation does not interrupt them, except when the whole server ends.
     """
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
-        """Send the head and the first of the body in one write; the whole reply, unless there will be `more`."""
+        """Send the head and the first part of the body in one write.  Without `more` it is the whole reply."""
 
     async def send(self, data: bytes, *, more: bool) -> None:
-        """Send more of the body; the last of it, unless there will be `more`."""
+        """Send another part of the body.  Without `more` it is the last."""
 
     def drop(self) -> None:
-        """Give the connection up: nothing more will be sent, and the response does not end properly."""
+        """Abort the response: nothing more is sent, and the client sees that it is incomplete."""
 
 
 class StreamOwner:
-    """Whose stream it is: who says what goes out on it, and hears what becomes of it."""
+    """The owner of a response stream: a session or a single request.  Supplies messages, and is told of state changes.
 
-    conversation: ServerSession
+    The methods here do nothing: `_NO_OWNER`, the owner of a stream that is over, needs nothing else.
+    """
+
+    server_session: ServerSession
 
     def pull(self, stream: ResponseStream) -> None:
-        """Put what there is to be said into the streams that it belongs to, and wake them, but not this one."""
+        """Move the outgoing messages to their streams, and wake these streams, except this one."""
 
     def opened(self, stream: ResponseStream) -> None:
-        """Its response is a stream now."""
+        """Its response has become an event stream."""
 
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
-        """No response carries it any more, and it is not over; its client was asked to come back after `retry`."""
+        """It has lost its response and is not over.  With `retry`, its client was asked to reconnect after that."""
 
     def ended(self, stream: ResponseStream) -> None:
         """It is over."""
@@ -96,118 +102,100 @@ _NO_OWNER = StreamOwner()
 
 @attrs.frozen(eq=False, repr=False)
 class EndpointStreams:
-    """What the streams of one endpoint share."""
+    """The objects that the response streams of one endpoint share."""
 
     nursery: trio.Nursery
-    """Where they are written."""
+    """Runs the writer tasks."""
     limit: int
-    """Of the messages that wait for one of them."""
+    """The number of messages that may wait in one stream."""
     attached: IdleOrder[ResponseStream]
-    """Those that a response carries, by how long nothing was sent on them."""
+    """The streams that have a response, in the order of their last write."""
 
 
 class ResponseMode(NamedTuple):
-    """How a stream answers: what the verdict on its request said, and what its session adds."""
+    """How a stream answers: from the verdict on its request, and from its session."""
 
     answer: Answer
     revision: Revision | None = None
-    """None: it is not agreed yet."""
+    """None: not negotiated yet."""
     log: EventLog | None = None
     """None: the stream cannot be resumed, and its events have no ids (http-115)."""
     opening: bytes = b""
-    """What a stream begins with: the endpoint event of HTTP+SSE."""
+    """The first bytes of the event stream: the endpoint event of HTTP+SSE."""
 
     @property
     def primes(self) -> bool:
+        """Whether the event stream begins with a priming event (http-46)."""
         rules = None if self.log is None or self.revision is None else self.revision.http
         return rules is not None and rules.priming
 
 
 class _ResponsePart(NamedTuple):
-    """What one write carries."""
+    """The content of one write."""
 
     head: tuple[int, Fields] | None
-    """What the response begins with, if this is its first write."""
+    """Status and header fields, if this is the first write of the response."""
     data: bytes
     more: bool
-    """The response goes on."""
+    """The response continues after this write."""
     over: bool
-    """The stream does not."""
+    """The stream is over after this write."""
 
 
 class ResponseStream:
-    """See the head of this file; a `Wire` for the conversation of its owner.
+    """One response stream; see the head of this file.  It is a `Wire` for the `ServerSession` of its owner.
 
-    It answers the requests with these `ids`, and is over when they have been answered.  Without any it stands alone,
-    until `finish`.
+    It answers the requests with these `ids`, and is over when they have been answered.  Without ids it answers no
+    request, and is over after `finish`.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_begun",
-        "_charged",
-        "_cors",
-        "_finished",
-        "_ids",
-        "_keep_alive_due",
-        "_log_failed",
-        "_missed",
-        "_mode",
-        "_outbox",
-        "_over",
-        "_owner",
-        "_queue",
-        "_response",
-        "_retry",
-        "_shared",
-        "_single_write",
-        "_streaming",
-        "answers_only",
-        "name",
-        "session_id",
+        "__weakref__", "_begun", "_charged", "_cors", "_finished", "_ids", "_keep_alive_due", "_log_failed", "_missed",
+        "_mode", "_outbox", "_over", "_owner", "_queue", "_response", "_retry", "_shared", "_single_write",
+        "_streaming", "answers_only", "name", "session_id",
     )  # fmt: skip
 
     def __init__(
         self, owner: StreamOwner, mode: ResponseMode, shared: EndpointStreams, ids: Collection[Id] = ()
     ) -> None:
         self.name: str | None = None
-        """Under which the log knows it, once its client has an id to come back with."""
+        """Its name in the event log, from its first event id on."""
         self.session_id: str | None = None
-        """Of the session that `initialize` opened: its answer brings it to the client."""
+        """The id of the session that `initialize` opened; the response to `initialize` has it in a header."""
         self.answers_only = mode.answer is Answer.JSON
         self._owner = owner
         self._mode = mode
         self._shared = shared
         self._ids = ids
-        self._queue: list[Spoken] = []
-        self._charged = 0  # bytes in the account of its conversation, of what is in the queue or being written
-        self._streaming = mode.answer is Answer.STREAM
+        self._queue: list[OutgoingMessage] = []
+        self._charged = 0  # bytes charged to the account of its owner, for messages in the queue or being written
+        self._streaming = mode.answer is Answer.STREAM  # the kind is decided: an event stream
         self._finished = False
-        self._log_failed = False  # the log has failed
+        self._log_failed = False
         self._over = False
-        # The response at hand.
+        # The current response.
         self._response: HttpResponse | None = None
-        self._outbox: Outbox[_ResponsePart] | None = None  # once it is needed
-        self._single_write = False  # the one reply is on its way
+        self._outbox: Outbox[_ResponsePart] | None = None  # made when several tasks have to share the response
+        self._single_write = False  # the complete response is being written in one piece
         self._cors: Fields = ()
-        self._begun = False
-        self._missed = b""  # what the client of a resumed stream has not seen
-        self._keep_alive_due = False  # for so long that a sign of life is due
-        self._retry: float | None = None  # seconds after which the client is asked to come back
+        self._begun = False  # its head is sent
+        self._missed = b""  # events that the client of a resumed stream has not read
+        self._keep_alive_due = False
+        self._retry: float | None = None  # after this many seconds the client is asked to reconnect
 
-    # Who carries it.
+    # Its response.
 
     @property
     def attached(self) -> bool:
-        """Whether there is a response at hand."""
+        """Whether it has an HTTP response."""
         return self._response is not None
 
     def attach(self, response: HttpResponse, cors: Fields, missed: bytes = b"", taken: int = 0) -> Callable[[], None]:
-        """Send by this response from now on; first what its client has missed (http-42).  `flush` is to follow.
+        """Send on this response from now on, beginning with the events that its client has missed (http-42).
 
-        For that so many bytes were `taken` from the account, which are given back when it is written.  A response that
-        carried the stream before is dropped: its client is the one that has come back.  Returns what is to be called when
-        the client leaves this response before it ends.
+        Call `flush` afterwards.  `taken` bytes were charged to the account for the missed events; the charge is
+        released when they are written.  A previous response is dropped, because its client is the one that has
+        reconnected.  Returns a function to call if the client disconnects before this response ends.
         """
         if self._response is not None:
             self._drop()
@@ -216,27 +204,27 @@ class ResponseStream:
         self._shared.attached.touch(self)
         return partial(self._response_lost, response)
 
-    def _open_outbox(self) -> Outbox[_ResponsePart]:
-        """Of those who write, by the response at hand."""
+    def _get_outbox(self) -> Outbox[_ResponsePart]:
+        """The outbox of the current response, made at the first use."""
         if self._outbox is None:
             limit, nursery = self._shared.limit, self._shared.nursery
             gone = partial(self._response_lost, self._response)
-            self._outbox = Outbox(self._send, self._take, self._waiting, limit, gone, spawn=nursery)
+            self._outbox = Outbox(self._send, self._take, self._pending_writes, limit, gone, spawn=nursery)
         return self._outbox
 
     def _response_lost(self, response: HttpResponse | None, failure: Exception | None = None) -> None:
-        """Its client has left this response before it ended, or it has failed."""
+        """Detach: the client has disconnected before this response ended, or writing it has failed."""
         if self._response is None or self._response is not response:
             return
         if failure is None and self._outbox is not None:
             failure = self._outbox.failure
-        self._lose_response()
+        self._detach_and_log()
         if failure is not None:
-            _log.error("a response broke off, which is no fault of its client", exc_info=failure)
+            _log.error("a response failed, and not because of its client", exc_info=failure)
             response.drop()
 
-    def _lose_response(self) -> None:
-        """Go on without a response."""
+    def _detach_and_log(self) -> None:
+        """Continue without a response: log the queued messages, and tell the owner."""
         retry = self._retry
         self._detach()
         queue, self._queue = self._queue, []
@@ -263,10 +251,10 @@ class ResponseStream:
         if outbox is not None:
             outbox.close()
 
-    # What is to be sent.
+    # Messages to send.
 
-    def put(self, message: Spoken) -> int:
-        """Send it, in its turn.  Returns the bytes that it is charged for, if this is to give them back later."""
+    def put(self, message: OutgoingMessage) -> int:
+        """Queue a message.  Returns the size of its charge, if this stream will release it; else 0."""
         if self._response is not None:
             if not self.answers_only or isinstance(message, _ANSWERS):
                 self._queue.append(message)
@@ -278,52 +266,52 @@ class ResponseStream:
         return 0
 
     def _refund(self) -> None:
-        """Give back what is charged for all that is not in the queue any more: it has gone, or never will."""
+        """Release the charge for messages that have left the queue, sent or dropped."""
         if self._charged:
             left = sum(map(charged, self._queue)) + (len(self._missed) if len(self._missed) > LONG else 0)
-            self._owner.conversation.account.give(self._charged - left)
+            self._owner.server_session.account.give(self._charged - left)
             self._charged = left
 
-    def _log_unsent(self, message: Spoken) -> None:
-        """Nothing carries it: it is logged for a client that can come back."""
+    def _log_unsent(self, message: OutgoingMessage) -> None:
+        """Log a message without sending it, so that a client that reconnects gets it."""
         try:
             if self.name is not None and not self._log_failed:
-                self._logged([encode(message)])
+                self._encode_and_log([encode(message)])
                 return
-        except Exception:  # noqa: BLE001  # an author's log may raise anything, and whoever speaks is not to blame
+        except Exception:  # noqa: BLE001  # an author's log may raise any exception, and the sender is not to blame
             _log.exception("the event log of a session has failed, and one of its streams with it")
         if isinstance(message, Request):
-            self._owner.conversation.undeliverable(message.id)
+            self._owner.server_session.undeliverable(message.id)
 
     def finish(self, *, retry: float | None = None) -> None:
-        """Nothing more is to come: end what stands alone.  Who might come back is asked to, after `retry` seconds."""
+        """End a stream without ids.  With `retry`, a client that can resume it is asked to reconnect after that."""
         self._finished = True
         if retry is None or not self.hang_up(retry):
             self.wake()
 
     def send_keep_alive(self) -> None:
-        """It has been silent for so long that something between us and the client might think it dead."""
+        """Send a comment, so that no proxy closes the idle connection."""
         if not self.answers_only:
             self._keep_alive_due = True
             self.wake()
 
     @property
     def _done(self) -> bool:
-        """Whether all that it is to say has been said, or never will be."""
+        """Whether all its requests are answered or cancelled, or it is finished; its queue may still be full."""
         if not self._ids:
             return self._finished
-        label_of = self._owner.conversation.session.label_of
+        label_of = self._owner.server_session.session.label_of
         return self not in map(label_of, self._ids)
 
-    # The wire of a conversation.
+    # The methods of a `Wire`.
 
     def wake(self) -> None:
         if self._response is None:
             self._log_pending()
         elif self._outbox is not None:
             self._outbox.wake()
-        elif not self._single_write and self._waiting():
-            self._open_outbox().wake()
+        elif not self._single_write and self._pending_writes():
+            self._get_outbox().wake()
 
     async def flush(self) -> None:
         if self._response is None:
@@ -333,25 +321,25 @@ class ResponseStream:
             await self._outbox.flush()
         elif self._single_write:
             await trio.lowlevel.checkpoint()
-        elif (whole := self._take_complete()) is not None:
-            await self._send_complete(whole, self._response)
+        elif (part := self._take_complete()) is not None:
+            await self._send_complete(part, self._response)
         else:
-            await self._open_outbox().flush()
+            await self._get_outbox().flush()
 
     async def begin(self) -> None:
-        """The first `flush`; no checkpoint where nothing can be said yet, which is so for nearly every call.
+        """Flush for the first time.  Not a checkpoint if there is nothing to write yet, as for nearly every call.
 
-        The head of a stream is early, but not so early that it would go out apart from what is said at once: every
-        handler has had a turn before, in whatever order tasks run, also in a new worker, which begins a turn later.
+        The head of an event stream goes out early, but in the same write as messages that handlers send at once.  So
+        each handler runs first: one tick for tasks in any order, and another because a new worker begins a tick later.
         """
         if self._streaming and self._ids:
             for _ in range(3):
                 await trio.lowlevel.checkpoint()
-        if self._response is not None and (self._streaming or self._owner.conversation.session.queued or self._done):
+        if self._response is not None and (self._streaming or self._owner.server_session.session.queued or self._done):
             await self.flush()
 
     def _log_pending(self) -> None:
-        """Nothing carries it: what there is is logged, and maybe that was all."""
+        """Log the new messages of a detached stream, and end the stream if these were the last."""
         self._owner.pull(self)
         if not self._over and (self._log_failed or self._done):
             self._end()
@@ -360,7 +348,7 @@ class ResponseStream:
     def mark(self) -> int:
         if self._outbox is not None:
             return self._outbox.mark
-        return 0 if self._response is None or self._single_write else self._open_outbox().mark
+        return 0 if self._response is None or self._single_write else self._get_outbox().mark
 
     async def written(self, mark: int) -> None:
         if self._outbox is not None:
@@ -368,23 +356,23 @@ class ResponseStream:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait to be sent."""
+        """The number of messages that wait to be sent."""
         if self._over:
             return 0
-        self._owner.pull(self)  # while somebody writes, nobody is woken to do so
+        self._owner.pull(self)  # while a write is running, the owner does not wake this stream for new messages
         return len(self._queue)
 
     @property
     def full(self) -> bool:
-        # Whether there is enough for that is seen at once; what of it is for this stream, only in looking at all.
-        most = self._shared.limit
-        if self._over or len(self._queue) + self._owner.conversation.session.queued < most:
+        # A cheap test first: to count the messages for this stream, the owner must sort all its messages.
+        limit = self._shared.limit
+        if self._over or len(self._queue) + self._owner.server_session.session.queued < limit:
             return False
-        return self.waiting >= most
+        return self.waiting >= limit
 
     @property
     def crowded(self) -> bool:
-        """As `full`, for who puts into it."""
+        """Whether its queue is full.  For owners, which call `put`; does not pull, as `full` does."""
         return len(self._queue) >= self._shared.limit
 
     async def room(self) -> None:
@@ -394,7 +382,7 @@ class ResponseStream:
             await trio.lowlevel.checkpoint()
 
     def hang_up(self, retry: float) -> bool:
-        """End the response, and not the stream: the client is to come back after `retry` seconds (http-47, http-49)."""
+        """End the response but not the stream, and ask the client to reconnect after `retry` s (http-47, http-49)."""
         if self._response is None or self.answers_only or not self._mode.primes:
             return False
         self._streaming = True
@@ -403,10 +391,10 @@ class ResponseStream:
         return True
 
     def cut(self) -> None:
-        """End the response at once, whoever reads it; what that means to the stream is as if its client had left."""
+        """Drop the response at once.  The stream goes on as if its client had disconnected."""
         response = self._response
         if response is not None:
-            self._lose_response()
+            self._detach_and_log()
             response.drop()
 
     def close(self) -> None:
@@ -417,25 +405,26 @@ class ResponseStream:
 
     # Writing.
 
-    def _waiting(self) -> int:
-        """How much there is to be written; what only changes the state of the response counts as one."""
+    def _pending_writes(self) -> int:
+        """The number of messages to write; a change of the response's state counts as one."""
         messages = self.waiting
         if self._over:
             return 0
         return messages + (1 if self._keep_alive_due or self._retry is not None or self._done else 0)
 
     def _take_complete(self) -> _ResponsePart | None:
-        """All that there ever is to be written, if it is there and nothing of it has been."""
+        """The complete response, if all its messages are there and no part of it is written yet."""
         self._owner.pull(self)
         if self._begun or not self._complete():
             return None
         return self._reply_part() or self._stream_part(done=True)
 
     def _complete(self) -> bool:
+        """Whether no message can follow those in the queue."""
         if not self._done:
             return False
         if self._ids and not (self._queue and isinstance(self._queue[-1], _ANSWERS)):
-            self._queue.clear()  # cancel-18: nothing more for what was cancelled
+            self._queue.clear()  # cancel-18: no more messages for a cancelled request
         return True
 
     def _take(self) -> _ResponsePart | None:
@@ -459,27 +448,27 @@ class ResponseStream:
         return _ResponsePart(head, data, more=not done and self._retry is None, over=done)
 
     def _events(self, done: bool) -> bytes:
-        """What there is to be sent on a stream."""
+        """The next bytes of the event stream."""
         parts = [self._missed]
         texts = [encode(each) for each in self._queue]
-        if not self._begun and self.name is None:  # else it is carried on
+        if not self._begun and self.name is None:  # else the stream is resumed
             parts.append(self._mode.opening)
             if self._mode.primes:
                 texts.insert(0, b"")  # http-46: a priming event
         if texts:
-            parts.append(self._logged(texts))
+            parts.append(self._encode_and_log(texts))
             self._queue.clear()
-        if self._retry is not None and not (done and self._ids):  # else the answer is there already
-            parts.append(self._logged([b""], self._retry))
+        if self._retry is not None and not (done and self._ids):  # else the answer is in this write already
+            parts.append(self._encode_and_log([b""], self._retry))
         elif self._keep_alive_due and not any(parts):
             parts.append(KEEP_ALIVE)
         self._missed, self._keep_alive_due = b"", False
         return b"".join(parts)
 
     def _reply_part(self) -> _ResponsePart | None:
-        """The answer as a reply of its own, if that is what it is to be: nothing precedes it."""
+        """The answer as a plain JSON reply; None if it has to go on an event stream."""
         if not self._queue:
-            # Every request was cancelled, so nothing may be said (cancel-03): clients read 202 as just that.
+            # Every request was cancelled, so there must be no answer (cancel-03); clients understand 202 so.
             return None if self._streaming else _ResponsePart((202, self._cors), b"", more=False, over=True)
         message, *rest = self._queue
         status, revision = 200, self._mode.revision
@@ -493,8 +482,8 @@ class ResponseStream:
     def _fields(self, *, stream: bool) -> Fields:
         return reply_headers(self._cors, stream=stream, session=self.session_id)
 
-    def _logged(self, texts: Sequence[bytes], retry: float | None = None) -> bytes:
-        """Events with these texts, of which a priming one is empty, which are in the log now, if there is one."""
+    def _encode_and_log(self, texts: Sequence[bytes], retry: float | None = None) -> bytes:
+        """Encode these texts as events, and append them to the log, if there is one.  An empty text primes."""
         log = self._mode.log
         if log is None:
             return encode_messages(texts)
@@ -504,22 +493,22 @@ class ResponseStream:
             ids = log.append(self.name, texts)
             return encode_messages(texts, ids) if retry is None else priming_event(ids[0], round(retry * 1000))
         except Exception:
-            self._log_failed = True  # to go on without these events would be to lose them unseen
+            self._log_failed = True  # the stream ends; to continue would lose these events silently
             raise
 
     async def _send_complete(self, reply: _ResponsePart, response: HttpResponse) -> None:
-        """As an outbox would, where there is nothing else to be written."""
+        """Write the complete response, without an outbox."""
         self._single_write = True
         try:
             await self._send(reply)
         except GONE:
             self._response_lost(response)
-        except Exception as error:  # noqa: BLE001  # it is no fault of the handler that writes here
+        except Exception as error:  # noqa: BLE001  # the handler whose task writes this is not to blame
             self._response_lost(response, error)
 
     async def _send(self, part: _ResponsePart) -> None:
         response = self._response
-        assert response is not None  # or nothing would have been taken
+        assert response is not None  # or `_take` would have returned None
         try:
             if part.head is None:
                 await response.send(part.data, more=part.more)
@@ -534,7 +523,7 @@ class ResponseStream:
         elif part.over:
             self._end()
         else:
-            self._lose_response()
+            self._detach_and_log()
 
     def _end(self) -> None:
         self._over = True
@@ -548,5 +537,5 @@ class ResponseStream:
         self._queue.clear()
         self._refund()
         if not self._log_failed:
-            self._owner = _NO_OWNER  # or each would keep the other alive
+            self._owner = _NO_OWNER  # breaks the reference cycle
         owner.ended(self)

@@ -1,15 +1,21 @@
-"""The sessions of the legacy era: what lives on between the requests of one client.
+"""The sessions of the legacy revisions, which live longer than one request.
 
-A session is the wire of all that belongs to no request.  That goes out on a stream which the client opens by GET; of
-several it is the newest one that a response carries, so each message goes out on exactly one (http-39).  While there is
-none, it waits for one.
+A session is the `Wire` for messages that belong to no request.  They go out on the standalone stream that the client
+opens by GET.  If it opened several, each message goes out on the newest one that is attached (http-39).  Without a
+stream, messages are queued for the next one.
 
-A session ends when its client says so, when the client was absent for `Limits.session_idle_seconds`, when it is the
-longest idle one of too many and no handler is at work, or with the server.  Then its handlers are cancelled, what they
-were to answer is refused, and its streams end.  A client that loses a connection loses nothing by that (http-28).
+A session ends
 
-A client is absent while no response to it is open and nothing is heard of it, unless it was asked to come back later.
-Its handlers go on, for it may come back for their answers, but not for longer than that.
+- when its client ends it;
+- when the client was absent for `Limits.session_idle_seconds`;
+- when there are too many sessions, no handler works in this one, and it is idle for longest;
+- with the server.
+
+Then its handlers are cancelled, their requests are answered with errors, and its streams end.  A lost connection does
+not end a session (http-28).
+
+A client is absent while it has no open response and sends no request, except in the time after the server has asked it
+to reconnect later.  Handlers continue while the client is absent, because it may reconnect for their answers.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from trio_mcp.core.shares import Account, Shares, to_make_room
 from trio_mcp.core.state import LinkKind
 from trio_mcp.core.subscriptions import ChangeKind, change_of
 from trio_mcp.server.conversation import ServerSession
-from trio_mcp.server.http.lanes import EndpointStreams, ResponseMode, ResponseStream, Spoken, StreamOwner
+from trio_mcp.server.http.lanes import EndpointStreams, OutgoingMessage, ResponseMode, ResponseStream, StreamOwner
 from trio_mcp.server.http.silence import IdleOrder
 from trio_mcp.server.run import Run
 from trio_mcp.transport.outbox import Wire
@@ -42,40 +48,40 @@ __all__ = ["HttpSession", "LegacyStream", "RegisteredSession", "Sessions", "pull
 
 _log = logging.getLogger("trio_mcp")
 _HTTP_SSE = next(iter(REVISIONS.values()))
-_LATE = 1.0  # seconds by which a client may come back later than it was asked to
-_LOOKED_AT = 1000  # sessions, for one that makes room: to look at all would make `initialize` a costly request
+_LATE = 1.0  # seconds by which a client may reconnect later than it was asked to
+_LOOKED_AT = 1000  # sessions to look at for one to end: to look at all would make `initialize` a costly request
 
 
 class RegisteredSession(Protocol):
-    """What the registry keeps."""
+    """A session as `Sessions` sees it."""
 
-    conversation: ServerSession
+    server_session: ServerSession
 
     @property
     def facts(self) -> SessionFacts:
-        """What there is to know of it for a verdict."""
+        """The facts that `server_rules` needs for a verdict."""
 
     @property
     def present(self) -> bool:
-        """Whether its client is here, or was asked to come back later, though nothing is heard of it."""
+        """Whether its client has an open response, or was asked to reconnect and still has time to."""
 
     @property
     def in_use(self) -> bool:
-        """Whether its client is present, or something runs for it."""
+        """Whether its client is present, or a handler works for it."""
 
     @property
     def overrun(self) -> bool:
-        """Whether its client says more than it is willing to hear, so that nothing should be taken from it."""
+        """Whether its client sends requests but does not read the answers, so that new requests should be refused."""
 
     def wake(self) -> None:
-        """Send what it has to say."""
+        """Send the outgoing messages."""
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        """Cancel what runs, and end its streams in good order.  Their clients may come back after `retry` seconds."""
+        """Cancel its handlers and end its streams properly.  Clients may reconnect after `retry` seconds."""
 
 
 class HttpSession(StreamOwner):
-    """One session of Streamable HTTP; a `Wire` for what belongs to no request."""
+    """One session of Streamable HTTP, and the `Wire` for its messages that belong to no request."""
 
     overrun = False  # each request has a response of its own
 
@@ -92,20 +98,20 @@ class HttpSession(StreamOwner):
         changes: bool = True,
     ) -> None:
         self.log = log
-        self.conversation = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
+        self.server_session = ServerSession(run, self, account=account, link=LinkKind.SESSION, changes=changes)
         self._endpoint_streams = shared
         self._sessions = sessions
         self._id = id
         self._principal = principal
         self._response_streams: set[ResponseStream] = set()
-        self._event_streams: set[ResponseStream] = set()  # those whose response is a stream
-        self._standalone: list[ResponseStream] = []  # those that stand alone, the newest last
-        # Until there is a stream that it can go out on; by what it says, for to say it once is enough.
-        self._pending: OrderedDict[bytes, Spoken] = OrderedDict()
-        # With a notice of each change that there can be.
+        self._event_streams: set[ResponseStream] = set()  # those whose response is an event stream
+        self._standalone: list[ResponseStream] = []  # those opened by GET, the newest last
+        # Messages that wait for a standalone stream.  The key is the text, because to send each text once is enough.
+        self._pending: OrderedDict[bytes, OutgoingMessage] = OrderedDict()
+        # Leaves room for a notification of each possible change.
         self._limit = shared.limit + run.limits.listener_changes + len(ChangeKind)
         self._over = False
-        # Streams whose clients were asked to come back, and until when they may be on their way.
+        # The names of streams whose clients were asked to reconnect, with the deadlines for that.
         self._expected: dict[str, float] = {}
         self._returned = trio.lowlevel.ParkingLot()
 
@@ -115,8 +121,8 @@ class HttpSession(StreamOwner):
 
     @property
     def _revision(self) -> Revision:
-        terms = self.conversation.session.terms
-        assert terms is not None  # it is registered when initialize has agreed them
+        terms = self.server_session.session.terms
+        assert terms is not None  # a session is registered after `initialize` has negotiated the terms
         return terms.revision
 
     @property
@@ -125,25 +131,25 @@ class HttpSession(StreamOwner):
 
     @property
     def in_use(self) -> bool:
-        return self.conversation.at_work or self.present
+        return self.server_session.at_work or self.present
 
     @property
     def streams(self) -> int:
-        """How many of its responses are streams."""
+        """The number of its responses that are event streams."""
         return len(self._event_streams)
 
     # Its streams.
 
     def answer(self, allowed: Answer, ids: Collection[Id]) -> ResponseStream:
-        """A stream that answers these requests, which are to be heard next."""
-        # Who has not read the answer to initialize has no session to come back to.
-        opened = self.conversation.session.terms is not None
+        """Make a stream to answer these requests.  The caller passes them to the session next."""
+        # Before the client has the answer to `initialize` it has no session id, and could not resume a stream.
+        opened = self.server_session.session.terms is not None
         return self._add(ResponseMode(allowed, self._revision, self.log) if opened else ResponseMode(allowed), ids)
 
     def open_standalone(self) -> ResponseStream:
-        """A stream for what belongs to no request."""
+        """Make a stream for messages that belong to no request."""
         for older in tuple(self._standalone):
-            if not older.attached:  # its client wants another one instead of coming back to it
+            if not older.attached:  # its client has opened a new stream instead of resuming this one
                 older.finish()
         stream = self._add(ResponseMode(Answer.STREAM, self._revision, self.log))
         self._standalone.append(stream)
@@ -155,23 +161,23 @@ class HttpSession(StreamOwner):
         return stream
 
     def stream_resumed(self, name: str) -> None:
-        """The client is here that was asked to come back to this stream."""
+        """Record that a client has resumed this stream, perhaps after it was asked to."""
         if self._expected.pop(name, None) is not None:
             self._returned.unpark_all()
 
     @property
     def _expected_until(self) -> float:
-        """Until when clients that were asked to come back may be on their way."""
+        """The last deadline of clients that were asked to reconnect; in the past if there is none."""
         return max(self._expected.values(), default=-math.inf)
 
     async def wait_for_clients(self) -> None:
-        """Wait for the clients that were asked to come back, as long as they may be on their way."""
+        """Wait until the clients that were asked to reconnect have done so, or their deadlines have passed."""
         while (until := self._expected_until) > trio.current_time():
             with trio.move_on_at(until):
                 await self._returned.park()
 
     def find(self, name: str) -> ResponseStream | None:
-        """The stream that the log knows by this name, unless it is over."""
+        """The stream with this name in the event log, or None if it is over."""
         return next((stream for stream in self._response_streams if stream.name == name), None)
 
     def opened(self, stream: ResponseStream) -> None:
@@ -185,7 +191,7 @@ class HttpSession(StreamOwner):
             self._expected = {name: until for name, until in self._expected.items() if until > now}
             self._expected[stream.name] = now + retry + _LATE
         if stream.session_id is not None:
-            self._sessions.end(self._id, "its client has not read which session it is")
+            self._sessions.end(self._id, "its client did not read the response with the session id")
 
     def ended(self, stream: ResponseStream) -> None:
         self._sessions.touch(self._id)
@@ -196,16 +202,16 @@ class HttpSession(StreamOwner):
         if self._over and not self._response_streams:
             self._clear()
 
-    # The wire.
+    # The methods of a `Wire`.
 
     @property
     def _newest(self) -> ResponseStream | None:
         return next((stream for stream in reversed(self._standalone) if stream.attached), None)
 
     def pull(self, stream: ResponseStream | None = None) -> None:
-        session = self.conversation.session
+        session = self.server_session.session
         woken: set[ResponseStream] = set()
-        self.conversation.send_kept(_has_room)
+        self.server_session.send_kept(_has_room)
         outgoing = session.outgoing() if session.queued else ()
         unsent = session.take_charge()
         for message, wire in outgoing:
@@ -215,7 +221,7 @@ class HttpSession(StreamOwner):
             else:
                 unsent -= self._queue(message)
         if unsent:
-            self.conversation.account.give(unsent)
+            self.server_session.account.give(unsent)
         if self._pending and (newest := self._newest) is not None:
             woken.add(newest)
             while self._pending and not newest.crowded:
@@ -224,9 +230,10 @@ class HttpSession(StreamOwner):
             if each is not stream:
                 each.wake()
 
-    def _queue(self, message: Spoken) -> int:
-        """Keep it for the next stream.  Returns the bytes that it is charged for, if it was kept."""
-        # The rest (that a question is taken back, that a page was visited) is worth less the older it is.
+    def _queue(self, message: OutgoingMessage) -> int:
+        """Queue a message for the next standalone stream.  Returns the size of its charge; 0 if it was dropped."""
+        # Other messages than changes (a question was cancelled, a URL elicitation was completed) have the lower limit,
+        # because they lose value with age.
         change = isinstance(message, Notification) and change_of(message) is not None
         text = encode(message)
         if len(self._pending) >= (self._limit if change else self._endpoint_streams.limit) or text in self._pending:
@@ -246,12 +253,12 @@ class HttpSession(StreamOwner):
         return 0
 
     async def written(self, mark: int) -> None:
-        """What belongs to no request need not be kept apart from any answer."""
+        """Return at once: messages that belong to no request need no write apart from an answer."""
         await trio.lowlevel.checkpoint()
 
     @property
     def full(self) -> bool:
-        """There may be no stream for as long as the session lasts, so nothing waits for one but what is kept."""
+        """False: a session may never get a standalone stream, so senders do not wait for one."""
         return False
 
     async def room(self) -> None:
@@ -271,9 +278,9 @@ class HttpSession(StreamOwner):
     # The end.
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.conversation.abort_pending(why)
+        self.server_session.abort_pending(why)
         self.pull()
-        self.conversation.connection_lost(why)
+        self.server_session.connection_lost(why)
         standing = tuple(self._standalone)
         self._finish(lambda stream: stream.finish(retry=retry if stream in standing else None))
 
@@ -286,16 +293,16 @@ class HttpSession(StreamOwner):
             end(stream)
 
     def _clear(self) -> None:
-        self.conversation.account.give(sum(map(charged, self._pending.values())))
+        self.server_session.account.give(sum(map(charged, self._pending.values())))
         self._pending.clear()
         try:
             self.log.clear()
-        except Exception:  # noqa: BLE001  # an author's log may raise anything
+        except Exception:  # noqa: BLE001  # an author's log may raise any exception
             _log.exception("the event log of a session that has ended could not be cleared")
 
 
 class LegacyStream(StreamOwner):
-    """One stream of the old HTTP+SSE transport, which is its session: everything goes out on it."""
+    """One stream of the old HTTP+SSE transport, which is also its session: every message goes out on it."""
 
     def __init__(
         self,
@@ -309,15 +316,15 @@ class LegacyStream(StreamOwner):
         account: Account,
     ) -> None:
         self.stream = ResponseStream(self, ResponseMode(Answer.STREAM, opening=opening), shared)
-        self.conversation = ServerSession(run, self.stream, account=account, link=LinkKind.DUPLEX)
+        self.server_session = ServerSession(run, self.stream, account=account, link=LinkKind.DUPLEX)
         self._sessions = sessions
         self._id = id
         self._principal = principal
-        self._limit = run.limits.calls + run.limits.outgoing  # as on any stream that holds a session
+        self._limit = run.limits.calls + run.limits.outgoing  # as for a session on a byte stream
 
     @property
     def facts(self) -> SessionFacts:
-        terms = self.conversation.session.terms
+        terms = self.server_session.session.terms
         return SessionFacts(_HTTP_SSE if terms is None else terms.revision, self._principal, legacy_stream=True)
 
     @property
@@ -331,7 +338,7 @@ class LegacyStream(StreamOwner):
         return self.stream.waiting > self._limit
 
     def pull(self, stream: ResponseStream) -> None:
-        pull_all(self.conversation, stream)
+        pull_all(self.server_session, stream)
 
     def detached(self, stream: ResponseStream, retry: float | None = None) -> None:
         self._sessions.end(self._id, "the client has closed its stream")
@@ -340,23 +347,23 @@ class LegacyStream(StreamOwner):
         self.stream.wake()
 
     def end(self, why: str, *, retry: float | None = None) -> None:
-        self.pull(self.stream)  # what was said already is said
-        self.conversation.connection_lost(why)
+        self.pull(self.stream)  # messages that are sent already still go out
+        self.server_session.connection_lost(why)
         self.stream.finish()
 
 
-def pull_all(conversation: ServerSession, stream: ResponseStream) -> None:
-    """Put all that a conversation has to say into the one stream that it has."""
-    session = conversation.session
+def pull_all(server_session: ServerSession, stream: ResponseStream) -> None:
+    """Move all outgoing messages of a server session to its only stream."""
+    session = server_session.session
     while True:
         outgoing = session.outgoing() if session.queued else ()
         unsent = session.take_charge()
         for message, _ in outgoing:
             unsent -= stream.put(message)
         if unsent:
-            conversation.account.give(unsent)
+            server_session.account.give(unsent)
         if not stream.crowded:
-            conversation.release()
+            server_session.release()
         if not session.queued:
             return
 
@@ -366,24 +373,24 @@ def _has_room(wire: Wire) -> bool:
 
 
 def _holder(session: RegisteredSession) -> Hashable | None:
-    return session.conversation.account.holder
+    return session.server_session.account.holder
 
 
 class Sessions:
-    """All sessions that clients have with one endpoint, of which each has its share."""
+    """All sessions of one endpoint.  Each holder (a principal or a client address) may have its share of them."""
 
-    def __init__(self, most: int, idle: float) -> None:
-        self._shares = Shares(most)
+    def __init__(self, limit: int, idle: float) -> None:
+        self._shares = Shares(limit)
         self._all: dict[str, RegisteredSession] = {}
         self._idle: IdleOrder[str] = IdleOrder(idle)
-        # Those of each client, from the one that was heard of least recently; those found in use stand behind.
+        # The sessions of each holder, the least recently active first.  `_unused` moves sessions in use to the end.
         self._queues: dict[Hashable | None, OrderedDict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
     def make_room(self, holder: Hashable | None) -> bool:
-        """Whether this holder may have one more, be it in the place of one that was idle for longest."""
+        """Whether this holder may have one more session.  If needed, end the session that is idle for longest."""
         if self._shares.fits(holder):
             return True
         if (id := to_make_room(self._shares, holder, self._unused(holder))) is not None:
@@ -391,21 +398,21 @@ class Sessions:
         return self._shares.fits(holder)
 
     def _unused(self, holder: Hashable | None) -> Iterator[tuple[str, Hashable | None]]:
-        """Sessions that are not in use: first those of the holder, then those of the one that has most."""
+        """Sessions that are not in use: first those of the holder, then those of the holder with the most sessions."""
         for each in {holder: None, max(self._queues, key=self._shares.of): None} if self._shares.full else (holder,):
             queue = self._queues.get(each, OrderedDict())
             for id in tuple(itertools.islice(queue, _LOOKED_AT)):
                 if self._all[id].in_use:
-                    queue.move_to_end(id)  # so that it is not in the way of others the next time
+                    queue.move_to_end(id)  # so that the next search does not look at it first
                 else:
                     yield id, each
 
     @property
-    def conversations(self) -> list[ServerSession]:
-        return [session.conversation for session in self._all.values()]
+    def server_sessions(self) -> list[ServerSession]:
+        return [session.server_session for session in self._all.values()]
 
     def add(self, id: str, session: RegisteredSession) -> None:
-        """There is room for it: it was made just before."""
+        """Register a session.  `make_room` must have returned True just before."""
         self._shares.take(_holder(session))
         self._all[id] = session
         self._queues.setdefault(_holder(session), OrderedDict())[id] = None
@@ -419,7 +426,7 @@ class Sessions:
         return None if session is None else session.facts
 
     def touch(self, id: str) -> None:
-        """Its client was heard of."""
+        """Record an activity of its client."""
         if id in self._all:
             self._idle.touch(id)
             self._queues[_holder(self._all[id])].move_to_end(id)
@@ -440,14 +447,14 @@ class Sessions:
             del self._queues[holder]
 
     def take_all(self) -> list[ServerSession]:
-        """Forget them all, and leave it to the caller to end them."""
+        """Remove and return all sessions; the caller ends them."""
         sessions, self._all = self._all, {}
         for id, session in sessions.items():
             self._forget(id, session)
-        return [session.conversation for session in sessions.values()]
+        return [session.server_session for session in sessions.values()]
 
     async def wait_for_clients(self) -> None:
-        """Wait for the clients that were asked to come back to their streams."""
+        """Wait for the clients that were asked to reconnect to their streams."""
         for session in tuple(self._all.values()):
             if isinstance(session, HttpSession):
                 await session.wait_for_clients()
@@ -457,7 +464,7 @@ class Sessions:
             self.end(id, why, retry=retry)
 
     async def expire(self) -> None:
-        """End those whose clients are absent for too long."""
+        """End sessions whose clients are absent for too long; runs until it is cancelled."""
         while True:
             id = await self._idle.next()
             if not self._all[id].present:
