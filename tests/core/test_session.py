@@ -919,7 +919,7 @@ def test_a_log_level_that_does_not_exist_is_refused_and_changes_nothing(level: A
     answer = ask(session, Request(1, "logging/setLevel", {"level": level}))
     assert isinstance(answer, Error)
     assert (answer.code, session.terms) == (errors.INVALID_PARAMS, before)
-    with pytest.raises(UsageError, match="no log level"):
+    with pytest.raises(UsageError, match="^level must be one of debug, "):
         session.notify("notifications/message", {"level": level, "data": 1})
 
 

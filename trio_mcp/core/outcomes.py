@@ -1,4 +1,7 @@
-"""What a peer reports of requests: what became of ours, and what is asked for of those that we serve."""
+"""The events that a `Peer` reports: outcomes of our requests, cancellations of the requests that we serve, mistakes.
+
+The names are from our point of view.  Our requests are those that we sent; the peer's requests are those that we serve.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = [
 
 @record
 class Outcome(Event):
-    """What became of a request of ours: every one has exactly one, unless it was we who cancelled it."""
+    """The outcome of a request of ours.  Every request has exactly one, except a request that we cancel."""
 
     id: Id
     method: str
@@ -40,11 +43,11 @@ _thawed_answered = thawed(Answered)
 
 
 def answered(id: Id, method: str, result: JsonObject) -> Answered:
-    """An `Answered`, made in half the time: there is one for each answer."""
-    made = _thawed_answered()
-    made.id, made.method, made.result = id, method, result
-    made.__class__ = Answered
-    return made  # type: ignore[no-any-return]
+    """Create an `Answered` in half the time of its `__init__`: there is one for each answer."""
+    event = _thawed_answered()
+    event.id, event.method, event.result = id, method, result
+    event.__class__ = Answered
+    return event  # type: ignore[no-any-return]
 
 
 @record
@@ -56,19 +59,19 @@ class Refused(Outcome):
 
 @record
 class InvalidAnswer(Outcome):
-    """The answer is no valid answer."""
+    """The answer is malformed."""
 
     why: str
 
 
 @record
 class TimedOut(Outcome):
-    """The deadline has passed; the peer was told, where it may be."""
+    """The deadline has passed.  The cancellation was sent to the peer, if the protocol allows it."""
 
 
 @record
 class ConnectionLost(Outcome):
-    """The stream or link is gone, or the request failed on it; it may or may not have been carried out."""
+    """The stream or the connection is lost, or the request failed on it.  The peer may have executed the request."""
 
     why: str
 
@@ -92,10 +95,10 @@ class ProgressReported(Event):
 
 @record
 class RequestCancelled(Event):
-    """A request that we serve is to be stopped: its handler is to end, and its answer will go nowhere.
+    """A request that we serve was cancelled.  Its handler must stop, and its answer will be dropped.
 
-    Once the handler has ended, call `answer` or `refuse` all the same.  It sends nothing, and frees the request: until
-    then it counts against `Limits.requests`, and its id is refused to a new one.
+    Call `answer` or `refuse` after the handler has ended, as for any request.  The call sends no message, but it frees
+    the request.  Until then the request counts against `Limits.requests`, and a new request must not use its id.
     """
 
     id: Id
@@ -105,13 +108,13 @@ class RequestCancelled(Event):
 
 @record
 class PeerComplaint(Event):
-    """The peer sent an error without an id: it could not read something that we sent."""
+    """The peer sent an error without an id: it could not read one of our messages."""
 
     error: Error
 
 
 @record
 class PeerMistake(Event):
-    """Something off the protocol that cost nothing: it was refused, ignored or put right."""
+    """The peer broke the protocol without damage: the message was refused, ignored or corrected."""
 
     why: str

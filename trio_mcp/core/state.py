@@ -1,16 +1,16 @@
-"""The life of a request, as tables.
+"""The life cycle of a request, as tables.
 
-A row for each state, a column for everything that can be seen in it, and in the cell the new state and the deed.  The
-tables do not know which side we are: a request that we made is followed by `CALLING`, one that the peer made by
-`SERVING`, on clients and servers alike.  What a lost stream and a cancellation mean depends on the kind of link, so
-there is one table for each `LinkKind`, not an `if`.
+A table has a row for each state and a column for each event.  The cell holds the new state and the action.  Clients and
+servers use the same tables: `CALLING` for the requests that we made, `SERVING` for the requests that the peer made.
+The meaning of a lost stream and of a cancellation depends on the kind of link, so there is one table for each
+`LinkKind`, and no `if`.
 
-A state stands in a table only where it makes a difference there; elsewhere such a request is like any other.  So every
-cell counts: to change any one of them is to break a promise that a test can see.
+A state has a row only where it differs from OPEN; in the other tables OPEN is used instead.  So every cell matters: a
+test fails if any of them changes.
 
-What does not fit a table stands in `peer`: ids that only grow (so that a late answer needs no memory), progress that
-must increase, and batches.  A column that is missing from a row cannot be seen there: to step on it is our own mistake
-and raises, changing nothing.
+Three rules do not fit a table, and are in `peer`: ids only grow (so late answers need no memory), progress must
+increase, and batches.  An event without a column in a row cannot happen in that state: `step` raises, because it is a
+bug of ours, and changes no state.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 
 
 class _TableKey(enum.Enum):
-    """Members are looked up in tables several times for each message, and enum's own hash is four times as slow."""
+    """An enum with a fast hash: each message looks up several members, and the hash of `Enum` is four times as slow."""
 
     __hash__ = object.__hash__
 
 
 class LinkKind(_TableKey):
-    """What carries the messages, as far as it changes what a loss and a cancellation mean."""
+    """The kind of transport.  It decides what a lost stream and a cancellation mean."""
 
     DUPLEX = enum.auto()  # stdio, WebSocket, HTTP+SSE: one stream, and losing it loses everything
     SESSION = enum.auto()  # a legacy HTTP session: streams come and go, and nothing is lost with one
@@ -43,34 +43,40 @@ class LinkKind(_TableKey):
 
 
 class State(_TableKey):
+    """The state of a request."""
+
     OPEN = enum.auto()
-    STANDING = enum.auto()  # a subscription: it may also be ended by the side that serves it
+    STANDING = enum.auto()  # a subscription: the side that serves it may end it too
     FIXED = enum.auto()  # `initialize` and the probe before it: never cancelled
-    CANCELLED = enum.auto()  # served only: the cancel was seen, the handler is still winding down
-    GONE = enum.auto()  # forgotten: has no row, because nothing of it is kept
+    CANCELLED = enum.auto()  # only for requests that we serve: cancelled, but the handler has not ended yet
+    GONE = enum.auto()  # finished and forgotten: there is no row for it
 
 
 class RequestEvent(_TableKey):
-    ANSWER = enum.auto()  # a result: theirs for a request we made, ours for one we serve
+    """An event in the life of a request."""
+
+    ANSWER = enum.auto()  # a result: from the peer for a request we made, from us for one we serve
     ERROR = enum.auto()
-    GARBLED = enum.auto()  # an answer that is no valid message
-    NOTE = enum.auto()  # progress, or anything else that belongs to the request
+    GARBLED = enum.auto()  # an answer that is not a valid message
+    NOTE = enum.auto()  # progress, or another notification that belongs to the request
     CANCEL = enum.auto()  # by the side that made the request
-    TEARDOWN = enum.auto()  # a cancellation by the side that serves it
+    TEARDOWN = enum.auto()  # a cancellation by the side that serves the request
     EXPIRE = enum.auto()
     STREAM_LOST = enum.auto()
-    FAILED = enum.auto()  # our own side cannot send the request, or cannot get its answer any more
-    INPUT_ENDED = enum.auto()  # half of the link: the other side sends nothing more, and may still read
+    FAILED = enum.auto()  # our side cannot send the request, or can no longer receive its answer
+    INPUT_ENDED = enum.auto()  # half of the link is closed: the peer sends no more messages, but may still read
     LINK_LOST = enum.auto()
 
 
 class Action(_TableKey):
+    """The action that an event requires."""
+
     NOTHING = enum.auto()
     # For a request that we made:
-    REPORT = enum.auto()  # tell whoever waits for it
+    REPORT = enum.auto()  # report the outcome or the progress
     SEND_CANCEL = enum.auto()
     SEND_CANCEL_AND_REPORT = enum.auto()
-    # For one that we serve; what is not written is dropped:
+    # For a request that we serve; a message that is not written is dropped:
     STOP_HANDLER = enum.auto()
     WRITE = enum.auto()
     WRITE_AND_TEAR_DOWN = enum.auto()
@@ -79,11 +85,11 @@ class Action(_TableKey):
 Row: TypeAlias = Mapping[RequestEvent, tuple[State, Action]]
 Table: TypeAlias = dict[State, dict[RequestEvent, tuple[State, Action]]]
 
-# What is asked about each message has a name of its own: in Python 3.11 a member is looked up eight times as slowly.
+# Module names for the members that each message needs: in Python 3.11 the lookup of a member is eight times as slow.
 OPEN, STANDING, FIXED, CANCELLED, GONE = State
 ANSWER, NOTE, NOTHING = RequestEvent.ANSWER, RequestEvent.NOTE, Action.NOTHING
 
-# A request that we made.
+# Requests that we made.
 
 _WAITING: Row = {
     RequestEvent.ANSWER: (GONE, Action.REPORT),
@@ -91,9 +97,9 @@ _WAITING: Row = {
     RequestEvent.GARBLED: (GONE, Action.REPORT),
     RequestEvent.NOTE: (OPEN, Action.REPORT),
     RequestEvent.CANCEL: (GONE, Action.SEND_CANCEL),
-    RequestEvent.TEARDOWN: (OPEN, Action.NOTHING),  # cancel-13: only a subscription may be ended so
+    RequestEvent.TEARDOWN: (OPEN, Action.NOTHING),  # cancel-13: the serving side may end only a subscription
     RequestEvent.EXPIRE: (GONE, Action.SEND_CANCEL_AND_REPORT),
-    # A cancellation is for a peer that still works on the request; here it never got it, or cannot be reached.
+    # No cancellation is sent: the peer never got the request, or cannot be reached.
     RequestEvent.FAILED: (GONE, Action.REPORT),
     RequestEvent.LINK_LOST: (GONE, Action.REPORT),
 }
@@ -106,7 +112,7 @@ _OPENING: Row = {
     **_WAITING,
     RequestEvent.NOTE: (FIXED, Action.REPORT),
     RequestEvent.TEARDOWN: (FIXED, Action.NOTHING),
-    # "The initialize request MUST NOT be cancelled by clients": we give up, and say nothing.
+    # "The initialize request MUST NOT be cancelled by clients": we give up without a message.
     RequestEvent.CANCEL: (GONE, Action.NOTHING),
     RequestEvent.EXPIRE: (GONE, Action.REPORT),
 }
@@ -117,7 +123,7 @@ _BY_ITS_STREAM: Row = {
     RequestEvent.STREAM_LOST: (GONE, Action.REPORT),
 }
 
-# No answer can come any more.  The peer is not told: a cancellation is for work whose answer would be read.
+# No answer can come.  No cancellation is sent: it only makes sense if the answer could still come.
 _UNANSWERABLE: Row = {RequestEvent.INPUT_ENDED: (GONE, Action.REPORT)}
 
 CALLING: dict[LinkKind, Table] = {
@@ -126,16 +132,16 @@ CALLING: dict[LinkKind, Table] = {
         STANDING: {**_SUBSCRIBED, **_UNANSWERABLE},
         FIXED: {**_OPENING, **_UNANSWERABLE},
     },
-    # The answer can still come: by resumption of that stream, or by the next GET.
+    # The answer can still come, if the stream is resumed or with the next GET.
     LinkKind.SESSION: {
         OPEN: {**_WAITING, RequestEvent.STREAM_LOST: (OPEN, Action.NOTHING)},
         FIXED: {**_OPENING, RequestEvent.STREAM_LOST: (FIXED, Action.NOTHING)},
     },
-    # Where no cancellation is ever sent, a request for which none may be sent is like any other.
+    # No FIXED row: no cancellation is ever sent here, so a request that must not be cancelled is like any other.
     LinkKind.EXCHANGE: {OPEN: {**_WAITING, **_BY_ITS_STREAM}, STANDING: {**_SUBSCRIBED, **_BY_ITS_STREAM}},
 }
 
-# A request that we serve.
+# Requests that we serve.
 
 _RUNNING: Row = {
     RequestEvent.ANSWER: (GONE, Action.WRITE),
@@ -147,12 +153,12 @@ _RUNNING: Row = {
 _LISTENED: Row = {
     **_RUNNING,
     RequestEvent.NOTE: (STANDING, Action.WRITE),
-    # cancel-12: ending a subscription takes its result and then, where there is no stream to close, the notice.
+    # cancel-12: a subscription ends with its result and then, if there is no stream to close, with a cancellation.
     RequestEvent.ANSWER: (GONE, Action.WRITE_AND_TEAR_DOWN),
 }
 _OPENED: Row = {**_RUNNING, RequestEvent.NOTE: (FIXED, Action.WRITE), RequestEvent.CANCEL: (FIXED, Action.NOTHING)}
-# cancel-18: after the cancellation nothing more is sent for the request.  The row is kept until the handler has ended,
-# so that its late answer cannot be taken for the answer to a new request with the same id.
+# cancel-18: after the cancellation no message is sent for the request.  The request stays until its handler has ended,
+# so that a late answer cannot be taken for the answer to a new request with the same id.
 _STOPPED: Row = {
     RequestEvent.ANSWER: (GONE, Action.NOTHING),
     RequestEvent.ERROR: (GONE, Action.NOTHING),
@@ -162,21 +168,21 @@ _STOPPED: Row = {
 }
 
 SERVING: dict[LinkKind, Table] = {
-    # A peer that ends its side of the stream may still read: what runs goes on, and is answered.  How long it may, and
-    # that a subscription has nothing to wait for any more, is known to the owner of the link.
+    # A peer that closes its side of the stream may still read, so handlers go on and their answers are sent.  The owner
+    # of the link limits the time for that, and ends the subscriptions, which have no more purpose.
     LinkKind.DUPLEX: {
         OPEN: {**_RUNNING, RequestEvent.INPUT_ENDED: (OPEN, Action.NOTHING)},
         STANDING: {**_LISTENED, RequestEvent.INPUT_ENDED: (STANDING, Action.NOTHING)},
         FIXED: {**_OPENED, RequestEvent.INPUT_ENDED: (FIXED, Action.NOTHING)},
         CANCELLED: {**_STOPPED, RequestEvent.INPUT_ENDED: (CANCELLED, Action.NOTHING)},
     },
-    # http-28: a dropped connection is not a cancellation; the answer waits in the session.
+    # http-28: a lost connection is not a cancellation; the answer waits in the session.
     LinkKind.SESSION: {
         OPEN: {**_RUNNING, RequestEvent.STREAM_LOST: (OPEN, Action.NOTHING)},
         FIXED: {**_OPENED, RequestEvent.STREAM_LOST: (FIXED, Action.NOTHING)},
         CANCELLED: {**_STOPPED, RequestEvent.STREAM_LOST: (CANCELLED, Action.NOTHING)},
     },
-    # cancel-14: a closed response stream cancels its request, whatever it is.
+    # cancel-14: a closed response stream cancels its request, whatever its method.
     LinkKind.EXCHANGE: {
         OPEN: {**_RUNNING, RequestEvent.STREAM_LOST: (CANCELLED, Action.STOP_HANDLER)},
         CANCELLED: {**_STOPPED, RequestEvent.STREAM_LOST: (CANCELLED, Action.NOTHING)},
@@ -184,7 +190,7 @@ SERVING: dict[LinkKind, Table] = {
 }
 
 
-# Where a new request is not OPEN.  The methods differ by era, so one mapping serves all revisions.
+# The methods whose requests do not begin as OPEN.  The methods differ by era, so all revisions share one mapping.
 _FIRST: Mapping[str, State] = {
     **{method: STANDING for each in REVISIONS.values() for method in each.teardown},
     **{method: FIXED for each in REVISIONS.values() for method in each.uncancellable},
@@ -192,14 +198,14 @@ _FIRST: Mapping[str, State] = {
 
 
 def first_state(table: Table, method: str) -> State:
-    """The state in which a request for `method` begins."""
+    """Return the initial state of a request for `method`."""
     state = _FIRST.get(method, OPEN)
     return state if state in table else OPEN
 
 
-def step(table: Table, state: State, seen: RequestEvent) -> tuple[State, Action]:
-    """The new state and the deed.  Raises `UsageError` for what cannot be seen in this state."""
+def step(table: Table, state: State, event: RequestEvent) -> tuple[State, Action]:
+    """Return the new state and the action.  Raises `UsageError` if the event cannot happen in this state."""
     try:
-        return table[state][seen]
+        return table[state][event]
     except KeyError:
-        raise UsageError(f"{seen.name} cannot happen to a request that is {state.name} on this link") from None
+        raise UsageError(f"{event.name} cannot happen to a request that is {state.name} on this link") from None

@@ -1,7 +1,7 @@
-"""What one message is spoken under.
+"""The terms of a message: its revision, and the peer's capabilities, identity, log level, principal and headers.
 
-A legacy link agrees its terms once, in the handshake; a modern request brings its own.  Either way whoever has to
-decide something is handed a `Terms` and need not ask which era it is in.
+A legacy connection agrees its terms once, in the handshake.  A modern request brings terms of its own.  In both eras
+the code that makes a decision gets a `Terms`, and does not ask which era it is in.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 
 @record
 class Terms:
-    """`capabilities` and `identity` are the other side's, as they came from the wire.
+    """The terms of one message.
 
-    The identity is for display and logs: nothing may depend on it (meta-14).  `principal` and `headers` are those of
-    the request at hand, never those of the one that opened the session.  A principal is a stable name, or, where the
-    server is protected, a `Principal`.
+    `capabilities` and `identity` are those of the peer, as they came from the wire.  The identity is for display and
+    logs only: no decision may depend on it (meta-14).  `principal` and `headers` belong to the current request, never
+    to the request that opened the session.  The principal is a stable name, or a `Principal` if the server is
+    protected.
     """
 
     revision: Revision
@@ -39,30 +40,31 @@ class Terms:
     headers: Mapping[str, str] = NOTHING
 
     def declares(self, *capability: str) -> bool:
+        """Return whether the peer declared this capability."""
         return declares(self.capabilities, Capability(capability))
 
     def wants_log(self, level: str) -> bool:
-        """Whether the other side asked for log messages of this level.
+        """Return whether to send log messages of this level to the peer.
 
-        In the modern era none are sent unasked; in the legacy one the server may choose what to send until a level is
-        set, and we choose everything.  Raises `UsageError` for a level that does not exist.
+        In the modern era only a client that asks for log messages gets them.  In the legacy era the server may choose
+        until the client sets a level; we send all levels.  Raises `UsageError` if the level does not exist.
         """
         if level not in LOG_LEVELS:
-            raise UsageError(f"{level!r} is no log level; there are {', '.join(LOG_LEVELS)}")
+            raise UsageError(f"level must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
         if self.log_level is None:
             return self.revision.handshake
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
 
 
 def stable_name(principal: object) -> str | None:
-    """The name under which something is kept for a principal: text, or None for nobody in particular.
+    """Return the name under which data of a principal is stored: a string, or None if there is no principal.
 
-    Only text is the same in another process, and after it was written and read.  Objects that are equal only sometimes
-    would show one caller what belongs to another, or never find their own.  Raises `UsageError` for them.
+    Only a string is equal in another process, and after it was stored and loaded.  With objects that are not reliably
+    equal, one caller could get the data of another, or never find its own.  Raises `UsageError` for an object.
     """
     if principal is None or isinstance(principal, str):
         return principal
     raise UsageError(
-        f"principal is the principal's stable name, a str or None, not {type(principal).__name__}: "
-        "give what tells it from all others, such as a user id"
+        f"principal must be a str or None, got {type(principal).__name__}: pass a stable, unique name, "
+        "for example the user id"
     )
