@@ -534,7 +534,7 @@ def test_what_asks_for_no_websocket_is_told_where_messages_go() -> None:
     [
         (HttpPolicy(**WEBSOCKETS), b"WebSockets are at /ws (websocket_path)"),
         (HttpPolicy(websocket_path="/"), b"WebSockets are at / (websocket_path)"),
-        (HttpPolicy(json_only=True), b"no WebSockets are served (websocket_path)"),
+        (HttpPolicy(json_only=True), b"this server offers no WebSockets (websocket_path)"),
     ],
 )
 @pytest.mark.parametrize("path", ["/mcp", "/socket"])

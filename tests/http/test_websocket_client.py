@@ -558,7 +558,7 @@ CLOSES: list[tuple[bytes, str, bytes]] = [
     (to_client(TEXT, b"\xff"), r"\(1007\): .*UTF-8", (1007).to_bytes(2, "big") + b"the text is not UTF-8"),
     (
         to_client(TEXT, b"x" * 101),
-        r"^a message of the server is longer than this side takes, which is 100 bytes \(Limits.message_bytes\)$",
+        r"^the server sent a message longer than the limit here, 100 bytes \(Limits.message_bytes\)$",
         (1009).to_bytes(2, "big") + b"the message is longer than 100 bytes (Limits.message_bytes)",
     ),
     (

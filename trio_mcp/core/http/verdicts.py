@@ -1,8 +1,8 @@
-"""What a server serves by HTTP, what it is asked, and what may come of that: the words of `http`, which decides.
+"""The values that pass between a driver and `server_rules`: settings, requests, and verdicts.
 
-A driver makes an `HttpPolicy` of its settings and an `HttpRequest` of what has come; it gets a `Verdict`, whose class
-says what is to be done.  Most of a driver needs nothing but these.  Every reply that is made here has its
-Content-Length, and one that refuses has a JSON-RPC error for a body.
+A driver makes an `HttpPolicy` from its settings and an `HttpRequest` from each request.  `server_rules` returns a
+`Verdict`, whose class tells the driver the next step.  Most of a driver needs only these classes.  Every reply made
+here has a Content-Length, and every refusal has a JSON-RPC error as its body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SESSION_PARAMETER = "session"
 
 
 class PathKind(enum.Enum):
-    __hash__ = object.__hash__  # each is one of a kind; that of `Enum` hashes its name, by a function of Python's
+    __hash__ = object.__hash__  # members are singletons; `Enum` hashes the name, in Python code
 
     ENDPOINT = enum.auto()
     SSE = enum.auto()
@@ -44,61 +44,63 @@ class PathKind(enum.Enum):
     WEBSOCKET = enum.auto()
 
 
-_WEBSOCKET = PathKind.WEBSOCKET  # in Python 3.11 a member of an enum is looked up eight times as slowly
+_WEBSOCKET = PathKind.WEBSOCKET  # a global: in Python 3.11 the lookup of an enum member is eight times slower
 
-# What else than the endpoint there is, by the setting that gives its path.
-_MORE_PLACES = {"sse_path": PathKind.SSE, "message_path": PathKind.MESSAGES, "websocket_path": PathKind.WEBSOCKET}
+# The paths beside the endpoint, by setting.
+_OPTIONAL_PATHS = {"sse_path": PathKind.SSE, "message_path": PathKind.MESSAGES, "websocket_path": PathKind.WEBSOCKET}
 
 
 def _path(path: str) -> str:
     if not path.startswith("/") or "?" in path:
-        raise UsageError(f"a path begins with a slash and has no query; got {path!r}")
+        raise UsageError(f"a path must begin with a slash and have no query; got {path!r}")
     return path.rstrip("/")
 
 
 @record
 class HttpPolicy:
-    """What a server serves by HTTP, and to whom.  The defaults are for a server on loopback.
+    """The settings of an HTTP server.  The defaults are for a server on loopback.
 
-    Paths are served with and without a trailing slash.  `sse_path` and `message_path` are those of the old HTTP+SSE
-    transport, which is off unless they are given (sse-13); `websocket_path` is where WebSockets are, if the driver has
-    any.  Without `sessions` legacy clients are served too, each POST for itself; with `json_only` nothing is ever
-    answered by a stream.  A driver without an event log sets `resumable` to False: a client that wants to resume a
-    stream is refused then.
+    Paths are served with and without a trailing slash.  `sse_path` and `message_path` enable the old HTTP+SSE
+    transport, which is off by default (sse-13).  `websocket_path` is the path for WebSockets, if the driver supports
+    them.  With `sessions=False` legacy clients are still served, but each POST stands alone.  With `json_only=True` no
+    response is a stream.  A driver without an event log sets `resumable=False`; then a client that tries to resume a
+    stream is refused.
     """
 
     path: str = attrs.field(default="/mcp", converter=_path)
     sse_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
     message_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
     websocket_path: str | None = attrs.field(default=None, converter=attrs.converters.optional(_path))
-    allowed_hosts: Sequence[str] = LOOPBACK_HOSTS  # as `AllowList` understands them
+    allowed_hosts: Sequence[str] = LOOPBACK_HOSTS  # patterns of `AllowList`
     allowed_origins: Sequence[str] = LOOPBACK_ORIGINS
     revisions: Sequence[Revision] = tuple(REVISIONS.values())
     sessions: bool = True
     json_only: bool = False
     resumable: bool = True
     limits: Limits = attrs.field(factory=Limits)
-    # Worked out once.
+    # Computed once.
     hosts: AllowList = attrs.field(init=False, repr=False, eq=False)
     origins: AllowList = attrs.field(init=False, repr=False, eq=False)
     places: Mapping[str, PathKind] = attrs.field(init=False, repr=False, eq=False)
     _eras: frozenset[bool] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        more = {name: path for name in _MORE_PLACES if (path := getattr(self, name)) is not None}
+        more = {name: path for name in _OPTIONAL_PATHS if (path := getattr(self, name)) is not None}
         if ("sse_path" in more) is not ("message_path" in more):
-            raise UsageError("sse_path and message_path come together: what one sends, the other takes")
-        places = {self.path: PathKind.ENDPOINT, **{path: _MORE_PLACES[name] for name, path in more.items()}}
+            raise UsageError(
+                "set sse_path and message_path together: HTTP+SSE needs both"
+            )
+        places = {self.path: PathKind.ENDPOINT, **{path: _OPTIONAL_PATHS[name] for name, path in more.items()}}
         if len(places) <= len(more):
             raise UsageError(f"path, {', '.join(more)} must all be different")
-        # The way of attrs to set what a frozen object works out.
+        # attrs sets attributes of a frozen object in this way.
         object.__setattr__(self, "places", places)
         object.__setattr__(self, "_eras", frozenset(each.handshake for each in self.revisions))
         object.__setattr__(self, "hosts", AllowList("allowed_hosts", self.allowed_hosts, schemes=False))
         object.__setattr__(self, "origins", AllowList("allowed_origins", self.allowed_origins, schemes=True))
 
     def serves(self, *, handshake: bool) -> bool:
-        """Whether any revision of the legacy era (with a handshake), or of the modern one, is served."""
+        """Return whether any legacy revision (with a handshake), or any modern one, is served."""
         return handshake in self._eras
 
 
@@ -108,28 +110,32 @@ def _headers(fields: RawFields) -> Headers:
 
 @record
 class HttpRequest:
-    """`target` is the path and query as they came (or the whole URI that a proxy is sent)."""
+    """One HTTP request.  `target` is the path and query as received (or the absolute URI, if sent to a proxy)."""
 
     method: str
-    target: str = attrs.field(repr=False)  # an HTTP+SSE client has its session there
+    target: str = attrs.field(repr=False)  # contains the session id of an HTTP+SSE client
     headers: Headers = attrs.field(converter=_headers)  # from pairs or a mapping, of bytes or strings
     body: bytes = attrs.field(default=b"", repr=False)
 
 
 @record
 class SessionFacts:
-    """What the driver knows of a session.  Before the handshake of an HTTP+SSE stream, its revision is 2024-11-05."""
+    """The facts about a session that the rules need.
+
+    An HTTP+SSE session has revision 2024-11-05 before its handshake.
+    """
 
     revision: Revision
     principal: Any = None
-    legacy_stream: bool = False  # opened by HTTP+SSE: it lives on the message path, the others on the endpoint
+    legacy_stream: bool = False  # opened by HTTP+SSE: served on the message path, other sessions on the endpoint
 
 
 class Answer(enum.Enum):
-    """How requests may be answered: what the client takes and the server offers.
+    """How requests may be answered, from the types that the client accepts and the server offers.
 
-    EITHER means JSON, which costs nothing and every client can read, unless something precedes the answer, or it takes
-    so long that proxies would take the silence for death: after as long a stream would have its keep-alive comment.
+    EITHER: one JSON body, which is cheap and which every client can read.  It becomes a stream if another message
+    precedes the answer, or if the answer takes longer than the interval of keep-alive comments: a proxy would close a
+    response without any bytes.
     """
 
     EITHER = enum.auto()
@@ -137,12 +143,12 @@ class Answer(enum.Enum):
     STREAM = enum.auto()
 
 
-# The verdicts.  `cors` are header fields that belong on whatever reply the driver makes of them.
+# The verdicts.  The driver adds the header fields `cors` to every response that follows from a verdict.
 
 
 @record
 class Reply:
-    """Send this, and that is all.  `error` is what the body says, or None."""
+    """Send this reply; nothing else follows.  `error` is the JSON-RPC error in the body, or None."""
 
     status: int
     headers: Fields
@@ -152,13 +158,13 @@ class Reply:
 
 @record
 class Deliver:
-    """Feed this message to its session, then send `reply`; if it cannot be accepted after all, a `refusal` instead.
+    """Feed this message to its session, then send `reply`.  If the session cannot take it, send a `refusal` instead.
 
-    `reply` is 202, or 400 where there is a `fault`: a malformed response, which still ends what it meant to answer, or
-    nonsense in a batch without requests, which is taken out of it.
+    `reply` is 202, or 400 if there is a `fault`: a malformed response (the session is told, so that the request it
+    answers fails), or invalid items in a batch without requests (they are left out of `message`).
 
-    Without a `session` the message stands alone and there is nothing to feed it to: send `reply`, that is all.  (So it
-    is in the modern era, where a client cancels by closing its response stream.)
+    Without a `session` there is nothing to feed: only send `reply`.  This is so for modern notifications; a modern
+    client cancels by closing its response stream.
     """
 
     message: Message
@@ -176,12 +182,12 @@ class Deliver:
 class Serve:
     """Feed this message, and answer its requests on this response: as JSON or as a stream, as `answer` allows.
 
-    With `session` the message goes to that session, otherwise to a `new_session`.  With `opens_session` the driver
-    keeps the new one under a `session_id` as soon as it reports `SessionAgreed`.  `revision` is None for `initialize`,
-    which agrees the revision itself.  A `ResponseEncoder` carries the answer.
+    With `session`, feed it to that session, else to a `new_session`.  With `opens_session`, keep the new session under
+    a `session_id` once it reports `SessionAgreed`.  `revision` is None for `initialize`, which negotiates the revision.
+    A `ResponseEncoder` writes the answer.
 
-    A client may close the response before the answer.  In the modern era that cancels the request: call
-    `connection_lost()` of its session.  In the legacy era it loses nothing.
+    A client may close the response before the answer.  In the modern era this cancels the request: call
+    `connection_lost()` of its session.  In the legacy era nothing is lost.
     """
 
     message: Message
@@ -192,7 +198,7 @@ class Serve:
     cors: Fields
 
     def new_session(self, offer: Offer, limits: Limits | None = None) -> ServerProtocol:
-        """A session for this message, if it is not for one that the driver has."""
+        """Make a session for this message, if `session` is None."""
         if self.revision is not None and not self.revision.handshake:
             return ServerProtocol(offer, link=LinkKind.EXCHANGE, limits=limits)  # the message brings its terms
         terms = None if self.revision is None else Terms(self.revision)
@@ -201,7 +207,7 @@ class Serve:
 
 @record
 class OpenStream:
-    """Open the standalone stream of this session, or resume one of its streams after the event with this id."""
+    """Open the standalone stream of this session, or resume one of its streams after the event with the id `after`."""
 
     session: str = attrs.field(repr=False)
     revision: Revision
@@ -233,7 +239,7 @@ Verdict: TypeAlias = Reply | Deliver | Serve | OpenStream | EndSession | OpenLeg
 
 @record
 class Screened:
-    """A request whose head was good: the body may be read, and `judge` be called with it."""
+    """A request whose head passed all checks: read the body and call `judge` with it."""
 
     place: PathKind
     answer: Answer
@@ -241,45 +247,51 @@ class Screened:
 
     @property
     def websocket(self) -> bool:
-        """Whether this is where WebSockets are; see the head of this file."""
+        """True if this is the path for WebSockets; see the head of `server_rules`."""
         return self.place is _WEBSOCKET
 
 
-# Making replies.
+# Make replies.
 
 
 def status_for(revision: Revision, code: int) -> int:
-    """The HTTP status for an error that answers a request, before anything else was sent on its response."""
+    """The HTTP status of an error that answers a request, if it is the first message of the response."""
     return 200 if revision.http is None else revision.http.statuses.get(code, 200)
 
 
 def refusal(status: int, error: Error, cors: Fields = (), extra: Fields = ()) -> Reply:
-    """A refusal with its JSON-RPC body; also for what a driver refuses itself (429, 503, events no longer kept)."""
+    """Make a refusal with a JSON-RPC body.  Drivers use it for their own refusals too (429, 503, forgotten events)."""
     body = encode(prepare(error, null_id=False))
     length = ("Content-Length", str(len(body)))
     return Reply(status, (*reply_headers(cors, stream=False), length, *extra), body, error)
 
 
 def empty(status: int, fields: Fields) -> Reply:
-    """A reply without a body."""
+    """Make a reply without a body."""
     length: Fields = () if status == 204 else (("Content-Length", "0"),)
     return Reply(status, (*length, *fields))
 
 
 def session_id(random: bytes) -> str:
-    """A session id made of random bytes: visible ASCII, safe in a URI, and as hard to guess as they (http-53, 54)."""
+    """Make a session id from random bytes: visible ASCII, safe in a URI, as hard to guess as they (http-53, 54)."""
     if len(random) < 16:
-        raise UsageError(f"a session id is made of at least 16 random bytes; got {len(random)}")
+        raise UsageError(f"session_id() needs at least 16 random bytes, got {len(random)}")
     return urlsafe_b64encode(random).rstrip(b"=").decode()
 
 
 def endpoint_uri(policy: HttpPolicy, session: str, prefix: str = "") -> str:
-    """Where the client of an HTTP+SSE stream posts to (sse-05).  `prefix` is where the policy's paths are mounted."""
+    """The URI to which the client of an HTTP+SSE stream posts (sse-05).
+
+    `prefix`: where the policy's paths are mounted.
+    """
     return f"{prefix}{policy.message_path}?{SESSION_PARAMETER}={session}"
 
 
 def where_websockets_are(policy: HttpPolicy, prefix: str = "") -> str:
-    """For who asks for one elsewhere.  `prefix` is where the policy's paths are mounted."""
+    """A hint for a client that requests a WebSocket at another path.
+
+    `prefix`: where the policy's paths are mounted.
+    """
     path = policy.websocket_path
-    there = "no WebSockets are served" if path is None else f"WebSockets are at {prefix + path or '/'}"
+    there = "this server offers no WebSockets" if path is None else f"WebSockets are at {prefix + path or '/'}"
     return f"{there} (websocket_path)"

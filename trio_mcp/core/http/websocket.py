@@ -1,29 +1,29 @@
-"""WebSocket without I/O, both ends of it: the frames, and what a request for one is answered.
+"""WebSocket without I/O, for both roles: the frames, and the answer to an upgrade request.
 
-One JSON-RPC message is one text message, under the subprotocol ``mcp``.  MCP has no WebSocket transport of its own, so
-this one is documented here (trans-04): a connection is opened by HTTP (RFC 6455) and is then one duplex link, as a pair
-of pipes is.  Both eras may share it, a request is cancelled by ``notifications/cancelled``, a revision that has batches
-may send one as one message, and there is no session id: the session is the connection.
+One JSON-RPC message is one text message, under the subprotocol ``mcp``.  MCP defines no WebSocket transport, so this
+one is documented here (trans-04).  A connection is opened by HTTP (RFC 6455) and is then one duplex link, like a pair
+of pipes.  Both eras may share it.  A request is cancelled by ``notifications/cancelled``.  A revision with batches may
+send one as one message.  There is no session id: the connection is the session.
 
-wsproto reads and writes the frames.  What it leaves to its user is here: to put the pieces of a message together and to
-bound them, to answer pings, to take part in the closing, and to stop when the other side breaks the rules.
+wsproto reads and writes the frames.  This file does the rest: it joins and bounds the pieces of a message, answers
+pings, takes part in the closing handshake, and stops if the peer breaks the rules.
 
-| What came | What is sent | Code |
+| Received | Sent | Code |
 |---|---|---|
-| a close frame | its code, once | as it came |
+| a close frame | its code, once | the received one |
 | a binary message | close | 1003 |
 | text that is not UTF-8 | close | 1007 |
-| a message longer than `Limits.message_bytes` | close, as soon as it is | 1009 |
-| the beginning of one, when too much waits that its client has sent (`Limits.bytes_in_all`) | close | 1013 |
-| the beginning of one that does not go on (`Limits.body_seconds`) | close | 1008 |
-| what is no frame, is masked wrongly, or is compressed | close | 1002 |
+| a message longer than `Limits.message_bytes` | close, as soon as the limit is passed | 1009 |
+| the beginning of a message, while the client's messages fill `Limits.bytes_in_all` | close | 1013 |
+| the beginning of a message that stalls (`Limits.body_seconds`) | close | 1008 |
+| bytes that are no frame, wrongly masked, or compressed | close | 1002 |
 
-Compression (permessage-deflate) is never agreed to.  It costs a window of 32 KiB for each connection and direction,
+Compression (permessage-deflate) is never negotiated.  It costs a window of 32 KiB for each connection and direction,
 saves little on messages of some hundred bytes, and lets a peer send megabytes in a kilobyte.
 
-What surprises: of several pings that came together only the last is answered, as RFC 6455 allows (5.5.3), so that a
-peer that pings and does not read makes nothing pile up.  And of a message that is both too long and not UTF-8, the
-pieces in which it comes decide which is said.
+What surprises: of several pings that arrive together only the last is answered, as RFC 6455 (5.5.3) allows, so a peer
+that pings but does not read fills no buffer.  And if a message is both too long and not UTF-8, the sizes of its pieces
+decide which of the two codes is sent.
 """
 
 from __future__ import annotations
@@ -55,42 +55,45 @@ _OTHER = {Role.CLIENT: "server", Role.SERVER: "client"}
 class WebSocketFrames:
     """One end of an open WebSocket: messages to and from bytes.  A `Framing`, for both roles.
 
-    Whoever has the connection feeds what it reads, sends `pending` afterwards, and goes on until `ended`.
+    The owner of the connection feeds the received bytes, sends `pending` after each feed, and stops once `ended`.
     """
 
     ended = False
-    """The other side has closed, or has broken the rules: no message will come any more."""
+    """True: the peer has closed or has broken the rules, so no message will arrive."""
 
     stretch = 8 * 1024
-    """They may be some thousand frames without content."""
+    """Bytes to feed at a time: they may be some thousand frames without content."""
 
     over = False
-    """Both sides have closed, so that nothing at all is waited for any more."""
+    """True: both sides have closed, so there is nothing left to read."""
 
     why = "the connection was lost without a close frame"
-    """Once `ended`: how that came."""
+    """Once `ended`: the reason."""
 
     code: int = CloseReason.ABNORMAL_CLOSURE
-    """Once `ended`: the close code, theirs or, where they broke the rules, ours; 1005 is a close frame without one."""
+    """Once `ended`: the close code.
+
+    It is the peer's, or ours if the peer broke the rules; 1005: a close frame without one.
+    """
 
     size = 0
-    """What the message that `feed` has given last takes while it is held, in bytes."""
+    """The memory in bytes that the last message from `feed` takes while it is held."""
 
     def __init__(self, role: Role, limits: Limits) -> None:
         self._ws = Connection(ConnectionType.CLIENT if role is Role.CLIENT else ConnectionType.SERVER)
         self._role = role
         self._limits = limits
-        self._message = bytearray()  # the pieces of one that is not at its end
-        self._pong: bytes | None = None  # what the last ping that waits for its answer said
-        self._asking = False
-        self._control = b""  # a close frame
-        self._deaf = False  # what comes cannot be read any more
+        self._message = bytearray()  # the pieces of an incomplete message
+        self._pong: bytes | None = None  # the payload of the last unanswered ping
+        self._ping_due = False
+        self._control = b""  # control frames to send
+        self._unreadable = False  # no frame can be found in the bytes any more
 
-    # What comes in.
+    # Receive.
 
     @property
     def held(self) -> int:
-        """Bytes of a message that is not whole."""
+        """The number of bytes of an incomplete message."""
         return len(self._message)
 
     def feed(self, data: bytes) -> Iterable[Message]:
@@ -100,16 +103,16 @@ class WebSocketFrames:
             yield message
 
     def texts(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes, not yet decoded."""
+        """Return the messages that `data` completes, not yet decoded."""
         whole: list[bytes] = []
-        if self.over or self._deaf:
+        if self.over or self._unreadable:
             return whole
         self._ws.receive_data(data)
         for event in self._ws.events():
             if isinstance(event, CloseConnection):
                 self._closed(event)
             elif self._ws.state is not ConnectionState.OPEN:
-                pass  # we have closed, and what they sent before they saw it is for nobody
+                pass  # we have closed; messages that the peer sent before it saw that are dropped
             elif isinstance(event, TextMessage):
                 self._piece(event, whole)
             elif isinstance(event, Ping):
@@ -122,8 +125,8 @@ class WebSocketFrames:
         text = event.data.encode()
         if len(self._message) + len(text) > self._limits.message_bytes:
             limit = f"{self._limits.message_bytes} bytes (Limits.message_bytes)"
-            # No rule was broken, and who would take more can change it.
-            ours = f"a message of the {_OTHER[self._role]} is longer than this side takes, which is {limit}"
+            # The peer broke no rule, and the local user can raise the limit.
+            ours = f"the {_OTHER[self._role]} sent a message longer than the limit here, {limit}"
             self._fail(CloseReason.MESSAGE_TOO_BIG, f"the message is longer than {limit}", ours)
         elif not event.message_finished:
             self._message += text
@@ -135,8 +138,9 @@ class WebSocketFrames:
 
     def _closed(self, event: CloseConnection) -> None:
         if self._ws.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
-            # So wsproto says that it cannot go on.  What its decoder says of bad text depends on how that came.
-            self._deaf = True
+            # wsproto reports in this way that it cannot continue.  Its reason for bad text depends on how the text was
+            # split.
+            self._unreadable = True
             bad_text = event.code == CloseReason.INVALID_FRAME_PAYLOAD_DATA
             self._fail(event.code, "the text is not UTF-8" if bad_text else event.reason or "")
             return
@@ -152,7 +156,10 @@ class WebSocketFrames:
             self.why = f"the {_OTHER[self._role]} closed the connection {said}{reason}"
 
     def _fail(self, code: int, why: str, ours: str | None = None) -> None:
-        """Nothing they send can be believed, or understood: RFC 6455, 7.1.7.  `ours`: why, if they broke no rule."""
+        """Stop reading: the peer's bytes are invalid or unreadable (RFC 6455, 7.1.7).
+
+        `ours`: the reason if no rule was broken.
+        """
         self._close(code, why)
         self._message = bytearray()
         if not self.ended:
@@ -161,39 +168,39 @@ class WebSocketFrames:
             self.why = ours or f"the {_OTHER[self._role]} broke the rules of WebSocket ({int(code)}): {why}"
 
     def give_up(self, why: str, *, late: bool) -> None:
-        """Wait no longer for the message that is not whole, and so for no other."""
+        """Stop waiting for the rest of the incomplete message, and so for all later messages."""
         self._fail(CloseReason.POLICY_VIOLATION if late else CloseReason.TRY_AGAIN_LATER, why, why)
 
-    # What goes out.
+    # Send.
 
     def frame(self, texts: Sequence[bytes]) -> Sequence[bytes]:
-        """One text frame for each; nothing once a close frame was sent."""
+        """Encode each text as one text frame.  Returns nothing after a close frame was sent."""
         if self._ws.state is not ConnectionState.OPEN:
             return ()
         return (b"".join([self._ws.send(TextMessage(data=text.decode())) for text in texts]),)
 
     def ping(self) -> None:
-        """Ask whether the other side is there; the question is `pending`, and whatever comes then is the answer."""
-        self._asking = True
+        """Queue a ping, which the next `pending` returns.  Any received byte counts as its answer."""
+        self._ping_due = True
 
     def pending(self) -> bytes:
-        """What is to be said since the last time: a pong, a ping, or our part of the closing."""
+        """Return the queued control frames: a pong, a ping, or a close frame."""
         if self._ws.state is ConnectionState.OPEN:
             if self._pong is not None:
                 self._control += self._ws.send(Pong(payload=self._pong))
-            if self._asking:
+            if self._ping_due:
                 self._control += self._ws.send(Ping())
-        self._pong, self._asking = None, False
+        self._pong, self._ping_due = None, False
         control, self._control = self._control, b""
         return control
 
     def farewell(self) -> bytes:
-        """What is sent before an end in good order, unless it was: a server goes away, a client has what it wanted."""
+        """Return the close frame of an orderly end, unless one was sent: 1001 for a server, 1000 for a client."""
         server = self._role is Role.SERVER
         return self.close(CloseReason.GOING_AWAY if server else CloseReason.NORMAL_CLOSURE)
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """A close frame, unless one was sent.  `reason` is cut after 123 bytes."""
+        """Return a close frame, unless one was sent.  `reason` is cut after 123 bytes."""
         self._close(code, reason)
         return self.pending()
 
@@ -202,20 +209,20 @@ class WebSocketFrames:
             self._control = self._ws.send(CloseConnection(code=code, reason=reason or None))
 
 
-# The request for one.
+# The upgrade request.
 
 _UPGRADE: Fields = (("Upgrade", "websocket"), ("Connection", "Upgrade"))
 
 
 @record
 class Upgrade:
-    """Send `head`, and the connection is a WebSocket."""
+    """Send `head`; after it the connection is a WebSocket."""
 
     head: bytes
 
 
 def judge_upgrade(request: HttpRequest) -> Reply | Upgrade:
-    """What to do with a request for a WebSocket that `screen` has let through.  A `Reply` is final."""
+    """Judge an upgrade request that `screen` has accepted.  A `Reply` is final."""
     fault = _wrong_handshake(request)
     if fault is not None:
         return fault
@@ -232,17 +239,17 @@ def _wrong_handshake(request: HttpRequest) -> Reply | None:
     headers, version = request.headers, request.headers.get("Sec-WebSocket-Version")
     upgrades = {each.lower() for each in _listed(headers, "Upgrade")}
     if "websocket" not in upgrades or "upgrade" not in {each.lower() for each in _listed(headers, "Connection")}:
-        why = "a WebSocket is opened with Upgrade: websocket and Connection: Upgrade"
+        why = "to open a WebSocket, send Upgrade: websocket and Connection: Upgrade"
         return _refused(426, why, *_UPGRADE)
     if version != "13":
-        why = f"Sec-WebSocket-Version is {shown(version or '')}; served: 13"
+        why = f"Sec-WebSocket-Version is {shown(version or '')}; the only supported version is 13"
         return _refused(426, why, *_UPGRADE, ("Sec-WebSocket-Version", "13"))
     if not _is_key(headers.get("Sec-WebSocket-Key", "")):
         return _refused(400, "Sec-WebSocket-Key must be 16 bytes in Base64")
     offered = _listed(headers, "Sec-WebSocket-Protocol")
     if offered and SUBPROTOCOL not in offered:
         came = shown(", ".join(offered))
-        return _refused(400, f"the subprotocols {came} are not spoken here; offer {SUBPROTOCOL}, or none")
+        return _refused(400, f"the subprotocols {came} are not supported; offer {SUBPROTOCOL}, or none")
     return None
 
 
