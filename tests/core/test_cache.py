@@ -534,7 +534,7 @@ def test_nothing_is_public_and_nothing_is_fresh_unless_a_server_says_so() -> Non
 @req("cache-09")
 @pytest.mark.parametrize("ttl_ms", [-1, 1.0, 0.5, True, None, "5", math.inf])
 def test_a_time_that_is_no_whole_number_or_below_zero_is_not_sent(ttl_ms: Any) -> None:
-    with pytest.raises(UsageError, match="a whole number of milliseconds, 0 or more, not "):
+    with pytest.raises(UsageError, match="a whole number of milliseconds, 0 or more, got "):
         CacheHints(ttl_ms)
     with pytest.raises(UsageError):
         CacheHints().page(ttl_ms)
@@ -542,7 +542,7 @@ def test_a_time_that_is_no_whole_number_or_below_zero_is_not_sent(ttl_ms: Any) -
 
 @pytest.mark.parametrize("scope", ["Public", "", "shared", None, True, ["public"]])
 def test_a_scope_is_one_of_two(scope: Any) -> None:
-    with pytest.raises(UsageError, match="scope is 'private' or 'public', not "):
+    with pytest.raises(UsageError, match="scope must be 'private' or 'public', got "):
         CacheHints(scope=scope)
 
 

@@ -209,8 +209,8 @@ def test_an_image_under_another_name_is_refused(data: bytes, said: str) -> None:
 @req("icon-08")
 def test_sizes_and_kinds_are_limited() -> None:
     assert image_fault(PNG + bytes(ICON_BYTES)) is not None
-    assert image_fault(PNG, most=len(PNG)) is None
-    assert image_fault(PNG, most=len(PNG) - 1) is not None
+    assert image_fault(PNG, max_bytes=len(PNG)) is None
+    assert image_fault(PNG, max_bytes=len(PNG) - 1) is not None
     assert image_fault(PNG, types=["image/jpeg"]) is not None
 
 
@@ -239,9 +239,9 @@ def test_embedded_bytes_come_back(data: bytes) -> None:
 
 @req("icon-08")
 def test_embedded_bytes_are_limited() -> None:
-    assert embedded("data:,abcd", most=4) == ("text/plain", b"abcd")
-    assert embedded("data:,abcde", most=4) is None
-    assert embedded("data:;base64,YWJjZGU=", most=4) is None
+    assert embedded("data:,abcd", max_bytes=4) == ("text/plain", b"abcd")
+    assert embedded("data:,abcde", max_bytes=4) is None
+    assert embedded("data:;base64,YWJjZGU=", max_bytes=4) is None
 
 
 @pytest.mark.parametrize("src", ["data:image/png;base64,====", "data:image/png;base64,é", "data:x", "https://e.com/,"])

@@ -874,8 +874,8 @@ def test_an_answer_goes_back_as_a_message() -> None:
         Sample(["Do it", answer], max_tokens=1, tools=[TOOL])
 
 
-BALANCE = "every tool use in the message before needs its one result here"
-ALONE = "tool results stand in a message of the user that holds nothing else"
+BALANCE = "the message must have one result for each tool use of the message before it"
+ALONE = "tool results must be in a user message without other content"
 
 
 @req("samp-14", "samp-15", "samp-18", "samp-32")
@@ -884,7 +884,7 @@ ALONE = "tool results stand in a message of the user that holds nothing else"
     [
         ([says("assistant", use("1")), says("user", result("1"), text("and"))], rf"messages\[1\]: {ALONE}"),
         ([says("assistant", use("1")), says("assistant", result("1"))], ALONE),
-        ([says("user", use("1")), says("user", result("1"))], r"messages\[0\]: only the assistant uses tools"),
+        ([says("user", use("1")), says("user", result("1"))], r"messages\[0\]: only an assistant message can use tools"),
         ([says("assistant", use("1"), use("2")), says("user", result("1"))], BALANCE),
         ([says("assistant", use("1")), says("user", result("1"), result("1"))], BALANCE),
         ([says("assistant", use("1")), says("user", result("2"))], BALANCE),
@@ -919,7 +919,7 @@ def test_structured_results_fit_the_output_schema_of_their_tool() -> None:
 @pytest.mark.parametrize(
     ("messages", "options", "why"),
     [
-        ([], {}, "needs a message"),
+        ([], {}, "needs at least one message"),
         ([says("system", text("x"))], {}, r"messages\[0\].role: expected one of user, assistant"),
         ([models.SamplingMessage("user", [])], {}, r"messages\[0\] has no content"),
         ([5], {}, "expected .*, got int$"),

@@ -836,7 +836,11 @@ def test_content_that_was_built_of_wrong_things_is_the_servers_own_fault(
         (tool_result, lambda: CallToolResult(typing.cast(Any, "text")), "expected .*, got str"),
         (tool_result, lambda: CallToolResult([], is_error=typing.cast(Any, "no")), "isError: expected boolean"),
         (prompt_result, lambda: GetPromptResult([], typing.cast(Any, 5)), "description: expected string"),
-        (prompt_result, lambda: GetPromptResult([PromptMessage(*typing.cast(Any, (5, NO_URI)))]), "got TextRes"),
+        (
+            prompt_result,
+            lambda: GetPromptResult([PromptMessage(*typing.cast(Any, (5, NO_URI)))]),
+            "expected .*, got TextResourceContents",
+        ),
         (resource_result, lambda: TextResourceContents("no uri", typing.cast(Any, None)), "text: expected string"),
         (resource_result, lambda: NO_URI, "the uri of a resource begins with a scheme"),
         (resource_result, lambda: [NOTE, NO_URI], "the uri of a resource begins with a scheme"),

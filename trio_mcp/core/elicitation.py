@@ -1,4 +1,4 @@
-"""The three outcomes of an elicitation, for handlers of a server and callbacks of a client."""
+"""The three outcomes of an elicitation, for handlers on a server and callbacks on a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Accepted(Generic[T]):
-    """The user agreed.  `value` is the form as it was filled in; nothing for a page to visit."""
+    """The user agreed.  `value` holds the values of the form; None if the user was asked to visit a page."""
 
     value: T
 
@@ -25,7 +25,7 @@ class Declined:
 
 @attrs.frozen
 class Dismissed:
-    """The user made no choice: closed the dialogue, went away."""
+    """The user made no choice, for example closed the dialogue."""
 
 
 ElicitationOutcome: TypeAlias = Accepted[T] | Declined | Dismissed

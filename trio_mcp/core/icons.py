@@ -1,16 +1,16 @@
-"""Judging icons, for clients that show them.
+"""Checks of icons, for clients that show them.
 
-An icon is an address and some bytes, and both come from a peer.  Nothing is fetched or decoded here: these are the
-questions to ask before either, in this order.
+An icon is a URI and an image, and both come from a peer.  This module fetches and decodes nothing.  A client makes
+these checks before it does, in this order:
 
-1. `address_fault`: may it be fetched?  Only `data:` and `https:` addresses, and the latter only from the server's own
-   origin or one the user trusts.  Fetch with `REQUEST_HEADERS` and no others, follow a redirect only if
-   `redirect_fault` has nothing against it, and stop reading at the limit; `embedded` gives the bytes of a `data:` URI.
-2. `image_fault`: is it an image?  The bytes decide, by their first few; what anybody says of them must agree.
-3. `suits`: is it the one wanted?
+1. `address_fault`: may the URI be fetched?  Only `data:` and `https:` URIs may, and `https:` only from the server's own
+   origin or from an origin that the user trusts.  Fetch with `REQUEST_HEADERS` and no other headers, follow a redirect
+   only if `redirect_fault` returns None, and stop reading at the limit; `embedded` returns the bytes of a `data:` URI.
+2. `image_fault`: is it an image?  The first bytes decide, and the media types of the icon and the response must agree.
+3. `suits`: is it an icon for this size and theme?
 
-SVG can carry scripts, so it is accepted only where the caller asks for it.  A small file can still be a vast picture:
-whoever decodes it has to bound its dimensions and frames.
+SVG can carry scripts, so it is accepted only if the caller asks for it.  A small file can still hold a very large
+image: limit its dimensions and frames when you decode it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 SVG = "image/svg+xml"
-# A 512x512 PNG in full colour is about 300 KiB.  Beyond: refused.
+# A 512x512 PNG in full colour is about 300 KiB.  A larger image than this is refused.
 ICON_BYTES = 1024 * 1024
 # icon-05: "Do not send cookies, Authorization headers, or client credentials."
 REQUEST_HEADERS = (("Accept", ", ".join((*IMAGE_TYPES, SVG))),)
@@ -47,8 +47,8 @@ _MAGIC = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),
     "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-    # A DOCTYPE with declarations of its own, which can expand without end, does not pass.
-    # A comment ends at the first chance, and nothing is tried twice (`*+` gives nothing back): the time stays linear.
+    # A DOCTYPE with its own declarations does not match: they can expand without end.
+    # A comment ends at its first "-->", and `*+` never backtracks: the time stays linear.
     SVG: re.compile(
         rb"(\xef\xbb\xbf)?\s*+(<\?xml[^>]*+>\s*+)?(<!--((?!-->).)*+-->\s*+)*+(<!DOCTYPE svg[^>\[]*+>\s*+)?<svg[\s>]",
         re.DOTALL,
@@ -58,26 +58,32 @@ _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", re.IGNORECASE)
 
 
 def address_fault(src: str, origins: Collection[str]) -> str | None:
-    """Why `src` must not be fetched, or None.  `origins`: the server's, as ``https://example.com``, and trusted."""
+    """Return why `src` must not be fetched, or None.
+
+    `origins` are the server's own origin, such as ``https://example.com``, and the origins that the user trusts.
+    """
     if src[:5].lower() == "data:":
         return None
     origin = _origin(src)
     if origin is None:
-        return "an icon's address is an https: or data: URI without credentials"
+        return "the src of an icon must be an https: or data: URI without credentials"
     if origin not in {_origin(each) for each in origins}:
-        return f"an icon comes from the server's own origin or a trusted one, not from {shown('{}://{}:{}'.format(*origin))}"
+        return f"an icon must come from the server's own or a trusted origin, not {shown('{}://{}:{}'.format(*origin))}"
     return None
 
 
 def redirect_fault(src: str, location: str) -> str | None:
-    """Why a redirect from `src` must not be followed, or None.  Neither scheme, host nor port may change."""
+    """Return why a redirect from `src` to `location` must not be followed, or None.
+
+    Scheme, host and port must stay the same.
+    """
     origin = _origin(src)
     try:
         target = urljoin(src, location)
-    except ValueError:  # half of a bracketed address
+    except ValueError:  # a bracket without its partner
         target = ""
     if origin is None or not _URI.fullmatch(location) or _origin(target) != origin:
-        return "an icon's redirect stays at its origin"
+        return "a redirect of an icon must stay at its origin"
     return None
 
 
@@ -92,8 +98,11 @@ def _origin(uri: str) -> tuple[str, str, int] | None:
     return parts.scheme, parts.hostname, port
 
 
-def embedded(src: str, most: int = ICON_BYTES) -> tuple[str, bytes] | None:
-    """The media type and the bytes in a `data:` URI; None if it is none, or holds more than `most` bytes."""
+def embedded(src: str, max_bytes: int = ICON_BYTES) -> tuple[str, bytes] | None:
+    """Return the media type and the bytes of a `data:` URI.
+
+    Returns None if `src` is not a valid `data:` URI or has more than `max_bytes` bytes.
+    """
     head, comma, body = src[5:].partition(",")
     if src[:5].lower() != "data:" or not comma:
         return None
@@ -104,31 +113,32 @@ def embedded(src: str, most: int = ICON_BYTES) -> tuple[str, bytes] | None:
             data = binascii.a2b_base64(data, strict_mode=True)
         except binascii.Error:
             return None
-    return (media_type or "text/plain", data) if len(data) <= most else None
+    return (media_type or "text/plain", data) if len(data) <= max_bytes else None
 
 
 def image_fault(
-    data: bytes, said: str | None = None, *, types: Collection[str] = IMAGE_TYPES, most: int = ICON_BYTES
+    data: bytes, media_type: str | None = None, *, types: Collection[str] = IMAGE_TYPES, max_bytes: int = ICON_BYTES
 ) -> str | None:
-    """Why `data` must not be shown, or None.
+    """Return why `data` must not be shown, or None.
 
-    `said` is the media type from the icon or the response, if any; `types` what may be shown: add `SVG` to allow it.
+    `media_type` is the type from the icon or the response, if there is one.  `types` are the media types that may be
+    shown: add `SVG` to allow it.
     """
-    if len(data) > most:
-        return f"an icon has at most {most} bytes"
+    if len(data) > max_bytes:
+        return f"an icon may have {max_bytes} bytes, got {len(data)}"
     # Any declaration before an SVG's first tag fits into a KiB, and the others need 12 bytes.
     found = next((name for name, magic in _MAGIC.items() if name in types and magic.match(data[:1024])), None)
     if found is None:
-        return f"an icon is one of {', '.join(types)}, by its first bytes"
-    declared = (said or found).partition(";")[0].strip().lower()
-    # "Treat the MIME type information as advisory": octet-stream advises nothing.
+        return f"an icon must be one of {', '.join(types)}, by its first bytes"
+    declared = (media_type or found).partition(";")[0].strip().lower()
+    # "Treat the MIME type information as advisory": octet-stream contains no advice.
     if declared not in (found, "application/octet-stream") and (declared, found) != ("image/jpg", "image/jpeg"):
-        return f"an icon is what it says it is, not {found} under another name"
+        return f"the media type of an icon must match its bytes, which are {found}"
     return None
 
 
 def suits(icon: Icon, *, size: tuple[int, int] | None = None, theme: str | None = None) -> bool:
-    """Whether an icon is meant for this size and theme.  One that does not say is meant for all (icon-11)."""
+    """Whether an icon is meant for this size and theme.  An icon without sizes or theme is meant for all (icon-11)."""
     if theme is not None and icon.theme is not None and icon.theme != theme:
         return False
     if size is None or icon.sizes is None:

@@ -1,4 +1,4 @@
-"""The order of messages in a sampling request: tool uses and their results."""
+"""The order of messages in a sampling request: each tool use is followed by its result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_sampling(messages: Sequence[SamplingMessage], tools: Sequence[Tool] = 
     Requirements: samp-14, samp-15, samp-18, samp-32, samp-33.
     """
     if not messages:
-        raise UsageError("sampling needs a message to answer")
-    unanswered: Mapping[str, str] = {}  # the tool uses of the message before: names by id
+        raise UsageError("a sampling request needs at least one message")
+    unanswered: Mapping[str, str] = {}  # tool uses of the previous message: names by id
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         results = [block for block in message.blocks if isinstance(block, ToolResultContent)]
@@ -26,11 +26,11 @@ def check_sampling(messages: Sequence[SamplingMessage], tools: Sequence[Tool] = 
         if not message.blocks:
             raise UsageError(f"{where} has no content")  # samp-20
         if results and (message.role != "user" or len(results) < len(message.blocks)):
-            raise UsageError(f"{where}: tool results stand in a message of the user that holds nothing else")
+            raise UsageError(f"{where}: tool results must be in a user message without other content")
         if uses and message.role != "assistant":
-            raise UsageError(f"{where}: only the assistant uses tools")
+            raise UsageError(f"{where}: only an assistant message can use tools")
         if sorted(result.tool_use_id for result in results) != sorted(unanswered):
-            raise UsageError(f"{where}: every tool use in the message before needs its one result here")
+            raise UsageError(f"{where}: the message must have one result for each tool use of the message before it")
         for result in results:
             _check_output(tools, unanswered[result.tool_use_id], result, where)
         unanswered = uses
