@@ -397,7 +397,7 @@ DETAILS: dict[str, tuple[Make, str]] = {
     ),
     "meta key, raw": (
         lambda: entries.raw_template(ResourceTemplate("n", "a:{b}", meta={"a b": 1}), given),
-        "'a b' must end in letters, digits, hyphens, underscores and dots, or in the slash",
+        "'a b' must end with letters, digits, hyphens, underscores and dots, or with the slash",
     ),
     "cache": (
         lambda: entries.resource_of(today, "a:b", cache=60),  # type: ignore[arg-type]
