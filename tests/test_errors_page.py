@@ -66,7 +66,7 @@ def said_by(begin: str) -> Callable[[Callable[[], Awaitable[Any]]], None]:
 # At the start of a server.
 
 
-@said_by("run() begins")
+@said_by("run() starts")
 async def _() -> None:
     shop().run()
 

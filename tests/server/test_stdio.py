@@ -1061,7 +1061,7 @@ def test_who_starts_a_server_by_hand_is_told_what_it_waits_for(runs: Runs, kind:
     os.close(tell)
     with open(told) as stderr:
         said = stderr.read()
-    assert said.startswith("stand-in waits for a client on standard input") is (kind is terminal)
+    assert said.startswith("stand-in is waiting for an MCP client on stdin.") is (kind is terminal)
     assert said.count("\n") == (kind is terminal)
 
 

@@ -1,7 +1,7 @@
-"""One client of a running server over one byte stream.
+"""Serve one client over one byte stream.
 
-The link is a `Duplex`, and what is said by it a `ServerSession`.  Those who report progress or log wait for room on the
-wire, and a call that has ended keeps its place among the running ones until there is room again.
+A `Duplex` reads and writes the stream, and a `ServerSession` handles the messages.  Handlers that report progress or
+log wait for room on the wire.  A call that has ended still counts as running until there is room for its answer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["address_of", "converse", "serve_stream", "socket_of"]
 
 
 def socket_of(stream: trio.abc.Stream) -> trio.SocketStream | None:
-    """The socket below a stream, if that is what is below."""
+    """The socket under a stream; None if it has none."""
     inner = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     return inner if isinstance(inner, trio.SocketStream) else None
 
 
 def address_of(stream: trio.abc.Stream) -> str | None:
-    """The address of the client, if it has one that tells it from others."""
+    """The IP address of the client; None if it has none, as on a Unix socket or a pipe."""
     if (inner := socket_of(stream)) is not None:
-        with suppress(OSError):  # it has gone already
+        with suppress(OSError):  # the client has gone already
             name = inner.socket.getpeername()
             return str(name[0]) if isinstance(name, tuple) else None
     return None
@@ -47,23 +47,25 @@ def address_of(stream: trio.abc.Stream) -> str | None:
 async def serve_stream(
     server: Server, stream: trio.abc.Stream, *, shutdown_timeout: float = 5.0, tap: Tap | None = None
 ) -> None:
-    """Serve one client over a byte stream, one message a line, until it ends; the stream is closed then.
+    """Serve one client over a byte stream, one message on a line, then close the stream.
 
-    Any stream will do: a socket, a pipe, `trio.testing.memory_stream_pair`.  Inside `async with server.running()` all
-    connections share that run; otherwise this one has a run of its own, with its own lifespan.
+    `stream` is any Trio stream: a socket, a pipe, `trio.testing.memory_stream_pair`.  Inside ``async with
+    server.running()`` all connections share one run; otherwise this connection has its own run, with its own lifespan.
 
     A client that closes its side of the stream may still read, as in ``printf ... | python server.py``.  Calls that run
-    then have `shutdown_timeout` seconds to finish (`math.inf`: as long as they take), and are answered; questions to
-    the client fail at once.  A stream with no sides of its own, as one by TLS, ends as a whole.
+    then have `shutdown_timeout` seconds to finish (`math.inf`: without a limit), and are answered.  Questions to the
+    client fail at once.  A stream without half-close, such as TLS, ends as a whole.
 
-    Returns when the client, or the run that it shares, has gone and all its handlers have ended; never raises because
-    of it.  What the lifespan, `tap` or `stream` raise otherwise leaves it unchanged.  May be cancelled at any time:
-    handlers are cancelled, and a line that was begun is finished.
+    Returns when the client has gone, or the shared run has ended, and all handlers have ended.  A client that goes away
+    raises no exception.  Exceptions of the lifespan, of `tap` and of `stream` pass through unchanged.  Raises
+    `UsageError` if `shutdown_timeout` is not a number of seconds.
+
+    It is safe to cancel: handlers are cancelled, and a line that was begun is finished.
     """
     check_seconds("shutdown_timeout", shutdown_timeout)
     keep_alive(stream)
     try:
-        async with server.joined() as run:
+        async with server._joined() as run:
             account = run.bytes.account(holder_of(None, address_of(stream)))
             network = socket_of(stream) is not None
             await converse(
@@ -76,7 +78,7 @@ async def serve_stream(
                 shutdown_timeout=shutdown_timeout,
             )
     finally:
-        await close(stream, trio.current_time() + CLOSING)  # a server that could not begin has not closed it
+        await close(stream, trio.current_time() + CLOSING)  # if the server could not start, no task has closed it
 
 
 async def converse(
@@ -92,12 +94,12 @@ async def converse(
     account: Account | None = None,
     shutdown_timeout: float | None = None,
 ) -> None:
-    """As `serve_stream`, in a run that there is, with any framing; the stream is closed at the end.
+    """Serve one client in an existing run, with any framing, then close the stream.
 
-    `headers` and `principal` are those of every message.  After `heartbeat` seconds without a byte the client is asked
-    for a sign of life, and after as many more it is given up; on a `network` it has to read, and to finish the messages
-    that it has begun.  What it makes the server hold is in its `account`.  Without `shutdown_timeout` the end of
-    input is the end of the link, as where the framing has an end of its own.
+    `headers` and `principal` hold for every message.  After `heartbeat` seconds without a byte the client is pinged,
+    and after as many seconds more the connection is closed.  With `network`, a client that does not read, or does not
+    finish a message, is disconnected.  `account` is charged for the bytes that the server holds for the client.
+    Without `shutdown_timeout` the end of input ends the connection, as in framings that have a close message.
     """
     account = run.bytes.account(None) if account is None else account
     await _StreamClient(run, stream, framing, tap, headers, principal, account, shutdown_timeout).serve(
@@ -106,7 +108,7 @@ async def converse(
 
 
 class _StreamClient:
-    """The client at the other end; a `Talk` for its link, and a `Connection` of its run."""
+    """One client on a byte stream: the `SessionHandler` of its `Duplex`, and a `RunMember` of its run."""
 
     clients = 1
 
@@ -149,7 +151,7 @@ class _StreamClient:
         if self._duplex.wire.failure is not None:
             raise self._duplex.wire.failure
 
-    # As its link has it.
+    # The methods of a `SessionHandler`.
 
     def receive(self, message: Message, now: float) -> None:
         self._conversation.receive(
@@ -163,22 +165,22 @@ class _StreamClient:
         self._conversation.connection_lost(why)
 
     async def _finish(self) -> None:
-        """The client sends nothing more: its calls may finish in their time, and are answered."""
+        """The client has closed its side: give its calls `shutdown_timeout` seconds, and answer them."""
         self._conversation.input_ended()
         assert self._shutdown_timeout is not None
         with trio.move_on_after(self._shutdown_timeout):
-            await self._all_said()
+            await self._all_answered()
             return
         why = f"this call had not finished {self._shutdown_timeout:g} seconds after the end of the client's input"
         self._conversation.abort_pending(why)
         with trio.move_on_after(CLOSING):
-            await self._all_said()
+            await self._all_answered()
 
-    async def _all_said(self) -> None:
+    async def _all_answered(self) -> None:
         await self._conversation.quiet()
         await self._duplex.wire.empty()
 
-    # As a connection of its run.
+    # The methods of a `RunMember`.
 
     async def drain(self) -> None:
         async with open_nursery() as nursery:

@@ -1,27 +1,27 @@
-"""The life of a process whose purpose is to serve.
+"""The life of a process that only serves: signals, the last deadline and the exit status.
 
-How it ends:
+How the process ends:
 
-| what happens | running calls | exit status |
+| Event | Running calls | Exit status |
 |---|---|---|
-| the end of standard input | finish within `shutdown_timeout` seconds; then an error | 0 |
+| end of standard input | finish within `shutdown_timeout` seconds; then an error | 0 |
 | SIGTERM | finish within `shutdown_timeout` seconds, new ones are refused; then an error | 143 |
 | Ctrl-C, or a handler raises KeyboardInterrupt | cancelled at once | 130 |
-| Ctrl-C again | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
-| Ctrl-C once more | the system ends the process | killed by SIGINT |
-| it cannot begin: the port is in use, standard input is closed | there are none | 1 |
+| second Ctrl-C | KeyboardInterrupt, as in any Trio program, which ends a handler that blocks the loop | 130 |
+| third Ctrl-C | the system ends the process | killed by SIGINT |
+| the server cannot start: the port is in use, standard input is closed | there are none | 1 |
 
-The end of standard input counts also while a lifespan begins, when nothing reads it: if nothing unread is in it, or the
-reader of standard output has gone.
+The end of standard input also counts while a lifespan starts, although no task reads stdin then.  It counts if stdin
+holds no unread bytes, or if the reader of standard output has gone.
 
-`_LAST` seconds after the grace the process ends, with one line on stderr and the status above, also while a handler
-shields itself or blocks the loop, or a worker thread runs that may not be abandoned.  The time runs from the first of
-these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  With `shutdown_timeout=math.inf`
-there is no such end, and none outside the main thread, where the process has other purposes.
+`_LAST` seconds after `shutdown_timeout` the process ends with one line on stderr and the status above.  It ends even if
+a handler shields itself or blocks the loop, or if a worker thread runs that may not be abandoned.  The time runs from
+the first of these events: SIGTERM after Ctrl-C, or after the end of input, does not prolong it.  There is no last
+deadline with `shutdown_timeout=math.inf`, nor outside the main thread, because there the process has other purposes.
 
-Two things are beyond this.  C code that keeps the lock of the interpreter, such as a regular expression that backtracks
-without end, lets no thread run, and in a worker thread no signal handler either.  Threads of the program's own that are
-no daemons, such as those of `concurrent.futures`, keep the process after `run()` until they end, or a second signal.
+Two cases are not covered.  C code that keeps the interpreter lock, such as a regular expression that backtracks without
+end, stops all threads; in a worker thread it also stops signal handlers.  Threads of the program that are not daemons,
+such as those of `concurrent.futures`, keep the process alive after `run()` until they end, or until a second signal.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessLife", "live", "place"]
 
-# Seconds for cleaning up after SIGTERM's grace: connections have `CLOSING` of them to tell what was not finished, and
-# as many again for what is being written when they are cut off.
+# Seconds for cleaning up after `shutdown_timeout`: connections have `CLOSING` seconds to answer unfinished calls with
+# an error, and `CLOSING` seconds more for bytes that are being written when they are cut off.
 _LAST = 2 * CLOSING + 1.0
 
 _replaced: list[TextIO] = []
@@ -63,29 +63,28 @@ _replaced: list[TextIO] = []
 def _in_asyncio() -> bool:
     try:
         sys.modules["asyncio"].get_running_loop()
-    except (KeyError, RuntimeError):  # it is not even loaded, or no loop runs
+    except (KeyError, RuntimeError):  # asyncio is not loaded, or no loop runs
         return False
     return True
 
 
 def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, shutdown_timeout: float) -> None:
-    """Serve as the purpose of this process, for as long as `serve` does.
+    """Run a Trio program that serves until `serve` returns.
 
-    Returns then; raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for
-    stderr if it cannot begin.  Calls that run at the end have `shutdown_timeout` seconds (`math.inf`: as long as they
-    take).  Signals that the program has ignored or handles already are left to it, and so are all of them outside the
-    main thread.
+    Raises SystemExit(130) after Ctrl-C, SystemExit(143) after SIGTERM, and SystemExit with a line for stderr if the
+    server cannot start.  Calls that run at the end have `shutdown_timeout` seconds (`math.inf`: without a limit).
+    Signals that the program ignores or handles already are not touched, and no signal is outside the main thread.
     """
     check_seconds("shutdown_timeout", shutdown_timeout)
     if trio.lowlevel.in_trio_run():
         raise UsageError(
-            "run() begins a Trio program of its own, and this is one already; in here, await serve_stdio(server), or "
+            "run() starts a Trio program, and this code runs in one already; here, await serve_stdio(server), or "
             "serve_http(server, host, port)"
         )
     if _in_asyncio():
         raise UsageError(
-            "run() blocks its thread, and an event loop of asyncio runs in that; call server.run() outside of it, as "
-            "the last line of a script"
+            "run() blocks its thread, and an asyncio event loop runs in this thread; call server.run() outside of the "
+            "loop, as the last line of a script"
         )
     try:
         with unhindered_stderr() as stderr, ProcessLife(server, shutdown_timeout, stderr) as life:
@@ -95,9 +94,9 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, s
             except KeyboardInterrupt:
                 life.status = 130
             except CannotServe as error:
-                raise SystemExit(f"{server.offer().info['name']}: {error}") from None
+                raise SystemExit(f"{server._current_offer().info['name']}: {error}") from None
             except BaseExceptionGroup as group:
-                # Ctrl-C wins over whatever else went wrong while everything ended.
+                # Ctrl-C wins over all exceptions that were raised while the tasks ended.
                 if group.subgroup(KeyboardInterrupt) is None:
                     raise
                 life.status = 130
@@ -107,17 +106,17 @@ def live(server: Server, serve: Callable[[ProcessLife], Awaitable[object]], *, s
         raise SystemExit(life.status)
 
 
-# A full collection visits all objects, and 5,000 calls that wait at once are 250,000 of them.  They take 395 ms of
-# CPU if a full collection follows ten of the middle generation, which is Python's default, 257 ms if it follows
+# A full collection visits all objects, and 5,000 calls that wait at once are 250,000 objects.  Those calls take 395 ms
+# of CPU if a full collection follows ten collections of the middle generation (Python's default), 257 ms if it follows
 # fifty, and 225 ms without collections.  The younger generations keep their thresholds, because garbage of handlers
 # is found there: with 20,000 new objects before a collection, calls that leave cycles of 60 kB pile up to 1.2 GB, and
-# 2,000 are no faster than Python's 700.
+# a threshold of 2,000 is no faster than Python's 700.
 _FULL, _PYTHONS_FULL = 50, 10
 
 
 @contextmanager
 def _fewer_full_collections() -> Iterator[None]:
-    """Full collections are rarer in here, unless the program, or its version of Python, has another default."""
+    """Make full collections rarer inside the block, unless the threshold is not Python's default of `_PYTHONS_FULL`."""
     before = gc.get_threshold()
     if before[2] != _PYTHONS_FULL:
         yield
@@ -127,40 +126,40 @@ def _fewer_full_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_threshold() == meanwhile:  # else the program has said when
+        if gc.get_threshold() == meanwhile:  # otherwise the program has set its own
             gc.set_threshold(*before)
 
 
 def place(text: str) -> tuple[str, int]:
-    """The host and port to listen at, from text such as ``127.0.0.1:3000``, ``localhost:0`` or ``[::1]:3000``.
+    """Parse a host and port to listen at, such as ``127.0.0.1:3000``, ``localhost:0`` or ``[::1]:3000``.
 
-    Raises UsageError for anything else.  An empty host is refused: to be open to everybody is to be said.
+    Raises UsageError for other text.  An empty host is refused: listening on every network must be explicit.
     """
     host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not port.isascii() or not port.isdecimal() or "/" in host:
-        raise UsageError(f'http is where to listen, such as "127.0.0.1:3000"; not {text!r}')
+        raise UsageError(f'http must be a host and port, such as "127.0.0.1:3000", got {text!r}')
     if int(port[:6]) > 65535:
-        raise UsageError(f"a port is at most 65535, or 0 for any that is free; not {text!r}")
+        raise UsageError(f"the port of http must be between 0 (any free port) and 65535, got {text!r}")
     if ":" in host and not bracketed:
-        raise UsageError(f'an IPv6 address stands in brackets: http="[{host}]:{port}", not {text!r}')
+        raise UsageError(f'an IPv6 address needs brackets: http="[{host}]:{port}", got {text!r}')
     host = host[1:-1] if bracketed else host
     if not host:
         every = f"0.0.0.0:{port}"
-        raise UsageError(f'say for whom to listen: http="127.0.0.1:{port}", or "{every}" for every network')
+        raise UsageError(f'http needs a host: "127.0.0.1:{port}" for this machine, "{every}" for every network')
     return host, int(port)
 
 
 class ProcessLife:
-    """One process that serves: its signals, its last deadline and its exit status."""
+    """One process that serves: owns its signals, its last deadline and its exit status."""
 
     def __init__(self, server: Server, shutdown_timeout: float, stderr: Stderr | None) -> None:
         self.server = server
         self.stderr = stderr
-        """Writes to stderr without waiting; None where stderr cannot make a writer wait."""
+        """Writes to stderr without waiting; None if stderr never makes a writer wait."""
         self.status = 0
         self.patience = shutdown_timeout + _LAST
-        """Seconds from the first reason to end until the process is gone; may be infinite."""
+        """Seconds from the first reason to end until the process exits; may be infinite."""
         self._shutdown_timeout = shutdown_timeout
         self._everything = trio.CancelScope()
         self._terminated = trio.Event()
@@ -169,10 +168,10 @@ class ProcessLife:
         main = threading.current_thread() is threading.main_thread()
         if not main or self.patience > threading.TIMEOUT_MAX:
             self.patience = math.inf
-        # Asked before Trio puts its own handler where Python's default one is.  A program in the background of a
-        # shell script ignores SIGINT, and is to go on doing so.
-        usual = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
-        self._ours = [number for number, handler in usual if main and signal.getsignal(number) == handler]
+        # Read before Trio replaces Python's default handler.  A program in the background of a shell script ignores
+        # SIGINT, and must go on ignoring it.
+        defaults = ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL))
+        self._handled = [number for number, handler in defaults if main and signal.getsignal(number) == handler]
 
     def __enter__(self) -> ProcessLife:
         return self
@@ -187,25 +186,26 @@ class ProcessLife:
                 await serve(self)
 
     def ends(self, why: str) -> None:
-        """The process has a reason to end.  May be called from any thread and from signal handlers.
+        """Start the last deadline, for this reason.  May be called from any thread and from signal handlers.
 
-        The first reason counts.  A thread takes the time, because a handler may block the loop.
+        Only the first reason counts.  A thread measures the time, because a handler may block the loop.
         """
         if not self._ending and self.patience < math.inf:
             self._ending = True
-            threading.Thread(target=self._outwait, args=(why,), name="trio_mcp: the last deadline", daemon=True).start()
+            target = self._enforce_deadline
+            threading.Thread(target=target, args=(why,), name="trio_mcp: the last deadline", daemon=True).start()
 
-    def _outwait(self, why: str) -> None:
+    def _enforce_deadline(self, why: str) -> None:
         take_no_signals()
         if not self._over.wait(self.patience):
             self.leave(why)
 
     def leave(self, why: str) -> None:
-        """End the process at once.  May be called from any thread."""
+        """Exit the process at once.  May be called from any thread."""
         if self._over.is_set():
             return
-        what = f"a handler or the lifespan has not ended {self.patience:g} seconds after {why}"
-        line = f"trio_mcp: {what}; the process ends without it\n"
+        reason = f"a handler or the lifespan has not ended {self.patience:g} seconds after {why}"
+        line = f"trio_mcp: {reason}; the process ends without it\n"
         if self.stderr is not None:
             self.stderr.put(line.encode())
         else:
@@ -214,12 +214,12 @@ class ProcessLife:
         os._exit(self.status)
 
     def unwanted(self, why: str) -> None:
-        """Nothing waits for an answer, and the run has not begun.  To be called in the loop."""
+        """The client has gone before the run has begun: end without serving.  Call it in the loop."""
         self._cancel_in_time()
         self.ends(why)
 
     def _cancel_in_time(self) -> None:
-        """Everything ends then, also what no run has to do with yet, such as a lifespan that is beginning."""
+        """Set a deadline for all tasks, including tasks of no run, such as a lifespan that is starting."""
         self._everything.deadline = min(
             self._everything.deadline, trio.current_time() + self._shutdown_timeout + CLOSING
         )
@@ -232,12 +232,12 @@ class ProcessLife:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Hear the signals that are ours."""
+        """Handle SIGINT and SIGTERM inside the block, unless the program handles them."""
         token = trio.lowlevel.current_trio_token()
-        before = {number: signal.getsignal(number) for number in self._ours}
+        before = {number: signal.getsignal(number) for number in self._handled}
 
         def interrupt(_number: int, _frame: FrameType | None) -> None:
-            # Here and not in the loop, for the next one must get through to a handler that blocks the loop.
+            # Here and not in the loop, because the second Ctrl-C must interrupt a handler that blocks the loop.
             signal.signal(signal.SIGINT, interrupt_again)
             self.status = 130
             token.run_sync_soon(self._everything.cancel)
@@ -245,13 +245,13 @@ class ProcessLife:
 
         def interrupt_again(number: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            # Trio's: raises KeyboardInterrupt in the code of handlers, but not where it would break the loop itself.
-            trios = before[signal.SIGINT]
-            assert callable(trios)
-            trios(number, frame)
+            # Trio's handler raises KeyboardInterrupt in the code of handlers, but not where it would break the loop.
+            trio_handler = before[signal.SIGINT]
+            assert callable(trio_handler)
+            trio_handler(number, frame)
 
         def terminate(_number: int, _frame: FrameType | None) -> None:
-            # Heard once: launchers pass on what their whole process group has got already.
+            # Only the first one counts: launchers pass on signals that their whole process group has got already.
             if not self.status:
                 self.status = 143
                 token.run_sync_soon(self._terminated.set)
@@ -268,19 +268,20 @@ class ProcessLife:
 
 
 def _unbuffer() -> None:
-    """Let `print` write at once from now on, so that there is no buffer to be flushed when the interpreter ends.
+    """Replace stdout and stderr by unbuffered files, so that the interpreter has no buffer to flush when it ends.
 
-    It aborts where it cannot get the lock of such a buffer, and a thread that was left behind in the middle of a
-    `print` never gives it back.  What the old files hold is written when they go, which is when no thread uses them.
+    The interpreter aborts if it cannot get the lock of a buffer, and a thread that was abandoned inside `print` never
+    releases it.  The buffered bytes of the old files are written when no thread uses them any more.
     """
     for name in ("stdout", "stderr"):
         old = getattr(sys, f"__{name}__")
-        # Closed, or in somebody else's hands: then there is nothing to do about it.
+        # The file is closed, or is not a regular text file: leave it.
         with contextlib.suppress(AttributeError, ValueError, OSError):
             raw = io.FileIO(old.fileno(), "w", closefd=False)
-            # As `python -u` makes them; the hint asks for a buffer, which is just what must not be there.
+            # As `python -u` does.  The type annotation wants a buffered file, hence the cast.
             new = io.TextIOWrapper(cast(BinaryIO, raw), old.encoding, old.errors, write_through=True)
-            # Such a thread may print to the old one without having counted itself among its users (CPython to 3.13).
+            # The list keeps the old file alive: an abandoned thread may print to it without holding a reference
+            # (CPython up to 3.13).
             _replaced.append(old)
             if getattr(sys, name) is old:
                 setattr(sys, name, new)

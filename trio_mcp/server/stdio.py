@@ -1,6 +1,6 @@
 """Serve one client on standard input and output.
 
-`serve_stdio` serves within the caller's program and touches no signal.  `run` is a whole process (see `process`).
+`serve_stdio` serves inside the caller's Trio program and handles no signals.  `run` is a whole process (see `process`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ __all__ = ["run", "serve_stdio"]
 async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
     """Serve one client on standard input and output.
 
-    Returns at the end of input, when the calls that run then are answered; they have `shutdown_timeout` seconds for it
-    (`math.inf`: as long as they take).  To be cancelled like anything else.  No signal handler is installed, and what
-    is printed afterwards is on standard output again: a process that does nothing but serve calls `run`.
+    Call it inside a Trio program; a script that only serves calls `server.run()`.  While it serves, `print` writes to
+    stderr, because stdout belongs to the protocol.
+
+    Returns after the end of stdin, when the running calls are answered.  They have `shutdown_timeout` seconds
+    (`math.inf`: without a limit).  `tap(direction, data)` sees all messages.  It is safe to cancel, and installs no
+    signal handler.  Raises `UsageError` outside of Trio, and `CannotServe` if stdin or stdout cannot be used.
     """
     check_trio()
     async with own_stdio() as stream:
@@ -35,12 +38,12 @@ async def serve_stdio(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap
 
 
 def run(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None) -> None:
-    """Serve one client on standard input and output as the purpose of this process.
+    """Serve one client on standard input and output until the process ends.
 
     Returns after the end of input; raises SystemExit(130) after Ctrl-C and SystemExit(143) after SIGTERM.  Calls that
-    run at the end of input, or when SIGTERM comes, have `shutdown_timeout` seconds (`math.inf`: as long as they take);
-    what has not ended three seconds later is left.  Signals that the program has ignored or handles already are left to
-    it, and so are all of them outside the main thread.
+    run at the end of input, or when SIGTERM arrives, have `shutdown_timeout` seconds (`math.inf`: without a limit).
+    Three seconds later the process ends without them.  Signals that the program ignores or handles already are not
+    touched, and no signal is outside the main thread.
     """
 
     async def serve(life: ProcessLife) -> None:
@@ -52,9 +55,10 @@ def run(server: Server, *, shutdown_timeout: float = 5.0, tap: Tap | None = None
 
 
 def _greet(server: Server) -> None:
-    """Tell whoever has started this by hand why nothing happens; what a host gives it is no terminal."""
+    """Explain on stderr what the server waits for, if a person has started it in a terminal.  Hosts use pipes."""
     if sys.__stderr__ is not None and os.isatty(0):
-        name = server.offer().info["name"]
-        line = f"{name} waits for a client on standard input, which hosts are: give one this command (Ctrl-C ends it)\n"
+        name = server._current_offer().info["name"]
+        advice = "Add this command to your host's configuration. Press Ctrl-C to stop."
+        line = f"{name} is waiting for an MCP client on stdin. {advice}\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode(errors="replace"))
