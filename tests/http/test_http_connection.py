@@ -591,8 +591,8 @@ async def test_whoever_runs_the_server_is_told_what_is_refused(
     assert caplog.messages == [
         "10.0.0.1: a connection: 400, the client speaks TLS, and this server does not (ssl_context)",
         "10.0.0.1: 'POST' '/echo': 413, the body has 9000 bytes; 1000 are allowed (Limits.message_bytes)",
-        "10.0.0.1: 'POST' '/echo': 408, the body did not come in time: within 1 seconds it has to be whole, or "
-        "to go on at 4096 bytes a second (Limits.body_seconds, Limits.body_rate)",
+        "10.0.0.1: 'POST' '/echo': 408, the body did not arrive in time: send it within 1 seconds, or at 4096 bytes "
+        "per second or faster (Limits.body_seconds, Limits.body_rate)",
         "10.0.0.1: a connection: 400, the request line is malformed; it must be a method, a target and HTTP/1.1",
     ]
 

@@ -1,34 +1,33 @@
-"""One HTTP/1.1 connection: requests are read one after the other, and each is answered before the next is looked at.
+"""One HTTP/1.1 connection: reads requests one after another, and answers each before it parses the next.
 
-One task has the connection, and goes on reading while a response is under way: only so is it noticed that the client
-has gone, which in the modern era cancels what it asked for.  What comes meanwhile is the next request; 4 KiB of it are
-kept, and the rest stays with the system until the response has ended.  Then reading tells
-nothing any more, so the socket is asked each second whether its other end is closed.  Only Linux can tell, by
-POLLRDHUP; elsewhere, and where what was sent fills the buffers of both systems, the next write tells.
+Reading.  One task owns the connection, and continues to read during a response, because only a read shows that the
+client has disconnected; that cancels a modern request.  The bytes that come during a response belong to the next
+request.  4 KiB of them are buffered, and the rest stays in the system's socket buffer until the response has ended.
+While that buffer is full, a read shows no disconnect, so the socket is polled each second with POLLRDHUP, which only
+Linux has.  On other systems, and if the socket buffers of both sides are full, the next write shows the disconnect.
 
-A client that closes its half has gone as well.  It might be waiting for its answer (RFC 9112, 9.6, lets it), but a
-client that has closed everything looks just the same until something is written, and a call may have nothing to write
-for hours.  Closing is how a modern client cancels, and that is to be noticed at once (cancel-14).
+A client that closes its sending half counts as disconnected.  RFC 9112, 9.6, lets it wait for its answer, but a
+client that has closed both halves looks the same until the next write, and a call may have nothing to write for hours.
+Modern clients cancel by closing, and the server must notice that at once (cancel-14).
 
-The response is written by whichever task has something for it, through a `Response`.  A write is never cut short by a
-cancellation, and it is given up when nothing of it gets on for `Limits.write_seconds`: then the client has gone, too.
-The task that has the connection may itself be writing when everything is cancelled, and cannot know it before it has
-done so: who serves many tells them by `hurry`.  What the system takes at once, which is nearly everything, waits for
-nobody and needs nothing of this.
+Writing.  The task that has a part of the response writes it, through an `HttpResponse`.  A cancellation never
+interrupts a write.  A write fails if it makes no progress for `Limits.write_seconds`; then the client counts as
+disconnected.  When the whole server is cancelled, a task that writes cannot notice it before its write has ended, so
+the owner of the connections calls `hurry` on each.  Nearly all writes fit into the socket buffer and need none of this.
 
-| What is waited for | How long | Then |
+| Waiting for | Time limit | Then |
 |---|---|---|
 | the TLS handshake, and the first byte of a connection | `head_seconds` | closed |
 | the rest of a head | `head_seconds` from its first byte | 408, closed |
-| the rest of a body | `body_seconds`, and again after what `body_rate` makes of these | 408, closed |
-| a response, by its client | for ever, as long as the client is there | |
-| the end of a response, by a client that goes on sending | for ever, and beyond 4 KiB unread | |
+| the rest of a body | `body_seconds`, extended by received bytes at `body_rate` | 408, closed |
+| the response, while its client is connected | none | |
+| the end of a response, while its client sends more | none; more than 4 KiB stay unread | |
 | the next request | `idle_seconds` | closed |
-| the client, to take what is written | `write_seconds`, and again after what `write_rate` makes of these | dropped |
+| the client to read written bytes | `write_seconds`, extended by written bytes at `write_rate` | dropped |
 
-After a refusal the client may still be sending.  What it would send up to 64 KiB is read and forgotten, and the
-connection kept; else our half is closed, and the rest is read and forgotten for a moment, for a system that closes a
-connection with unread bytes in it tells the client to throw away our answer.
+After a refusal the client may still be sending the body.  If at most 64 KiB are to come, they are read and discarded,
+and the connection stays open.  Otherwise the sending half is closed, and the rest is read and discarded for 2 seconds:
+a system that closes a socket with unread bytes resets the connection, and the client would lose the refusal.
 """
 
 from __future__ import annotations
@@ -75,19 +74,19 @@ __all__ = ["HttpConnection", "ListenerState", "UpgradedConnection"]
 _log = logging.getLogger("trio_mcp")
 _refusals = logging.getLogger("trio_mcp.http")
 
-_RECEIVE = 64 * 1024  # bytes that are read at once
-# Bytes that count as progress.  A stream does not tell how much of a write it has got rid of, so a longer one is cut
-# into pieces, and who takes 300 bytes a second is still a reader.
+_RECEIVE = 64 * 1024  # bytes per read
+# Bytes that count as progress.  A stream does not report how much of a write is done, so longer writes are cut into
+# pieces of this size, and a client that reads 300 bytes a second is still accepted.
 _PIECE = 16 * 1024
-_COPIED = 64 * 1024  # bytes of a body that are copied, so as to go out in one write with what is before and after
-_FORGOTTEN = 64 * 1024  # bytes of a body that are read for nothing, so as to keep the connection
-_POLLRDHUP = getattr(select, "POLLRDHUP", 0)  # the other end is closed, whatever is still to be read
-_LOOK = 1.0  # seconds after which it is looked for again
-_LINGER = 2.0  # seconds for which the client may read our last words before the connection is closed
+_COPIED = 64 * 1024  # a body up to this size is copied, to go out in one write together with its head and framing
+_DISCARDED = 64 * 1024  # bytes of a refused body that are read and discarded to keep the connection open
+_POLLRDHUP = getattr(select, "POLLRDHUP", 0)  # the other end is closed, even if unread bytes are left
+_POLL_INTERVAL = 1.0  # seconds between two polls for that
+_LINGER = 2.0  # seconds for the client to read the last response before the connection is closed
 
 
 class UpgradedConnection(Protocol):
-    """What goes on with a connection that leaves HTTP; `trailing` was read already."""
+    """Serves a connection after its upgrade from HTTP.  `trailing` are the bytes that were read after the request."""
 
     async def __call__(
         self, stream: trio.abc.Stream, request: HttpRequest, trailing: bytes, peer: str | None
@@ -95,7 +94,7 @@ class UpgradedConnection(Protocol):
 
 
 class ListenerState:
-    """What all connections of one server have in common."""
+    """The state that all connections of one server share."""
 
     def __init__(
         self,
@@ -112,20 +111,20 @@ class ListenerState:
         self.websocket_path = websocket_path
         self.upgraded = upgraded
         self.draining = False
-        """Every response is the last of its connection, so that clients look for another server by themselves."""
+        """Every response is the last of its connection, so that clients connect to another server."""
         self.idle: IdleOrder[HttpConnection] = IdleOrder(limits.idle_seconds)
-        """Those that wait for their first or next request.  One that has got it stays there until its time is up: to
-        forget and to note it with each request would cost more than to look once."""
+        """The connections that wait for their first or next request.  A connection that gets one stays here until its
+        timeout, and is checked then: to remove and add it with each request would be slower."""
         self._date = ""
         self._dated = -math.inf
 
     async def run(self) -> None:
-        """Close connections that have been idle for too long; until it is cancelled."""
+        """Close connections that are idle for too long, until cancelled."""
         while True:
             (await self.idle.next()).expire()
 
     def date(self) -> str:
-        """The time of day; a second old at most, which is all that it says."""
+        """The value of the Date header, cached for a second, which is its resolution."""
         now = time.monotonic()
         if now - self._dated >= 1:
             self._date, self._dated = date(*time.gmtime()[:7]), now
@@ -141,7 +140,7 @@ def _has_closed(socket: trio.socket.SocketType) -> bool:
 
 
 class HttpConnection:
-    """One connection.  `peer` is the client's address, where it has one."""
+    """One connection; see the head of this file.  `peer` is the client's address, if it has one."""
 
     def __init__(self, shared: ListenerState, stream: trio.abc.Stream, peer: str | None = None) -> None:
         self._shared = shared
@@ -150,49 +149,49 @@ class HttpConnection:
         self._socket = stream.socket if type(stream) is trio.SocketStream and os.name == "posix" else None
         self._peer = peer
         self._reader = RequestReader(shared.limits)
-        self._kept = min(LONG, shared.limits.header_bytes)  # bytes of what comes behind a request at work
-        # All reading is done in here.  Its deadline moves with what is waited for; when it is cancelled, nothing more
-        # is read on this connection.
+        self._read_ahead_limit = min(LONG, shared.limits.header_bytes)  # bytes buffered during a response
+        # Encloses all reading.  Its deadline is the time limit of the current wait.  When it is cancelled, this
+        # connection reads no more.
         self._scope = trio.CancelScope()
-        self._ending = False  # it was cancelled on purpose, and not by its deadline
-        self._late = ""  # what a client is told when the deadline passes, if anything
+        self._closing = False  # the scope was cancelled by `_stop_reading`, not by its deadline
+        self._timeout_message = ""  # the text of the 408 reply when the deadline passes; "": no reply
         self._busy = False  # a request is being read or answered
-        self._last = False  # the connection is not kept
-        self._unread = False  # the client may be sending what we will not look at
-        # Of the request at hand.
-        self._chunks = False
+        self._close_after = False  # close the connection after the current response
+        self._discard_rest = False  # the client may be sending bytes that will not be parsed
+        # The current request.
+        self._accepts_chunks = False
         self._bodiless = False
-        self._cors: Fields = ()  # so that a page may read why it is refused
-        self._waiting: HttpRequest | None = None  # while its body is waited for
+        self._cors: Fields = ()  # lets a web page read why its request is refused
+        self._pending_request: HttpRequest | None = None  # set while its body is being read
         self._response: _H1Response | None = None
-        self._gone: Callable[[], None] | None = None
-        self._attending = False
-        self._nap: trio.CancelScope | None = None
-        self._pace = Pace(shared.limits.write_seconds, shared.limits.write_rate)  # of the client, as a reader
-        # Of the write at hand.
+        self._on_disconnect: Callable[[], None] | None = None
+        self._reading_ahead = False
+        self._read_ahead_scope: trio.CancelScope | None = None
+        self._pace = Pace(shared.limits.write_seconds, shared.limits.write_rate)  # how fast the client reads
+        # The current write.
         self._writing: trio.CancelScope | None = None
-        self._written: trio.Event | None = None  # where its end is waited for
-        self._deadline = math.inf  # of all writes, once everything ends
-        self._over = False  # nothing more can be written
-        self._failure: Exception | None = None  # what `tap` or the stream raised
+        self._written: trio.Event | None = None  # set at its end, if `_end` waits for that
+        self._deadline = math.inf  # for all writes, once the server ends
+        self._write_closed = False  # no more writes are possible
+        self._failure: Exception | None = None  # an exception of `tap` or of the stream
 
-    async def serve(self, turned_away: Reply | None = None) -> None:
-        """Serve the client until it, or we, have had enough; the stream is closed then.
+    async def serve(self, refusal_reply: Reply | None = None) -> None:
+        """Serve the client until the client or the server ends the connection, and close the stream.
 
-        Never raises because of the client.  `turned_away` is said to one that finds no place here.
+        Never raises because of the client.  With `refusal_reply`, only send that reply: there are too many connections.
         """
         try:
             with self._scope:
-                if turned_away is not None:
+                if refusal_reply is not None:
                     self.hurry()
-                    await self._refuse(turned_away)
+                    await self._refuse(refusal_reply)
                 else:
                     await self._begin()
-                    await self._converse()
+                    await self._serve_requests()
             begun = self._response is not None and self._response.begun  # one request has one response
-            if self._scope.cancelled_caught and not self._ending and self._late and not begun:
-                await self._refuse(refused(408, self._late))
-            if (self._unread or self._reader.waiting) and not self._over:
+            if self._scope.cancelled_caught and not self._closing and self._timeout_message and not begun:
+                await self._refuse(refused(408, self._timeout_message))
+            if (self._discard_rest or self._reader.waiting) and not self._write_closed:
                 await self._linger()
         except GONE:
             pass
@@ -207,19 +206,19 @@ class HttpConnection:
         return self._busy
 
     def drain(self) -> None:
-        """Take no further request: what is under way is finished."""
-        self._last = True
+        """Accept no further request; the current one is finished."""
+        self._close_after = True
         if not self._busy:
-            self._hang_up()
+            self._stop_reading()
 
     def expire(self) -> None:
-        """It has been idle for as long as it may be, unless it is not idle now."""
+        """Close the connection if it is idle; called when its idle timeout passes."""
         self._shared.idle.forget(self)
         if not self._busy:
-            self._hang_up()
+            self._stop_reading()
 
     def hurry(self) -> None:
-        """Everything ends: what is being written, and whatever follows it, must have gone in a moment."""
+        """Limit the current and later writes to `CLOSING` seconds, because the server ends."""
         self._deadline = min(self._deadline, trio.current_time() + CLOSING)
         if self._writing is not None:
             self._writing.deadline = min(self._writing.deadline, self._deadline)
@@ -237,50 +236,53 @@ class HttpConnection:
                 _refusals.info("%s: the TLS handshake has failed: %s", self._peer or "a connection", why)
                 raise
 
-    async def _converse(self) -> None:
-        """One request and its response after the other."""
+    async def _serve_requests(self) -> None:
+        """Serve requests one after another."""
         try:
             while (head := self._reader.head() or await self._head()) is not None:
-                self._look_at(head)
-                if head.method == "GET" and self._switches(head):
+                self._accept_head(head)
+                if head.method == "GET" and self._upgrades(head):
                     assert self._shared.upgraded is not None
                     request = HttpRequest(head.method, head.target, head.headers)
                     await self._shared.upgraded(self._stream, request, self._reader.rest(), self._peer)
-                    self._over = True
+                    self._write_closed = True
                     return
-                self._gone, self._response = None, _H1Response(self)
+                self._on_disconnect, self._response = None, _H1Response(self)
                 response = self._response
-                self._gone = await self._answer(head, response)
-                del head  # a stream may last for hours
-                await self._attend(response)
+                self._on_disconnect = await self._answer(head, response)
+                del head  # to free memory, because a stream may last for hours
+                await self._read_ahead(response)
                 del response
-                if self._last or self._over:
+                if self._close_after or self._write_closed:
                     return
-                if self._busy:  # else the end of the response has told it already
-                    self._rest()
+                if self._busy:  # else `response_ended` has done it already
+                    self._wait_for_next()
         except UnreadableRequest as fault:
             await self._refuse(fault.reply)
 
-    def _rest(self) -> None:
-        """The next request is waited for."""
-        self._busy, self._late = False, ""
-        self._response = self._gone = None  # a connection that idles keeps nothing of its last request
-        self._bodiless, self._chunks, self._cors = False, True, ()  # until it is known better: a head may be refused
+    def _wait_for_next(self) -> None:
+        """Reset the state of the last request, and become idle."""
+        self._busy, self._timeout_message = False, ""
+        self._response = self._on_disconnect = None  # an idle connection keeps no objects of its last request
+        # Until the next head is parsed; these values serve for the reply if that head is refused.
+        self._bodiless, self._accepts_chunks, self._cors = False, True, ()
         self._shared.idle.touch(self)
 
     async def _head(self) -> RequestHead | None:
-        """The head of the next request, which is not there yet."""
+        """Read the head of the next request; None if the client disconnects first."""
         reader, charge = self._reader, None
         try:
             while True:
                 if reader.waiting and not self._busy:
                     self._busy = True
                     limit = self._limits.head_seconds
-                    self._late = f"the head of the request was not there after {limit:g} seconds (Limits.head_seconds)"
+                    self._timeout_message = (
+                        f"the head of the request did not arrive within {limit:g} seconds (Limits.head_seconds)"
+                    )
                     self._scope.deadline = trio.current_time() + limit
                 data = await self._receive(_RECEIVE)
                 if not data:
-                    self._over = True
+                    self._write_closed = True
                     return None
                 reader.feed(data)
                 if (head := reader.head()) is not None:
@@ -293,54 +295,54 @@ class HttpConnection:
             if charge is not None:
                 charge.set(0)
 
-    def _look_at(self, head: RequestHead) -> None:
+    def _accept_head(self, head: RequestHead) -> None:
         self._busy = True
         if self._scope.deadline != math.inf:
             self._scope.deadline = math.inf
-        self._chunks = head.chunks
+        self._accepts_chunks = head.chunks
         self._bodiless = head.method == "HEAD"
         if not head.keep:
-            self._last = True
+            self._close_after = True
 
-    def _switches(self, head: RequestHead) -> bool:
-        """Whether this GET is for who speaks another protocol.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
+    def _upgrades(self, head: RequestHead) -> bool:
+        """Whether this GET asks for a WebSocket.  HTTP/1.0 has no upgrade (RFC 9110, 7.8)."""
         path = self._shared.websocket_path
         if path is None or not head.chunks or head.has_body:
             return False
-        wanted = head.headers.get("Upgrade", "").lower().split(",")
-        return "websocket" in map(str.strip, wanted) and head.path.rstrip("/") == path
+        protocols = head.headers.get("Upgrade", "").lower().split(",")
+        return "websocket" in map(str.strip, protocols) and head.path.rstrip("/") == path
 
     async def _answer(self, head: RequestHead, response: _H1Response) -> Callable[[], None] | None:
-        """Have the request answered; gives what is to be called if the client goes before it was."""
+        """Pass the request to the endpoint.  Returns a function to call if the client disconnects before the end."""
         endpoint = self._shared.endpoint
         request = HttpRequest(head.method, head.target, head.headers)
         try:
             admitted = await endpoint.admit(request, self._peer)
             if isinstance(admitted, Reply):
-                await self._turn_down(head, response, admitted)
+                await self._refuse_before_body(head, response, admitted)
                 return None
             self._cors = admitted.head.cors
             if head.has_body:
-                self._waiting = request
+                self._pending_request = request
                 body = await self._body(head, admitted.holder)
-                self._waiting = None
+                self._pending_request = None
                 if body is None:
                     return None
                 request = HttpRequest(head.method, head.target, head.headers, body)
             return await endpoint.serve(admitted, request, response)
         except (UnreadableRequest, *GONE):
             raise
-        except Exception:  # noqa: BLE001  # what `authenticate` raises, for one
-            # What goes wrong for one client must not end the server for all.
+        except Exception:  # noqa: BLE001  # for example from an author's event log
+            # A failure with one client must not end the server for all clients.
             _log.exception("a request failed in the server itself, and not in a handler")
             if response.begun:
-                self._break()
+                self._abort()
                 return None
-            self._unread = True
+            self._discard_rest = True
             raise UnreadableRequest(refusal(500, Error(None, INTERNAL_ERROR, "internal error"))) from None
 
     async def _body(self, head: RequestHead, holder: str | None) -> bytes | None:
-        """The body, or None where the client has gone before it was there; it is charged to `holder` until it is."""
+        """Read the body; None if the client disconnects first.  It is charged to `holder` until it is complete."""
         reader, limits = self._reader, self._limits
         body = reader.body()
         if body is not None:
@@ -350,15 +352,15 @@ class HttpConnection:
         pace = Pace(limits.body_seconds, limits.body_rate)
         pace.begin(trio.current_time())
         held = 0
-        self._late = (
-            f"the body did not come in time: within {limits.body_seconds:g} seconds it has to be whole, or to go on at "
-            f"{limits.body_rate:g} bytes a second (Limits.body_seconds, Limits.body_rate)"
+        self._timeout_message = (
+            f"the body did not arrive in time: send it within {limits.body_seconds:g} seconds, or at "
+            f"{limits.body_rate:g} bytes per second or faster (Limits.body_seconds, Limits.body_rate)"
         )
         with Charge(self._shared.endpoint.account(holder)) as charge:
             while body is None:
                 if (limit := charge.set(reader.held)) is not None:
                     raise UnreadableRequest(over_limit(limit))
-                if reader.held > held:  # the heads of chunks are no progress
+                if reader.held > held:  # chunk headers are not progress
                     pace.move(reader.held - held, trio.current_time())
                     held = reader.held
                 self._scope.deadline = pace.deadline
@@ -367,82 +369,83 @@ class HttpConnection:
                 elif data := await self._receive(_RECEIVE):
                     reader.feed(data)
                 else:
-                    self._over = True
+                    self._write_closed = True
                     return None
                 body = reader.body()
         self._scope.deadline = math.inf
         return body
 
-    async def _turn_down(self, head: RequestHead, response: _H1Response, reply: Reply) -> None:
-        """Send a reply to a request whose body was not asked for, and be done with that body."""
+    async def _refuse_before_body(self, head: RequestHead, response: _H1Response, reply: Reply) -> None:
+        """Send a reply to a request whose body is not needed, and discard the body."""
         reader = self._reader
         try:
-            wanting = head.has_body and reader.body() is None
+            body_pending = head.has_body and reader.body() is None
         except UnreadableRequest:
-            wanting = self._unread = True
-        # Who waits for 100 may send its body or another request now, and nobody can tell which.
-        if wanting and (head.expects or head.length is None or head.length - reader.came > _FORGOTTEN):
-            self._unread = True
-        self._last = self._last or self._unread
+            body_pending = self._discard_rest = True
+        # A client that expects 100-continue may now send its body or its next request; the two look alike.
+        if body_pending and (head.expects or head.length is None or head.length - reader.came > _DISCARDED):
+            self._discard_rest = True
+        self._close_after = self._close_after or self._discard_rest
         await response.begin(reply.status, reply.headers, reply.body, more=False)
-        if wanting and not self._unread:
+        if body_pending and not self._discard_rest:
             await self._body(head, holder_of(None, self._peer))
 
-    async def _attend(self, response: _H1Response) -> None:
-        """Read on while the response is under way.  Always a checkpoint, be it in waiting for the next request."""
+    async def _read_ahead(self, response: _H1Response) -> None:
+        """Read during the response.  A checkpoint in any case, if only in the wait for the next request."""
         reader = self._reader
-        if response.over and reader.waiting:  # several requests that came together are not to hold up all others
+        if response.over and reader.waiting:  # pipelined requests must not block the other tasks
             await trio.lowlevel.checkpoint()
-        self._attending = True
+        self._reading_ahead = True
         try:
-            while not response.over and not self._over:
+            while not response.over and not self._write_closed:
                 if not reader.waiting:
-                    # The end of the response does not wake us: what comes then is the next request.
-                    data = await self._receive(self._kept)
+                    # The end of the response need not wake this task: the next bytes are the next request.
+                    data = await self._receive(self._read_ahead_limit)
                 else:
-                    with trio.CancelScope() as self._nap:
-                        data = await self._receive_or_wait(self._kept - reader.waiting, response)
-                    if self._nap.cancelled_caught:
+                    with trio.CancelScope() as self._read_ahead_scope:
+                        data = await self._receive_or_wait(self._read_ahead_limit - reader.waiting, response)
+                    if self._read_ahead_scope.cancelled_caught:
                         continue
                 if not data:
-                    self._over = True
+                    self._write_closed = True
                 reader.feed(data)
         finally:
-            self._attending, self._nap = False, None
+            self._reading_ahead, self._read_ahead_scope = False, None
 
-    async def _receive_or_wait(self, most: int, response: _H1Response) -> bytes:
-        """At most so much; where that is nothing, wait for the end of the response, or of the client."""
-        if most > 0:
-            return await self._receive(most)
+    async def _receive_or_wait(self, limit: int, response: _H1Response) -> bytes:
+        """Receive at most `limit` bytes.  If it is 0, wait until the client disconnects; the end of the response
+        cancels that."""
+        if limit > 0:
+            return await self._receive(limit)
         inner = socket_of(self._stream)
         if inner is None or not _POLLRDHUP:
             await trio.sleep_forever()
         while True:
-            await trio.sleep(_LOOK)
-            # The client may have all of its answer, before we know it, and have closed in good order.
+            await trio.sleep(_POLL_INTERVAL)
+            # While the last write is running, the client may have read the answer already and have closed properly.
             if not response.ending and _has_closed(inner.socket):
                 return b""
 
-    async def _receive(self, most: int) -> bytes:
-        """As `receive_some`, or nothing where that fails: either way no more will come."""
+    async def _receive(self, limit: int) -> bytes:
+        """Call `receive_some`, or return b"" if that fails: in both cases no more bytes will come."""
         socket = self._socket
         try:
             while socket is not None and socket.fileno() >= 0:
-                await trio.lowlevel.wait_readable(socket)  # at first, for there is mostly nothing yet
+                await trio.lowlevel.wait_readable(socket)  # before the read, because mostly no bytes are there yet
                 try:
-                    data = os.read(socket.fileno(), most)
+                    data = os.read(socket.fileno(), limit)
                 except BlockingIOError:
                     continue
-                except OSError:  # it may also be out of reach
+                except OSError:  # reset, or for example the host is unreachable
                     return b""
                 break
             else:
-                data = bytes(await self._stream.receive_some(most))
+                data = bytes(await self._stream.receive_some(limit))
             if data and self._shared.tap is not None:
                 self._shared.tap("in", data)
         except GONE:
             return b""
-        except Exception as error:  # noqa: BLE001  # raised by `serve`: it is nothing that the endpoint could handle
+        except Exception as error:  # noqa: BLE001  # raised by `serve`, because the endpoint could not handle it
             self._failure = error
             return b""
         return data
@@ -450,87 +453,88 @@ class HttpConnection:
     # Writing.
 
     async def _refuse(self, reply: Reply) -> None:
-        """Say why this is the end."""
-        log_refusal(reply, self._waiting, self._peer)
-        self._last = self._unread = True
+        """Send a refusal, and close the connection after it."""
+        log_refusal(reply, self._pending_request, self._peer)
+        self._close_after = self._discard_rest = True
         await _H1Response(self).begin(reply.status, (*self._cors, *reply.headers), reply.body, more=False)
 
     async def write(self, data: bytes, *more: bytes) -> None:
-        """Send; raises BrokenResourceError where that is not possible any more, and nothing else cuts it short."""
-        if self._over:
-            raise trio.BrokenResourceError("the client has gone")
+        """Send all bytes.  A cancellation does not interrupt it.  Raises BrokenResourceError if the client has
+        disconnected or reads too slowly."""
+        if self._write_closed:
+            raise trio.BrokenResourceError("the client has disconnected")
         try:
             if self._shared.tap is not None:
                 self._shared.tap("out", b"".join((data, *more)))
-            taken = self._write_at_once(data)
+            taken = self._write_now(data)
             if taken == len(data) and not more:
                 return
             self._pace.begin(trio.current_time())
-            with trio.CancelScope(shield=True, deadline=self._patience()) as self._writing:
+            with trio.CancelScope(shield=True, deadline=self._write_deadline()) as self._writing:
                 await self._write_in_pieces(
                     (memoryview(data)[taken:], *[memoryview(each) for each in more]), self._writing
                 )
                 self._pace.end(trio.current_time())
                 return
         except GONE as error:
-            self._break()
-            raise trio.BrokenResourceError("the client has gone") from error
+            self._abort()
+            raise trio.BrokenResourceError("the client has disconnected") from error
         except Exception as error:
-            self._failure = error  # raised by `serve`: it is no fault of the handler that writes here
-            self._break()
+            self._failure = error  # raised by `serve`, because the handler whose task writes here is not to blame
+            self._abort()
             raise trio.BrokenResourceError("the connection has failed") from error
         finally:
             self._writing = None
             if self._written is not None:
                 self._written.set()
-        self._break()
+        self._abort()
         raise trio.BrokenResourceError("the client reads too slowly (Limits.write_seconds, Limits.write_rate)")
 
-    def _write_at_once(self, data: bytes) -> int:
-        """How many bytes of it the system has taken without anybody having to wait."""
+    def _write_now(self, data: bytes) -> int:
+        """Write without waiting.  Returns the number of bytes that the socket buffer took."""
         if self._socket is None:
             return 0
         try:
             return os.write(self._socket.fileno(), data)
-        except OSError:  # there is no room, or no client: `send_all` waits for the one, and knows how to tell the other
+        except OSError:  # the buffer is full or the client has disconnected: `send_all` waits, or raises
             return 0
 
     async def _write_in_pieces(self, pieces: Iterable[memoryview], scope: trio.CancelScope) -> None:
         for data in pieces:
             for start in range(0, len(data), _PIECE):
-                scope.deadline = self._patience()
+                scope.deadline = self._write_deadline()
                 piece = data[start : start + _PIECE]
                 await self._stream.send_all(piece)
                 self._pace.move(len(piece), trio.current_time())
 
-    def _patience(self) -> float:
+    def _write_deadline(self) -> float:
         return min(self._pace.deadline, self._deadline)
 
-    def answered(self) -> None:
-        """The response at hand is whole."""
-        if not self._attending:
-            return  # we shall see
-        if self._last:
-            self._hang_up()
+    def response_ended(self) -> None:
+        """Handle the end of the current response."""
+        if not self._reading_ahead:
+            return  # the task that owns the connection checks for it before it waits
+        if self._close_after:
+            self._stop_reading()
         else:
-            self._rest()
-            if self._nap is not None:
-                self._nap.cancel()
+            self._wait_for_next()
+            if self._read_ahead_scope is not None:
+                self._read_ahead_scope.cancel()
 
-    def _break(self) -> None:
-        """Nothing more can be written, so nothing need be read either."""
-        self._over = True
-        if self._attending:
-            self._hang_up()
+    def _abort(self) -> None:
+        """Stop writing and reading."""
+        self._write_closed = True
+        if self._reading_ahead:
+            self._stop_reading()
 
-    def _hang_up(self) -> None:
-        self._ending = True
+    def _stop_reading(self) -> None:
+        self._closing = True
         self._scope.cancel(reason="the connection is to be closed")
 
     # The end.
 
     async def _linger(self) -> None:
-        """Let the client read what was said last."""
+        """Give the client time to read the last response."""
         rest = self._limits.message_bytes
         with trio.move_on_after(_LINGER):
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
@@ -539,24 +543,24 @@ class HttpConnection:
                 rest -= len(data)
 
     async def _end(self) -> None:
-        self._over = True
+        self._write_closed = True
         self._shared.idle.forget(self)
-        if self._gone is not None and self._response is not None and not self._response.over:
-            self._gone()
-        self._response = self._gone = None  # or each would keep the other
-        # What is being written is for somebody who may still read it, for a moment; then the stream is closed under it.
+        if self._on_disconnect is not None and self._response is not None and not self._response.over:
+            self._on_disconnect()
+        self._response = self._on_disconnect = None  # breaks the reference cycle
+        # The client may still read the current write, so it gets `CLOSING` seconds before the stream is closed.
         self.hurry()
         if self._writing is not None:
             self._written = trio.Event()
             with trio.CancelScope(shield=True, deadline=self._deadline):
                 await self._written.wait()
-        # Streams do close when they are cancelled at it, only less politely.
+        # A stream that is cancelled in `aclose` closes as well, only without a proper shutdown.
         with suppress(*GONE), trio.CancelScope(shield=True, deadline=self._deadline):
             await self._stream.aclose()
 
 
 class _H1Response:
-    """The response to the request at hand, as `lanes` wants it."""
+    """The response to the current request: an `HttpResponse` (see `lanes`)."""
 
     __slots__ = ("_bodiless", "_chunked", "_connection", "begun", "ending", "over")
 
@@ -565,7 +569,7 @@ class _H1Response:
         self._chunked = False
         self._bodiless = connection._bodiless
         self.begun = False
-        self.ending = False  # the last of it is on its way, or has been sent
+        self.ending = False  # its last part is being sent, or has been sent
         self.over = False
 
     async def begin(self, status: int, fields: Fields, body: bytes, *, more: bool) -> None:
@@ -578,7 +582,7 @@ class _H1Response:
 
     def drop(self) -> None:
         self.over = True
-        self._connection._break()
+        self._connection._abort()
 
     def _head(self, status: int, fields: Fields, length: int | None) -> bytes:
         connection = self._connection
@@ -589,16 +593,16 @@ class _H1Response:
             pass
         elif length is not None:
             framing.append(f"Content-Length: {length}")
-        elif connection._chunks:
+        elif connection._accepts_chunks:
             framing.append("Transfer-Encoding: chunked")
             self._chunked = True
         else:
-            connection._last = True  # the end of the connection is the end of the body
+            connection._close_after = True  # the end of the connection is the end of the body
         if connection._shared.draining:
-            connection._last = True
-        if connection._last:
+            connection._close_after = True
+        if connection._close_after:
             framing.append("Connection: close")
-        elif not connection._chunks:
+        elif not connection._accepts_chunks:
             framing.append("Connection: keep-alive")
         return head_bytes(status, fields, connection._shared.date(), *framing)
 
@@ -624,4 +628,4 @@ class _H1Response:
             raise
         if not more:
             self.over = True
-            self._connection.answered()
+            self._connection.response_ended()
