@@ -74,7 +74,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
         'mount takes one Server, and the prefix by name; write server.mount(other, prefix="notes_")',
     ),
     "middleware as a decorator": (
-        lambda server: server.middleware(log_calls),  # type: ignore[operator]
+        lambda server: server._features.middleware(log_calls),  # type: ignore[operator]
         'middleware is an option of the server; write Server("name", middleware=[log_calls])',
     ),
     "middleware that is no list": (
@@ -155,7 +155,7 @@ SERVER: dict[str, tuple[Callable[[Server], object], str]] = {
     ),
     "an option that nobody has": (
         lambda server: Server("x", colour="red"),  # type: ignore[arg-type]
-        "Server has no option 'colour'; there are version, title, description, ",
+        "Server has no option 'colour'; the options are version, title, description, ",
     ),
     "host and port of a run": (
         lambda server: server.run(host="0.0.0.0", port=8000),  # type: ignore[call-arg]

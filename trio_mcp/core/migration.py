@@ -1,6 +1,7 @@
-"""Names that FastMCP and the official SDK have, and what to write here.
+"""Names of FastMCP and the official SDK, and their equivalents in trio_mcp.
 
-Loaded for an error only.  docs/official_sdk.md has all of them, with those that the error cannot help with.
+This module is loaded only to raise an error.  docs/official_sdk.md lists all equivalents, with those that an error
+cannot name.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
             'await serve_http(server, "127.0.0.1", 3000)',
         ),
         **dict.fromkeys(("streamable_http_app", "sse_app", "http_app"), "trio_mcp.asgi.AsgiApp(server)"),
+        "middleware": 'Server("name", middleware=[log_calls])',
         "custom_route": "a route of the framework that mounts trio_mcp.asgi.AsgiApp(server)",
         "add_middleware": 'Server("name", middleware=[log_calls])',
         "import_server": 'server.mount(other, prefix="notes_")',
@@ -76,15 +78,17 @@ _ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+
 def option_error(owner: str, name: str, known: Iterable[str]) -> TypeError:
     if name in OPTIONS:
         return TypeError(f"{owner} has no option {name!r}; write {OPTIONS[name]}")
-    return TypeError(f"{owner} has no option {name!r}; there are {', '.join(known)}")
+    return TypeError(f"{owner} has no option {name!r}; the options are {', '.join(known)}")
 
 
 def attribute_error(thing: object, name: str) -> AttributeError:
     kind = type(thing).__name__
     write = next((_ATTRIBUTES[each.__name__] for each in type(thing).__mro__ if each.__name__ in _ATTRIBUTES), {})
     if name in write:
-        return AttributeError(f"a {kind} has no {name!r}; write {write[name]}")  # without what Python would suggest
+        # Without `name` and `obj`, so that Python suggests no similar name.
+        return AttributeError(f"a {kind} has no {name!r}; write {write[name]}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=thing)
